@@ -1,0 +1,115 @@
+"""The frozen records and the two protocols that cross rooms. Imports nothing of ours.
+
+A *selector* decides who trains next; a *federation* answers its questions in one round. Between them stands only what
+is defined here, so the same selector object runs in the simulator, on a real federation, and against a fake one.
+
+Notation
+    N       number of clients; clients are the ids 0 .. N-1
+    C       clients chosen in a round
+    n_k     number of samples of client k                       (N,)
+    p_k     n_k / sum n, the weight of client k                 (N,)
+    l_k(w)  loss of model w over client k's own data
+    w^t     the global model at the start of round t
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Array", "BoolArray", "Federation", "FloatArray", "IntArray", "Outcome", "Population", "Selector", "State"]
+
+Array: TypeAlias = npt.NDArray[Any]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+# What a selector remembers: named arrays, nothing else, so that any selector's memory can be checkpointed without pickle.
+State: TypeAlias = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Population:
+    """Who is in the federation: one entry a client."""
+
+    sizes: IntArray  # (N,) n_k
+
+    @property
+    def count(self) -> int:
+        return len(self.sizes)
+
+    @cached_property
+    def weights(self) -> FloatArray:  # (N,) p_k
+        return self.sizes / self.sizes.sum()
+
+
+class Federation(Protocol):
+    """What a selector may ask in one round. Every answer costs communication, and a ledger counts it."""
+
+    @property
+    def round(self) -> int: ...
+
+    @property
+    def weights(self) -> FloatArray:
+        """(N,) p_k, proportional to local data."""
+        ...
+
+    @property
+    def available(self) -> IntArray:
+        """Sorted ids that may be asked or chosen this round."""
+        ...
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """This round's own stream."""
+        ...
+
+    def losses(self, clients: IntArray) -> FloatArray:
+        """(len(clients),) l_k(w^t) of each; NaN where no usable answer came."""
+        ...
+
+    def loss_changes(self, selection: IntArray) -> FloatArray:
+        """(N,) change of every client's loss if `selection` trained now; NaN where unknown.
+
+        Trains `selection` from the current model and evaluates the candidate on all clients that can be reached. The
+        global model does not move. If `selection` is then chosen, this training is reused and not paid for again.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came back from a round for free: who took part, and what they sent anyway.
+
+    The losses and updates are computed when first read, so a selector that ignores them does not pay for them.
+    """
+
+    round: int
+    selected: IntArray  # as chosen
+    participated: IntArray  # (m,) sorted ids that trained and delivered
+    read_losses: Callable[[], FloatArray]
+    read_updates: Callable[[], Array]
+
+    @cached_property
+    def losses(self) -> FloatArray:  # (m,) l_k(w^t) of those who took part; NaN where unusable
+        return self.read_losses()
+
+    @cached_property
+    def updates(self) -> Array:  # (m, P) w_k - w^t, one flat model change each
+        return self.read_updates()
+
+
+@runtime_checkable
+class Selector(Protocol):
+    """Who trains next: a frozen dataclass of hyper-parameters with three pure verbs; its state is kept outside it."""
+
+    def init(self, population: Population) -> State: ...
+
+    def select(self, state: State, federation: Federation) -> tuple[IntArray, State]: ...
+
+    def observe(self, state: State, outcome: Outcome) -> State: ...
