@@ -1,0 +1,19 @@
+"""fedcor: which clients train next in federated learning."""
+
+from fedcor.selectors import AFL, FedCor, Full, PowerOfChoice, Proxy, Random, build_selector
+from fedcor.types import Federation, Outcome, Population, Selector, State
+
+__all__ = [
+    "AFL",
+    "FedCor",
+    "Federation",
+    "Full",
+    "Outcome",
+    "Population",
+    "PowerOfChoice",
+    "Proxy",
+    "Random",
+    "Selector",
+    "State",
+    "build_selector",
+]

@@ -1,0 +1,19 @@
+"""Data sets, and how their training samples are spread over clients."""
+
+from fedcor.data.datasets import Dataset, Listing, available, load
+from fedcor.data.fetch import Progress, cache_dir, fetch
+from fedcor.data.partition import Partition, dirichlet, iid, shards
+
+__all__ = [
+    "Dataset",
+    "Listing",
+    "Partition",
+    "Progress",
+    "available",
+    "cache_dir",
+    "dirichlet",
+    "fetch",
+    "iid",
+    "load",
+    "shards",
+]

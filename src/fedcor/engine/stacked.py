@@ -1,0 +1,125 @@
+"""Local training of all chosen clients at once, for models made of dense layers, with the gradient derived by hand.
+
+Notation (layer i of L, client c, mini-batch of B rows)
+    W_i, b_i  weights and bias, one copy a client                (C, out, in), (C, 1, out)
+    a_i       input of layer i; a_1 is the data                  (C, B, in)
+    h_i       a_i W_i' + b_i                                     (C, B, out)
+    g_i       mask_i * [h_i > 0]: dropout and ReLU in one factor (C, B, out)
+    d_i       d loss / d h_i                                     (C, B, out)
+
+    a_{i+1} = h_i g_i,   d_L = (softmax(h_L) - onehot) / batch size,   d_i = (d_{i+1} W_{i+1}) g_i
+    W_i <- (1 - eta (lambda + mu)) W_i + eta mu W_i^0 - eta d_i' a_i          one fused product a layer
+
+Dropout before or after the ReLU is the same thing: relu(h m) = relu(h) m for a mask m >= 0. A short batch is filled up to B
+rows that weigh nothing, so all shapes are the same whoever trains together, and so is every client's result, bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedcor.engine.models import ClientDropout, ModelVector, draw_mask
+from fedcor.engine.train import Assignment, LocalTraining
+
+__all__ = ["DenseLayer", "StackedTrainer", "dense_stack"]
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    dropout: float
+    relu: bool
+    width: int
+
+
+def dense_stack(module: nn.Module) -> list[DenseLayer] | None:
+    """The layers of a Sequential of Linear, each but the last followed by a ReLU and perhaps dropout; None if it is not one."""
+    if not isinstance(module, nn.Sequential):
+        return None
+    layers: list[DenseLayer] = []
+    for child in module:
+        if isinstance(child, nn.Flatten) and not layers:
+            continue
+        last = layers[-1] if layers else None
+        if type(child) is nn.Linear and child.bias is not None and (last is None or last.relu):
+            layers.append(DenseLayer(0.0, False, child.out_features))
+        elif type(child) is ClientDropout and last is not None and not last.dropout:
+            layers[-1] = DenseLayer(child.p, last.relu, last.width)
+        elif type(child) is nn.ReLU and last is not None and not last.relu:
+            layers[-1] = DenseLayer(last.dropout, True, last.width)
+        else:
+            return None
+    if not layers or layers[-1].relu or layers[-1].dropout or any(layer.dropout >= 1 for layer in layers):
+        return None
+    return layers
+
+
+class StackedTrainer:
+    """See the module's text."""
+
+    def __init__(self, layers: list[DenseLayer], vector: ModelVector) -> None:
+        self.layers, self.vector = layers, vector
+
+    @torch.no_grad()
+    def __call__(self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, how: LocalTraining) -> Tensor:
+        x = x.flatten(1)
+        C, B = len(work), how.batch_size
+        steps = work[0].steps
+        rows, share = self._batches(work, B, x.device)  # (steps, C * B), (steps, C, B, 1)
+        streams = [assignment.dropout_stream() for assignment in work]
+        tensors = [t.expand(C, *t.shape).clone() for t in self.vector.split(model)]
+        W, b = tensors[0::2], [bias.unsqueeze(1) for bias in tensors[1::2]]
+        anchors = [(Wi.clone(), bi.clone()) for Wi, bi in zip(W, b, strict=True)] if how.proximal else []
+        eta = how.learning_rate
+        decay = 1.0 - eta * (how.weight_decay + how.proximal)
+        classes = self.layers[-1].width
+        onehot = torch.nn.functional.one_hot(y[rows], classes).to(x.dtype).view(steps, C, B, classes)
+        for step in range(steps):
+            a = [x.index_select(0, rows[step]).view(C, B, -1)]
+            g = []
+            for i, layer in enumerate(self.layers):
+                h = torch.baddbmm(b[i], a[i], W[i].transpose(1, 2))
+                if not layer.relu:
+                    break
+                factor = (h > 0).to(h.dtype)
+                if layer.dropout:
+                    factor *= self._mask(layer, streams, share[step])
+                g.append(factor)
+                a.append(h.mul_(factor))
+            d = torch.softmax(h, dim=-1).sub_(onehot[step]).mul_(share[step])
+            for i in reversed(range(len(self.layers))):
+                d_before = torch.bmm(d, W[i]).mul_(g[i - 1]) if i else d
+                W[i].baddbmm_(d.transpose(1, 2), a[i], beta=decay, alpha=-eta)
+                b[i].mul_(decay).sub_(d.sum(dim=1, keepdim=True), alpha=eta)
+                if anchors:
+                    W[i].add_(anchors[i][0], alpha=eta * how.proximal)
+                    b[i].add_(anchors[i][1], alpha=eta * how.proximal)
+                d = d_before
+        parts = [t.reshape(C, -1) for pair in zip(W, b, strict=True) for t in pair]
+        return torch.cat(parts, dim=1)
+
+    @staticmethod
+    def _batches(work: list[Assignment], B: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Every step's rows, short batches filled up with the client's first row, and each row's share of its batch."""
+        steps = work[0].steps
+        rows = torch.empty(steps, len(work), B, dtype=torch.int64)
+        share = torch.zeros(steps, len(work), B, 1)
+        for c, assignment in enumerate(work):
+            for step, batch in enumerate(assignment.batches(B)):
+                rows[step, c, : len(batch)] = batch
+                rows[step, c, len(batch) :] = batch[0]
+                share[step, c, : len(batch)] = 1.0 / len(batch)
+        return rows.view(steps, -1).to(device), share.to(device)
+
+    @staticmethod
+    def _mask(layer: DenseLayer, streams: list[np.random.Generator], share: Tensor) -> Tensor:
+        """(C, B, width): each client's own masks, drawn for its true rows alone as the plain loop does."""
+        C, B, _ = share.shape
+        mask = torch.zeros(C, B, layer.width)
+        true_rows = (share[..., 0] > 0).sum(dim=1).tolist()
+        for c, (rng, n) in enumerate(zip(streams, true_rows, strict=True)):
+            mask[c, :n] = draw_mask(rng, (n, layer.width), layer.dropout)
+        return mask.to(share.device)

@@ -1,0 +1,198 @@
+"""An experiment: TOML <-> frozen settings, and the presets named after the paper's. Everything is checked before it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fedcor.config import build_dataclass
+from fedcor.data import Partition
+from fedcor.engine.faults import Faults
+from fedcor.engine.models import check_model_options
+from fedcor.engine.optimisers import OPTIMISERS, Optimiser
+from fedcor.errors import ConfigError, suggest
+from fedcor.selectors import build_selector
+from fedcor.types import Selector
+
+__all__ = ["Experiment", "load_experiment", "preset_names"]
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    name: str  # a known data set, or the path of an .npz file
+    holdout: float = 0.0  # share of each client's data kept out of training; its loss is measured there
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.holdout < 1.0:
+            raise ConfigError("holdout", self.holdout, "must lie in [0, 1)")
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    rounds: int
+    clients_per_round: int  # C
+    batch_size: int  # B
+    local_steps: int  # E
+    learning_rate: float
+    milestones: tuple[int, ...] = ()  # rounds at which the learning rate is multiplied by `factor`
+    factor: float = 0.5
+    weight_decay: float = 0.0
+    device: str = "cpu"  # or "cuda", "mps"; "auto" takes an accelerator when there is one
+
+    def __post_init__(self) -> None:
+        for key in ("rounds", "clients_per_round", "batch_size", "local_steps"):
+            if getattr(self, key) < 1:
+                raise ConfigError(key, getattr(self, key), "must be a whole number of at least 1")
+        for key in ("learning_rate", "factor"):
+            if not 0.0 < getattr(self, key) < float("inf"):
+                raise ConfigError(key, getattr(self, key), "must be a finite number above 0")
+        if not 0.0 <= self.weight_decay < float("inf"):
+            raise ConfigError("weight_decay", self.weight_decay, "must be a finite number of at least 0")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment, all of it but the seed."""
+
+    name: str
+    data: DataSettings
+    partition: Partition
+    model: Mapping[str, Any]  # name, and the options of its factory
+    training: TrainingSettings
+    optimiser: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedavg"})
+    faults: Faults = field(default_factory=Faults)
+    selector: str = "fedcor"
+    selectors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # options by selector name
+    target_accuracy: float | None = None
+
+    def build_selector(self) -> Selector:
+        try:
+            return build_selector(self.selector, self.training.clients_per_round, self.selectors.get(self.selector))
+        except ConfigError as error:
+            raise error if error.key == "selector" else error.under(f"selectors.{self.selector}") from None
+
+    def build_optimiser(self) -> Optimiser:
+        options = dict(self.optimiser)
+        name = options.pop("name", "fedavg")
+        if name not in OPTIMISERS:
+            raise ConfigError("optimiser.name", name, f"must be one of {', '.join(OPTIMISERS)}", suggest(name, OPTIMISERS))
+        try:
+            return build_dataclass(OPTIMISERS[name], options)
+        except ConfigError as error:
+            raise error.under("optimiser") from None
+
+    def check(self) -> Experiment:
+        """Refuse what cannot work, before anything is loaded or written."""
+        if self.training.clients_per_round > self.partition.clients:
+            raise ConfigError(
+                "training.clients_per_round",
+                self.training.clients_per_round,
+                f"must be at most partition.clients = {self.partition.clients}",
+            )
+        if self.target_accuracy is not None and not 0.0 < self.target_accuracy <= 1.0:
+            raise ConfigError("target_accuracy", self.target_accuracy, "must lie in (0, 1]")
+        self.build_optimiser()
+        selector = self.build_selector()
+        candidates = getattr(selector, "candidates", None)
+        if candidates is not None and candidates > self.partition.clients:
+            raise ConfigError(
+                f"selectors.{self.selector}.candidates", candidates, f"must be at most {self.partition.clients} clients"
+            )
+        if "name" not in self.model:
+            raise ConfigError("model.name", None, "must be given: mlp, cnn, logistic, or module:factory")
+        try:
+            check_model_options(self.model["name"], {k: v for k, v in self.model.items() if k != "name"})
+        except ConfigError as error:
+            raise error.under("model") from None
+        return self
+
+    def with_selector(self, name: str) -> Experiment:
+        return dataclasses.replace(self, selector=name).check()
+
+    def describe(self) -> dict[str, Any]:
+        """Every setting as plain values; of the selectors, the one that runs, with all its hyper-parameters."""
+        settings = dataclasses.asdict(self)
+        settings["selectors"] = {self.selector: dataclasses.asdict(self.build_selector())}  # type: ignore[call-overload]
+        return settings
+
+
+_TABLES: dict[str, type[Any]] = {
+    "data": DataSettings,
+    "partition": Partition,
+    "training": TrainingSettings,
+    "faults": Faults,
+}
+
+
+def preset_names() -> list[str]:
+    files = (resources.files("fedcor") / "presets").iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def load_experiment(source: str, changes: Iterable[str] = (), selector: str | None = None) -> Experiment:
+    """A preset by name or a TOML file by path, with `key=value` changes applied; checked."""
+    raw = _read(source)
+    for change in changes:
+        _apply(raw, change)
+    if selector is not None:
+        raw["selector"] = selector
+    return parse_experiment(raw).check()
+
+
+def parse_experiment(raw: Mapping[str, Any]) -> Experiment:
+    tables: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key in _TABLES:
+            if not isinstance(value, Mapping):
+                raise ConfigError(key, value, "must be a table of settings")
+            try:
+                tables[key] = build_dataclass(_TABLES[key], value)
+            except ConfigError as error:
+                raise error.under(key) from None
+        else:
+            tables[key] = value
+    for key in ("model", "optimiser", "selectors"):
+        if not isinstance(tables.get(key, {}), Mapping):
+            raise ConfigError(key, tables[key], "must be a table of settings")
+    return build_dataclass(Experiment, tables)
+
+
+def _read(source: str) -> dict[str, Any]:
+    names = preset_names()
+    if source in names:
+        text = (resources.files("fedcor") / "presets" / f"{source}.toml").read_text(encoding="utf-8")
+        return tomllib.loads(text)
+    path = Path(source)
+    if path.suffix != ".toml":
+        allowed = f"must be a preset ({', '.join(names)}) or the path of a .toml file"
+        raise ConfigError("EXPERIMENT", source, allowed, suggest(source, names))
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("EXPERIMENT", source, f"the file cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("EXPERIMENT", source, f"the file is not TOML: {error}") from None
+    return {"name": path.stem, **raw}
+
+
+def _apply(raw: dict[str, Any], change: str) -> None:
+    """One `--set table.key=value`; the value is read as TOML, or as a text where it is not TOML."""
+    key, equals, text = change.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError("--set", change, "must have the form key=value, for example training.rounds=50")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *tables, last = key.strip().split(".")
+    here = raw
+    for table in tables:
+        here = here.setdefault(table, {})
+        if not isinstance(here, dict):
+            raise ConfigError("--set", change, f"{table} is not a table of settings")
+    here[last] = value

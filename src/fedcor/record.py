@@ -1,0 +1,190 @@
+"""A run is a folder: an append-only record, a checkpoint, a lock. Nothing is ever lost, overwritten silently, or pickled.
+
+    rounds.jsonl            the header, then one JSON line a round; a torn last line is tolerated
+    checkpoint/state.npz    named arrays; written whole and renamed, every few rounds
+    run.lock                held by the process that writes; the operating system lets go of it when that process dies
+
+Every round is a function of the checkpoint before it, so a resumed run goes back to the last checkpoint, drops the lines after
+it, and writes them again, the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from fedcor.errors import RecordError
+from fedcor.types import Array
+
+__all__ = ["Run", "RunWriter", "open_run", "read_run", "read_runs", "write_whole"]
+
+RECORD = "rounds.jsonl"
+CHECKPOINT = Path("checkpoint") / "state.npz"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A record as it was read: finished or still running."""
+
+    path: Path
+    header: Mapping[str, Any]
+    rounds: list[Mapping[str, Any]]
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`: a reader, or a crash, sees the old file or the new one and nothing between."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_run(folder: Path) -> Run:
+    """The run in `folder`; whole lines only."""
+    path = folder / RECORD
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last newline is torn or empty
+    except FileNotFoundError:
+        raise RecordError(f"{folder} holds no run: there is no {RECORD} in it") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path} cannot be read: {error}") from error
+    entries: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise RecordError(f"{path}, line {number}: not JSON ({error}); the file was changed by hand or damaged") from error
+        expected = "header" if number == 1 else number - 2
+        if not isinstance(entry, dict) or entry.get("kind" if number == 1 else "round") != expected:
+            raise RecordError(f"{path}, line {number}: expected the {'header' if number == 1 else f'round {expected}'}")
+        entries.append(entry)
+    if not entries:
+        raise RecordError(f"{path} has no header yet: the run has only just begun, or died at once")
+    return Run(folder, entries[0], list(entries[1:]))
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """Every run in `folder` and below it, in the order of their paths."""
+    if not folder.is_dir():
+        raise RecordError(f"there is no folder {folder}")
+    paths = sorted(folder.rglob(RECORD))
+    if not paths:
+        raise RecordError(f"no run in {folder}: no {RECORD} there or below; fedcor run or fedcor compare makes one")
+    return [read_run(path.parent) for path in paths]
+
+
+class RunWriter:
+    """Appends to one run's folder. Made by `open_run`, which holds the lock."""
+
+    def __init__(self, folder: Path, file: TextIO, checkpoint: Mapping[str, Array] | None) -> None:
+        self.folder, self._file, self.checkpoint = folder, file, checkpoint
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        self._file.write(_line(entry))
+        self._file.flush()
+
+    def save(self, arrays: Mapping[str, Array]) -> None:
+        """Checkpoint: first the record is on the disk, then the state that follows from it."""
+        os.fsync(self._file.fileno())
+        path = self.folder / CHECKPOINT
+        path.parent.mkdir(exist_ok=True)
+        temporary = path.with_name(".state.tmp.npz")
+        for name, array in arrays.items():
+            if array.dtype.hasobject:
+                raise RecordError(f"the state {name!r} holds Python objects; a checkpoint takes plain arrays only")
+        with temporary.open("wb") as file:
+            np.savez(file, **dict(arrays))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+
+
+def _line(entry: Mapping[str, Any]) -> str:
+    clean = {key: None if isinstance(v, float) and not np.isfinite(v) else v for key, v in entry.items()}
+    return json.dumps(clean, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+@contextmanager
+def open_run(folder: Path, header: Mapping[str, Any], *, resume: bool) -> Iterator[RunWriter]:
+    """Begin the run that `header` describes in `folder`, or go on with it where `resume`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecordError(f"the folder {folder} cannot be made: {error}") from error
+    lock = FileLock(folder / "run.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise RecordError(f"{folder} is in use: another process is writing this run") from None
+    try:
+        header = {"kind": "header", **header}
+        checkpoint = _prepare(folder, header, resume)
+        with (folder / RECORD).open("a", encoding="utf-8") as file:
+            yield RunWriter(folder, file, checkpoint)
+    finally:
+        lock.release()
+
+
+def _prepare(folder: Path, header: Mapping[str, Any], resume: bool) -> dict[str, Array] | None:
+    """Lay the record as it was at the last checkpoint; refuse to touch a run that is not ours to go on with."""
+    record = folder / RECORD
+    rounds: list[Mapping[str, Any]] = []
+    checkpoint = None
+    if record.exists() and record.read_bytes().count(b"\n"):
+        if not resume:
+            raise RecordError(f"{folder} already holds a run: add --resume to go on with it, or choose another folder")
+        run = read_run(folder)
+        _check_same(folder, run.header, json.loads(_line(header)))
+        checkpoint = _read_checkpoint(folder / CHECKPOINT)
+        done = int(checkpoint["round"]) if checkpoint else 0
+        if len(run.rounds) < done:
+            raise RecordError(f"{record} has {len(run.rounds)} rounds, but the checkpoint beside it was made after {done}")
+        rounds = run.rounds[:done]
+    write_whole(record, "".join(map(_line, [header, *rounds])).encode())
+    return checkpoint
+
+
+def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """A run may be made longer, and go on with other library versions; nothing else of it may change."""
+    for key in ("experiment", "selector", "seed"):
+        if old.get(key) != new.get(key):
+            raise RecordError(f"{folder} holds another run: its {key} is {old.get(key)!r}, not {new.get(key)!r}")
+    differing = _differences(old.get("config", {}), new.get("config", {}))
+    differing.pop("training.rounds", None)
+    if differing:
+        told = "; ".join(f"{key} is {was!r} there, {now!r} here" for key, (was, now) in differing.items())
+        raise RecordError(f"{folder} holds a run with other settings: {told}")
+
+
+def _differences(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        found: dict[str, tuple[Any, Any]] = {}
+        for key in sorted({*old, *new}):
+            found |= _differences(old.get(key), new.get(key), f"{path}.{key}".removeprefix("."))
+        return found
+    return {} if old == new else {path: (old, new)}
+
+
+def _read_checkpoint(path: Path) -> dict[str, Array] | None:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise RecordError(f"the checkpoint {path} is damaged ({error}); delete it to begin this run again") from error

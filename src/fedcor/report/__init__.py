@@ -1,0 +1,1 @@
+"""From records to numbers (`summary`), and from numbers to text (`tables`)."""

@@ -1,0 +1,145 @@
+"""Runs in folders: one, or many paired ones beside each other, one process a core and one thread a process."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import multiprocessing
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedcor.data import Dataset, load
+from fedcor.engine import Engine, LocalTraining, build_model
+from fedcor.errors import ConfigError
+from fedcor.experiment import Experiment
+from fedcor.record import open_run
+from fedcor.rng import stream
+from fedcor.simulate import LearningRate, Progress, RoundRecord, Simulation
+
+__all__ = ["Job", "build_simulation", "compare_jobs", "run", "run_jobs"]
+
+CHECKPOINT_EVERY = 10  # rounds
+
+_load = functools.lru_cache(maxsize=1)(load)  # the runs of one process share the data
+
+
+def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = None) -> Simulation:
+    """The experiment's federation for one seed: the same for every selector."""
+    training = experiment.training
+    data = data or _load(experiment.data.name)
+    optimiser = experiment.build_optimiser()
+    try:
+        parts = experiment.partition.split(data.train_y, stream(seed, "partition"))
+    except ConfigError as error:
+        raise error.under("partition") from None
+    options = {key: value for key, value in experiment.model.items() if key != "name"}
+    try:
+        module = build_model(experiment.model["name"], data.train_x.shape[1:], data.classes, seed, options)
+    except ConfigError as error:
+        raise error.under("model") from None
+    how = LocalTraining(
+        training.batch_size, training.local_steps, training.learning_rate, training.weight_decay, optimiser.proximal
+    )
+    engine = Engine(data, parts, module, how, seed, holdout=experiment.data.holdout, device=_device(training.device))
+    rate = LearningRate(training.learning_rate, training.milestones, training.factor)
+    return Simulation(engine, experiment.build_selector(), optimiser, experiment.faults, rate, seed)
+
+
+def _device(wanted: str) -> str:
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(1, device=wanted)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError("training.device", wanted, f"cannot be used here: {str(error).splitlines()[0]}") from None
+    return wanted
+
+
+def run(
+    experiment: Experiment,
+    seed: int,
+    out: Path,
+    *,
+    resume: bool = False,
+    on_round: Callable[[RoundRecord], None] = lambda record: None,
+) -> None:
+    """One run in the folder `out`; with `resume`, from where it was left. A finished run is left as it is."""
+    torch.set_num_threads(1)  # sums in one order, whatever machine: runs are equal bit for bit
+    header = {
+        "format": 1,
+        "experiment": experiment.name,
+        "selector": experiment.selector,
+        "seed": seed,
+        "config": experiment.describe(),
+        "versions": {
+            "fedcor": version("fedcor"),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "torch": torch.__version__,
+        },
+    }
+    rounds = experiment.training.rounds
+    with open_run(out, header, resume=resume) as writer:
+        if writer.checkpoint is not None and int(writer.checkpoint["round"]) >= rounds:
+            return
+        simulation = build_simulation(experiment, seed)
+        progress = Progress.from_arrays(writer.checkpoint, simulation.engine.device) if writer.checkpoint else None
+        for record, progress in simulation.run(rounds, progress):
+            writer.append(dataclasses.asdict(record))
+            if progress.round % CHECKPOINT_EVERY == 0 or progress.round == rounds:
+                writer.save(progress.to_arrays())
+            on_round(record)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a comparison."""
+
+    experiment: Experiment
+    seed: int
+    out: Path
+    resume: bool
+
+
+def compare_jobs(
+    experiment: Experiment, selectors: Sequence[str], seeds: Sequence[int], out: Path, *, resume: bool
+) -> list[Job]:
+    """Every selector on every seed, seed by seed, each in `out/<selector>/seed-<n>`."""
+    variants = [experiment.with_selector(name) for name in selectors]
+    return [
+        Job(variant, seed, out / folder_name(variant.selector) / f"seed-{seed}", resume)
+        for seed in seeds
+        for variant in variants
+    ]
+
+
+def folder_name(selector: str) -> str:
+    """A selector's name as a folder: a user's `module:Class` has a character that some systems do not take."""
+    return selector.replace(":", ".")
+
+
+def run_jobs(jobs: Sequence[Job], processes: int) -> Iterator[Job | None]:
+    """Run them all, `processes` at once. Yields each job when it is finished, and None now and then between."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=max(1, min(processes, len(jobs))), mp_context=context) as pool:
+        pending: dict[Future[Any], Job] = {
+            pool.submit(run, job.experiment, job.seed, job.out, resume=job.resume): job for job in jobs
+        }
+        try:
+            while pending:
+                done, _ = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                    yield pending.pop(future)
+                yield None
+        finally:
+            for future in pending:
+                future.cancel()

@@ -1,0 +1,19 @@
+"""Policies: who trains next. A selector knows the federation it asks and the maths in `gp`, and nothing of any engine."""
+
+from fedcor.selectors.afl import AFL
+from fedcor.selectors.fedcor import FedCor, Proxy
+from fedcor.selectors.power_of_choice import PowerOfChoice
+from fedcor.selectors.registry import build_selector, selector_class, selector_names
+from fedcor.selectors.simple import Full, Random
+
+__all__ = [
+    "AFL",
+    "FedCor",
+    "Full",
+    "PowerOfChoice",
+    "Proxy",
+    "Random",
+    "build_selector",
+    "selector_class",
+    "selector_names",
+]
