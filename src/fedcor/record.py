@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 from fedcor.errors import RecordError
 from fedcor.types import Array
 
-__all__ = ["Run", "RunWriter", "open_run", "read_run", "read_runs", "write_whole"]
+__all__ = ["Run", "RunWriter", "count_rounds", "open_run", "read_run", "read_runs", "write_whole"]
 
 RECORD = "rounds.jsonl"
 CHECKPOINT = Path("checkpoint") / "state.npz"
@@ -76,6 +76,14 @@ def read_run(folder: Path) -> Run:
     if not entries:
         raise RecordError(f"{path} has no header yet: the run has only just begun, or died at once")
     return Run(folder, entries[0], list(entries[1:]))
+
+
+def count_rounds(folder: Path) -> int:
+    """How many rounds the record has so far; 0 when there is none."""
+    try:
+        return max(0, (folder / RECORD).read_bytes().count(b"\n") - 1)
+    except FileNotFoundError:
+        return 0
 
 
 def read_runs(folder: Path) -> list[Run]:
