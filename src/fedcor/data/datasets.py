@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedcor.data.fetch import DEBIAN_FOLDER, cache_file, fetch_local, read_cache, read_npz
+from fedcor.data.fetch import cache_file, fetch_local, local_source, read_cache, read_npz
 from fedcor.errors import ConfigError, DataError, MissingExtraError, suggest
 from fedcor.rng import stream
 from fedcor.types import Array, IntArray
@@ -52,7 +52,7 @@ class Listing:
     train: int
     test: int
     here: bool
-    where: str
+    where: str  # it is, or would be kept
     how: str  # to get it, or that nothing need be done
 
 
@@ -79,13 +79,10 @@ def available() -> list[Listing]:
 
 
 def _fetched(name: str, what: str, shape: tuple[int, ...], train: int) -> Listing:
-    here, where, how = True, cache_file(name), "nothing to do"
-    if not where.exists():
-        if name == "fmnist" and DEBIAN_FOLDER.is_dir():
-            where, how = DEBIAN_FOLDER, "nothing to do: read when first used"
-        else:
-            here, how = False, f"fedcor data fetch {name}"
-    return Listing(name, what, shape, 10, train, 10000, here, str(where), how)
+    kept = cache_file(name)
+    where = kept if kept.exists() else local_source(name)
+    how = f"fedcor data fetch {name}" if where is None else "nothing to do"
+    return Listing(name, what, shape, 10, train, 10000, where is not None, str(where or kept), how)
 
 
 def _digits() -> Dataset:

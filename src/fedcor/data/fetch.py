@@ -34,7 +34,7 @@ import numpy.typing as npt
 from fedcor.errors import ConfigError, DataError, FedcorError, MissingExtraError, suggest
 from fedcor.types import Array
 
-__all__ = ["Progress", "cache_dir", "cache_file", "fetch", "fetch_local", "read_cache", "read_npz"]
+__all__ = ["Progress", "cache_dir", "cache_file", "fetch", "fetch_local", "local_source", "read_cache", "read_npz"]
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 Raw: TypeAlias = dict[str, npt.NDArray[np.uint8]]  # one array for each of KEYS
@@ -128,10 +128,10 @@ def cache_file(name: str) -> Path:
 def read_npz(path: Path) -> dict[str, Array]:
     """The four arrays of an `.npz` in fedcor's layout, checked against the archive's own CRC on the way."""
     try:
-        archive = np.load(path, allow_pickle=False)
-        if isinstance(archive, np.ndarray):
-            raise DataError(f"{path}: a single array, but should be an .npz of {', '.join(KEYS)}")
-        with archive:
+        with path.open("rb") as file:  # by us, since np.load forgets to close a file that turns out to be damaged
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise DataError(f"{path}: a single array, but should be an .npz of {', '.join(KEYS)}")
             if missing := [key for key in KEYS if key not in archive.files]:
                 raise DataError(f"{path}: has no {', '.join(missing)}, only {', '.join(archive.files) or 'nothing'}")
             return {key: archive[key] for key in KEYS}
@@ -413,11 +413,15 @@ def fetch(name: str, source: Path | None = None, progress: Progress | None = Non
     return _keep(name, lambda scratch: _first_that_works(name, scratch, progress or (lambda *_: None)))
 
 
+def local_source(name: str) -> Path | None:
+    """Where this machine already has the files of a data set, outside the cache."""
+    return DEBIAN_FOLDER if name == "fmnist" and DEBIAN_FOLDER.is_dir() else None
+
+
 def fetch_local(name: str) -> Path | None:
     """What `fetch` would do, but only from files that already lie on this machine; None when there are none."""
-    if name == "fmnist" and DEBIAN_FOLDER.is_dir():
-        return _keep(name, lambda _: _fmnist_from(DEBIAN_FOLDER))
-    return None
+    source = local_source(name)
+    return None if source is None else _keep(name, lambda _: READERS[name](source))
 
 
 def _first_that_works(name: str, scratch: Path, progress: Progress) -> Raw:

@@ -65,7 +65,7 @@ class Engine:
         sizes = np.array([len(part) for part in parts])
         held = np.floor(holdout * sizes).astype(np.int64)
         ends = np.cumsum(sizes)
-        self._rows = [torch.arange(end - size, end - h) for end, size, h in zip(ends, sizes, held, strict=True)]
+        self._rows = [np.arange(end - size, end - h) for end, size, h in zip(ends, sizes, held, strict=True)]
         # The loss of a client is taken over all of its data, or over the held-out part where there is one.
         self._measured = [
             torch.arange(end - (h or size), end) for end, size, h in zip(ends, sizes, held, strict=True)

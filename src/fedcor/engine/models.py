@@ -34,7 +34,8 @@ class ClientDropout(nn.Dropout):
         """0 with probability p, else 1 / (1 - p)."""
         if self.stream is None:
             raise RuntimeError("ClientDropout trains only with a client's stream")
-        return draw_mask(self.stream, shape, self.p)
+        kept = self.stream.random(size=tuple(shape), dtype=np.float32) >= self.p
+        return torch.from_numpy(kept.astype(np.float32) * mask_scale(self.p))
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training or self.p == 0:
@@ -42,9 +43,9 @@ class ClientDropout(nn.Dropout):
         return input * self.mask(input.shape).to(input.device)
 
 
-def draw_mask(stream: np.random.Generator, shape: Sequence[int], p: float) -> Tensor:
-    kept = stream.random(size=tuple(shape), dtype=np.float32) >= p
-    return torch.from_numpy(kept.astype(np.float32)) * (1.0 / (1.0 - p) if p < 1 else 0.0)
+def mask_scale(p: float) -> np.float32:
+    """What a kept number is multiplied by, so that its mean stays."""
+    return np.float32(1.0 / (1.0 - p) if p < 1 else 0.0)
 
 
 def mlp(shape: Sequence[int], classes: int, hidden: Sequence[int] = (64, 30), dropout: float = 0.5) -> nn.Module:

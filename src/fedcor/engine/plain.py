@@ -35,7 +35,7 @@ def train_plainly(
                 layer.stream = masks
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream_seed(assignment.seed, "torch", assignment.round, assignment.client))
-            for rows in assignment.batches(how.batch_size):
+            for rows in map(torch.from_numpy, assignment.batches(how.batch_size)):
                 optimiser.zero_grad()
                 loss = F.cross_entropy(local(x[rows]), y[rows])
                 if how.proximal:  # FedProx: mu/2 |w - w^t|^2, the norm squared

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedcor.engine.models import ClientDropout, ModelVector, draw_mask
+from fedcor.engine.models import ClientDropout, ModelVector, mask_scale
 from fedcor.engine.train import Assignment, LocalTraining
 
 __all__ = ["DenseLayer", "StackedTrainer", "dense_stack"]
@@ -66,10 +66,10 @@ class StackedTrainer:
     @torch.no_grad()
     def __call__(self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, how: LocalTraining) -> Tensor:
         x = x.flatten(1)
-        C, B = len(work), how.batch_size
-        steps = work[0].steps
-        rows, share = self._batches(work, B, x.device)  # (steps, C * B), (steps, C, B, 1)
-        streams = [assignment.dropout_stream() for assignment in work]
+        C, B, steps = len(work), how.batch_size, work[0].steps
+        rows, share = self._batches(work, B)  # (steps, C * B), (steps, C, B, 1)
+        masks = [mask.to(x.device) for mask in self._masks(work, share)]  # (steps, C, B, width), of layers with dropout
+        rows, share = rows.to(x.device), share.to(x.device)
         tensors = [t.expand(C, *t.shape).clone() for t in self.vector.split(model)]
         W, b = tensors[0::2], [bias.unsqueeze(1) for bias in tensors[1::2]]
         anchors = [(Wi.clone(), bi.clone()) for Wi, bi in zip(W, b, strict=True)] if how.proximal else []
@@ -86,7 +86,7 @@ class StackedTrainer:
                     break
                 factor = (h > 0).to(h.dtype)
                 if layer.dropout:
-                    factor *= self._mask(layer, streams, share[step])
+                    factor *= masks[i][step]
                 g.append(factor)
                 a.append(h.mul_(factor))
             d = torch.softmax(h, dim=-1).sub_(onehot[step]).mul_(share[step])
@@ -102,24 +102,39 @@ class StackedTrainer:
         return torch.cat(parts, dim=1)
 
     @staticmethod
-    def _batches(work: list[Assignment], B: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Every step's rows, short batches filled up with the client's first row, and each row's share of its batch."""
+    def _batches(work: list[Assignment], B: int) -> tuple[Tensor, Tensor]:
+        """Every step's rows, short batches filled up with a row of theirs, and each row's share of its batch."""
         steps = work[0].steps
-        rows = torch.empty(steps, len(work), B, dtype=torch.int64)
-        share = torch.zeros(steps, len(work), B, 1)
+        rows = np.empty((steps, len(work), B), dtype=np.int64)
+        share = np.zeros((steps, len(work), B, 1), dtype=np.float32)
         for c, assignment in enumerate(work):
             for step, batch in enumerate(assignment.batches(B)):
-                rows[step, c, : len(batch)] = batch
-                rows[step, c, len(batch) :] = batch[0]
-                share[step, c, : len(batch)] = 1.0 / len(batch)
-        return rows.view(steps, -1).to(device), share.to(device)
+                n = len(batch)
+                rows[step, c, :n] = batch
+                rows[step, c, n:] = batch[0]
+                share[step, c, :n] = 1.0 / n
+        return torch.from_numpy(rows.reshape(steps, -1)), torch.from_numpy(share)
 
-    @staticmethod
-    def _mask(layer: DenseLayer, streams: list[np.random.Generator], share: Tensor) -> Tensor:
-        """(C, B, width): each client's own masks, drawn for its true rows alone as the plain loop does."""
-        C, B, _ = share.shape
-        mask = torch.zeros(C, B, layer.width)
-        true_rows = (share[..., 0] > 0).sum(dim=1).tolist()
-        for c, (rng, n) in enumerate(zip(streams, true_rows, strict=True)):
-            mask[c, :n] = draw_mask(rng, (n, layer.width), layer.dropout)
-        return mask.to(share.device)
+    def _masks(self, work: list[Assignment], share: Tensor) -> list[Tensor]:
+        """A layer's masks for every step, (steps, C, B, width), empty without dropout.
+
+        Each client draws from its own stream, for its true rows alone, step by step and layer by layer as the plain loop does;
+        the draws of a round come in one call, which gives the same numbers.
+        """
+        steps, C, B, _ = share.shape
+        masks = [np.zeros((steps, C, B, layer.width if layer.dropout else 0), dtype=np.float32) for layer in self.layers]
+        dropped = [(i, layer.width, layer.dropout) for i, layer in enumerate(self.layers) if layer.dropout]
+        true_rows = np.count_nonzero(share.numpy()[..., 0], axis=2)  # (steps, C)
+        for c, assignment in enumerate(work):
+            draws = assignment.dropout_stream().random(
+                int(true_rows[:, c].sum()) * sum(width for _, width, _ in dropped), dtype=np.float32
+            )
+            start = 0
+            for step, n in enumerate(true_rows[:, c].tolist()):
+                for i, width, p in dropped:
+                    stop = start + n * width
+                    np.greater_equal(draws[start:stop].reshape(n, width), p, out=masks[i][step, c, :n], casting="unsafe")
+                    start = stop
+        for i, _, p in dropped:
+            masks[i] *= mask_scale(p)
+        return [torch.from_numpy(mask) for mask in masks]

@@ -42,13 +42,13 @@ class Assignment:
     client: int
     round: int
     seed: int
-    rows: Tensor  # (n_k,) int64 rows of the training data
+    rows: IntArray  # (n_k,) rows of the training data
     steps: int
 
-    def batches(self, size: int) -> list[Tensor]:
+    def batches(self, size: int) -> list[IntArray]:
         """`steps` mini-batches of rows."""
         positions = schedule(stream(self.seed, "shuffle", self.round, self.client), len(self.rows), size, self.steps)
-        return [self.rows[torch.from_numpy(batch)] for batch in positions]
+        return [self.rows[batch] for batch in positions]
 
     def dropout_stream(self) -> np.random.Generator:
         return stream(self.seed, "dropout", self.round, self.client)
@@ -92,7 +92,8 @@ class LoopTrainer:
         decay = 1.0 - how.learning_rate * (how.weight_decay + how.proximal)
         with torch.random.fork_rng(devices=[]):  # a user's functional dropout draws from torch's global stream
             torch.manual_seed(stream_seed(assignment.seed, "torch", assignment.round, assignment.client))
-            for rows in assignment.batches(how.batch_size):
+            for batch in assignment.batches(how.batch_size):
+                rows = torch.from_numpy(batch).to(x.device)
                 loss = F.cross_entropy(self.module(x[rows]), y[rows])
                 gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
                 with torch.no_grad():
