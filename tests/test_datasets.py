@@ -419,7 +419,7 @@ def test_every_source_that_failed_is_told(cache: Path, site: Site, monkeypatch: 
         fetch("fmnist")
     for expected in ("train-images-idx3-ubyte.gz: HTTP Error 404", "debian is not there", "apt-get is not installed"):
         assert expected in str(not_found.value)
-    assert "fedcor data fetch fmnist --source PATH" in str(not_found.value)
+    assert "fedcor data fetch fmnist --from PATH" in str(not_found.value)
     site.files, site.cut = gz(idx_files(arrays)), 5
     with pytest.raises(DataError, match=r"the official address: .*(ended after \d+ of \d+ bytes|IncompleteRead)"):
         fetch("fmnist")
@@ -536,6 +536,16 @@ def test_a_killed_fetch_leaves_no_half_file_and_is_swept_up_later(cache: Path, m
     os.utime(left, (0, 0))
     fetch("fmnist", source)
     assert leftovers(cache) == ["fmnist.npz"]
+
+
+def test_a_cache_file_of_something_else_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        fetch("fmnist", folder_of(idx_files(stand_in("fmnist", patch)), cache.parent / "files"))
+    assert leftovers(cache) == ["fmnist.npz"]
+    with pytest.raises(
+        DataError, match="x_train is not the array that was fetched: run `fedcor data fetch fmnist` again"
+    ):
+        load("fmnist")
 
 
 def test_a_cache_that_cannot_be_written(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -434,5 +434,5 @@ def _first_that_works(name: str, scratch: Path, progress: Progress) -> Raw:
         except FedcorError as error:
             failures.append(f"  {label}: {error}")
             shutil.rmtree(folder, ignore_errors=True)
-    advice = f"If you have its files, run `fedcor data fetch {name} --source PATH`."
+    advice = f"If you have its files, run `fedcor data fetch {name} --from PATH`."
     raise DataError("\n".join([f"{name} could not be fetched from any source:", *failures, advice]))

@@ -1,0 +1,17 @@
+"""What every test shares: one thread for torch, a gentle hypothesis profile, the simulator's smallest experiments."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+import torch
+
+hypothesis.settings.register_profile("fedcor", deadline=None, max_examples=50, derandomize=True)
+hypothesis.settings.load_profile("fedcor")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test writes into the project."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))

@@ -1,0 +1,387 @@
+"""Every selector passes the conformance suite, and each keeps its own paper's rule."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from fedcor import AFL, FedCor, Full, PowerOfChoice, Proxy, Random, build_selector
+from fedcor.errors import ConfigError
+from fedcor.gp import Samples, fit, select_proxy
+from fedcor.rng import stream
+from fedcor.selectors import selector_class, selector_names
+from fedcor.selectors.base import Memoryless
+from fedcor.testing import FakeFederation, check_selector
+from fedcor.types import Outcome, Population
+
+SMALL = {"warmup": 4, "interval": 3, "dimension": 3, "warmup_steps": 20, "refit_steps": 10}
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        Random(3),
+        Random(3, replacement=True),
+        Full(),
+        AFL(3),
+        AFL(3, alpha1=1.0, alpha3=0.0),
+        PowerOfChoice(3),
+        PowerOfChoice(3, candidates=5),
+        FedCor(3, **SMALL),
+        FedCor(3, **{**SMALL, "warmup": 0, "samples_per_refit": 2, "history": 0}),
+        Proxy(3, **SMALL),
+    ],
+    ids=repr,
+)
+def test_conformance(selector):
+    check_selector(selector)
+
+
+def test_the_suite_covers_every_name():
+    assert {selector_class(name) for name in selector_names()} == {Random, AFL, PowerOfChoice, FedCor, Proxy, Full}
+
+
+# --- the suite itself catches what it promises to catch -------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Faulty(Memoryless):
+    fault: str
+    clients_per_round: int = 3
+
+    def init(self, population):
+        return {"seen": np.zeros(population.count)}
+
+    def select(self, state, federation):
+        first = federation.available[: self.clients_per_round]
+        if self.fault == "global randomness":
+            return np.random.permutation(federation.available)[: self.clients_per_round], state  # noqa: NPY002
+        if self.fault == "unavailable":
+            return np.arange(min(3, len(federation.available))), state
+        if self.fault == "twice":
+            return np.repeat(first[:1], min(self.clients_per_round, len(federation.available))), state
+        if self.fault == "too few":
+            return first[:1], state
+        if self.fault == "in place":
+            state["seen"][first] += 1
+        if self.fault == "objects":
+            return first, {"seen": np.array([object()])}
+        if self.fault == "not an array":
+            return first.tolist(), state
+        if self.fault == "hidden state":
+            HIDDEN.append(1)
+            return np.roll(federation.available, len(HIDDEN))[: self.clients_per_round], state
+        return first, state
+
+
+HIDDEN: list[int] = []
+
+
+@pytest.mark.parametrize(
+    "fault", ["global randomness", "unavailable", "twice", "too few", "in place", "objects", "not an array", "hidden state"]
+)
+def test_the_suite_catches(fault):
+    with pytest.raises(AssertionError):
+        check_selector(Faulty(fault))
+
+
+def test_the_suite_catches_an_unfrozen_selector():
+    @dataclasses.dataclass
+    class Loose(Memoryless):
+        def select(self, state, federation):
+            return federation.available, state
+
+    with pytest.raises(AssertionError, match="frozen"):
+        check_selector(Loose())
+
+
+# --- random ---------------------------------------------------------------------------------------------------------
+
+
+def test_random_is_uniform_without_replacement():
+    federation = FakeFederation.example(10)
+    counts = np.zeros(10)
+    for t in range(2000):
+        federation.rng = stream(5, "select", t)
+        chosen, _ = Random(3).select({}, federation)
+        assert len(set(chosen)) == 3
+        counts[chosen] += 1
+    assert chisquare(counts).pvalue > 1e-4
+
+
+def test_random_with_replacement_repeats():
+    federation = FakeFederation.example(3)
+    draws = [Random(3, replacement=True).select({}, dataclass_stream(federation, t))[0] for t in range(50)]
+    assert any(len(set(chosen)) < 3 for chosen in draws)
+
+
+def dataclass_stream(federation, t):
+    federation.rng = stream(9, "select", t)
+    return federation
+
+
+# --- power-of-choice ------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10_000), st.integers(1, 4), st.integers(0, 8))
+def test_power_of_choice_takes_the_largest_losses_of_its_candidates(seed, count, extra):
+    rng = np.random.default_rng(seed)
+    federation = FakeFederation(rng.standard_normal((15, 3)), sizes=rng.integers(1, 100, size=15), seed=seed)
+    chosen, _ = PowerOfChoice(count, candidates=count + extra).select({}, federation)
+    (candidates,) = federation.asked
+    assert len(np.unique(candidates)) == count + extra
+    assert set(chosen) <= set(candidates)
+    losses = federation.loss_of(federation.model)
+    rest = np.setdiff1d(candidates, chosen)
+    assert not len(rest) or losses[chosen].min() >= losses[rest].max()
+
+
+def test_power_of_choice_asks_by_weight_and_twice_as_many_by_default():
+    sizes = np.array([1] * 9 + [91])
+    federation = FakeFederation(np.zeros((10, 2)), sizes=sizes)
+    heavy = 0
+    for t in range(400):
+        federation.rng = stream(1, "select", t)
+        PowerOfChoice(1).select({}, federation)
+        assert len(federation.asked[-1]) == 2
+        heavy += 9 in federation.asked[-1]
+    assert heavy / 400 > 0.85
+
+
+def test_power_of_choice_leaves_the_silent_for_last():
+    federation = FakeFederation.example(6, silent=[0, 1, 2])
+    chosen, _ = PowerOfChoice(3, candidates=6).select({}, federation)
+    assert set(chosen) == {3, 4, 5}
+
+
+# --- active federated learning --------------------------------------------------------------------------------------
+
+
+def outcome(round, participated, losses):
+    participated = np.asarray(participated)
+    return Outcome(round, participated, participated, lambda: np.asarray(losses, float), lambda: np.empty((0, 0)))
+
+
+def test_afl_values_clients_by_root_size_times_last_reported_loss():
+    selector = AFL(2)
+    state = selector.init(Population(np.array([4, 9, 16, 25])))
+    state = selector.observe(state, outcome(0, [0, 1], [2.0, 4.0]))
+    # The unseen are valued with the mean first loss, 3.
+    assert selector.valuations(state).tolist() == [2 * 2.0, 3 * 4.0, 4 * 3.0, 5 * 3.0]
+    state = selector.observe(state, outcome(1, [1, 2], [1.0, np.nan]))
+    assert selector.valuations(state).tolist() == [2 * 2.0, 3 * 1.0, 4 * 3.0, 5 * 3.0]
+    assert selector.observe(state, outcome(2, [3], [np.nan])) is state
+
+
+def test_afl_drops_the_small_draws_by_softmax_and_fills_uniformly():
+    """With alpha3 = 0 only the kept quarter is drawn, in the odds of the softmax; with alpha3 = 1 everyone is."""
+    sizes = np.ones(8, dtype=np.int64)
+    federation = FakeFederation(np.zeros((8, 2)), sizes=sizes)
+    selector = AFL(1, alpha1=0.75, alpha2=1.0, alpha3=0.0)
+    state = {**selector.init(Population(sizes)), "losses": np.array([1, 2, 3, 4, 5, 6, 7, 8.0]) / 8}
+    counts = np.zeros(8)
+    uniform_counts = np.zeros(8)
+    for t in range(3000):
+        federation.rng = stream(2, "select", t)
+        counts[selector.select(state, federation)[0]] += 1
+        uniform_counts[AFL(1, alpha3=1.0).select(state, federation)[0]] += 1
+    assert (counts[:6] == 0).all()
+    odds = np.exp([7 / 8, 1.0])
+    assert chisquare(counts[6:], 3000 * odds / odds.sum()).pvalue > 1e-4
+    assert chisquare(uniform_counts).pvalue > 1e-4
+
+
+def test_afl_splits_the_round_as_published():
+    """C = 5, alpha3 = 0.1: four by value, one uniformly. The four come from the kept quarter."""
+    federation = FakeFederation(np.zeros((40, 2)), sizes=np.ones(40, dtype=np.int64))
+    selector = AFL(5)
+    state = {**selector.init(federation.population), "losses": np.arange(40.0)}
+    for t in range(50):
+        federation.rng = stream(3, "select", t)
+        chosen, _ = selector.select(state, federation)
+        assert (np.sort(chosen)[1:] >= 30).all()
+        assert (chosen[:4] >= 30).all()
+
+
+def test_afl_survives_valuations_that_would_underflow_a_softmax():
+    federation = FakeFederation(np.zeros((8, 2)), sizes=np.ones(8, dtype=np.int64))
+    selector = AFL(3, alpha1=0.0, alpha2=1.0, alpha3=0.0)
+    state = {**selector.init(federation.population), "losses": np.array([1e5, 0, 0, 0, 0, 0, 0, 0.0])}
+    chosen, _ = selector.select(state, federation)
+    assert 0 in chosen
+    assert len(set(chosen)) == 3
+
+
+# --- FedCor ---------------------------------------------------------------------------------------------------------
+
+
+def play(selector, federation, rounds):
+    state, choices = selector.init(federation.population), []
+    for _ in range(rounds):
+        chosen, state = selector.select(state, federation)
+        choices.append(chosen)
+        state = selector.observe(state, federation.train(chosen))
+    return choices, state
+
+
+def test_fedcor_asks_when_the_paper_says():
+    """Warm-up: one sample a round, of the very selection that trains. Later: S samples at t % interval == 0."""
+    federation = FakeFederation.example(12)
+    selector = FedCor(3, **{**SMALL, "samples_per_refit": 2})
+    choices, state = play(selector, federation, 11)
+    assert len(federation.tried) == 4 + 2 * 2  # rounds 0-3; rounds 6 and 9
+    for t in range(4):
+        assert np.array_equal(federation.tried[t], choices[t])
+    assert not federation.asked
+    assert state["sample_rounds"].tolist() == [0, 1, 2, 3, 6, 6, 9, 9]
+
+
+def test_fedcor_fits_what_the_paper_says():
+    """The embedding after a few rounds is Adam on the discounted likelihood, inherited from refit to refit."""
+    selector = FedCor(3, warmup=3, interval=5, dimension=2, warmup_history=1, history=1, warmup_steps=7, refit_steps=5)
+    rng = stream(0, "select", 0)
+    federation = FakeFederation.example(12)
+    rng.choice(federation.available, size=3, replace=False)
+    X = rng.standard_normal((12, 2)) / np.sqrt(2)
+    state, measured = selector.init(federation.population), []
+    for t in range(6):
+        chosen, state = selector.select(state, federation)
+        if t < 3 or t == 5:
+            measured.append(federation.loss_changes(federation.tried[-1]))
+            federation.tried.pop()
+            ages = np.array([{0: 0, 1: 1, 2: 1, 5: 3}[t], 0]) if t else np.array([0])
+            samples = Samples(np.array(measured[-2:]), 0.9**ages)
+            X = fit(X, samples, 1e-4, 7 if t < 3 else 5, 0.01)
+        assert np.allclose(state["embedding"], X, atol=1e-12), t
+        federation.train(chosen)
+
+
+def test_fedcor_anneals_what_it_picked_and_resets_at_a_refit():
+    federation = FakeFederation.example(12)
+    selector = FedCor(3, **SMALL)
+    state = selector.init(federation.population)
+    expected = np.zeros(12, dtype=int)
+    for t in range(10):
+        chosen, state = selector.select(state, federation)
+        if t < 4 or t % 3 == 0:
+            expected[:] = 0
+        expected[chosen] += 1
+        assert state["picked"].tolist() == expected.tolist()
+        federation.train(chosen)
+
+
+def test_fedcor_chooses_by_the_posterior_and_says_why():
+    federation = FakeFederation.example(12)
+    selector = FedCor(3, **SMALL)
+    _, state = play(selector, federation, 7)
+    picks = selector.picks(state, federation.weights, federation.available)
+    chosen, _ = selector.select(state, federation)
+    assert np.array_equal(chosen, picks.clients)
+    assert np.array_equal(picks.annealing, 0.95 ** state["picked"][picks.clients])
+
+
+def test_fedcor_scale_changes_no_choice():
+    one, other = (play(FedCor(3, **SMALL, scale=a), FakeFederation.example(12), 12)[0] for a in (1.0, 7.0))
+    assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_fedcor_takes_one_of_each_group():
+    """Three groups of clients whose losses move together: once learnt, a round of three has one of each."""
+    federation = FakeFederation(3.0 * np.eye(3)[np.arange(12) % 3], learning_rate=0.05)
+    choices, _ = play(FedCor(3, warmup=15, interval=5, dimension=4), federation, 20)
+    assert [len({k % 3 for k in chosen}) for chosen in choices[15:]] == [3] * 5
+
+
+def test_a_fit_that_overflows_leaves_the_embedding(monkeypatch):
+    monkeypatch.setattr("fedcor.selectors.process.fit", lambda X, *_: np.full_like(X, np.nan))
+    federation = FakeFederation.example(6)
+    _, state = play(FedCor(2, **SMALL), federation, 6)
+    assert np.isfinite(state["embedding"]).all()
+
+
+# --- the proxy algorithm ----------------------------------------------------------------------------------------------
+
+
+def test_proxy_chooses_by_summed_covariance_of_what_it_learnt():
+    federation = FakeFederation.example(12)
+    selector = Proxy(3, **SMALL)
+    _, state = play(selector, federation, 7)
+    chosen, _ = selector.select(state, federation)
+    expected = select_proxy(state["embedding"], federation.weights, 1e-4, 3, federation.available)
+    assert np.array_equal(chosen, expected)
+
+
+# --- hyper-parameters -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "key"),
+    [
+        ("fedcor", {"beta": 1.0}, "beta"),
+        ("fedcor", {"beta": 0.0}, "beta"),
+        ("fedcor", {"interval": 0}, "interval"),
+        ("fedcor", {"noise": 0.0}, "noise"),
+        ("fedcor", {"noise": float("nan")}, "noise"),
+        ("fedcor", {"discount": 1.5}, "discount"),
+        ("fedcor", {"warmup": -1}, "warmup"),
+        ("fedcor", {"warmup": 2.5}, "warmup"),
+        ("afl", {"alpha1": 2.0}, "alpha1"),
+        ("power_of_choice", {"candidates": 2}, "candidates"),
+        ("random", {"replacement": "yes"}, "replacement"),
+    ],
+)
+def test_impossible_hyper_parameters_are_refused_by_name(name, options, key):
+    with pytest.raises(ConfigError) as caught:
+        build_selector(name, 3, options)
+    assert caught.value.key == key
+    assert caught.value.given == options[key] or options[key] != options[key]
+
+
+def test_a_misspelt_selector_gets_a_suggestion():
+    with pytest.raises(ConfigError, match='did you mean "fedcor"'):
+        build_selector("fedcorr", 3)
+
+
+def test_more_than_clients_per_round_must_be_positive():
+    with pytest.raises(ConfigError, match="clients_per_round"):
+        Random(0)
+
+
+def test_a_users_selector_by_module_and_class(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedcor.selectors.base import Memoryless\n"
+        "@dataclass(frozen=True)\n"
+        "class First(Memoryless):\n"
+        "    clients_per_round: int\n"
+        "    reverse: bool = False\n"
+        "    def select(self, state, federation):\n"
+        "        return federation.available[: self.clients_per_round], state\n"
+        "class NotOne: pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    selector = build_selector("mine:First", 2, {"reverse": True})
+    check_selector(selector)
+    with pytest.raises(ConfigError, match="init, select and observe"):
+        build_selector("mine:NotOne", 2)
+    with pytest.raises(ConfigError, match='did you mean "First"'):
+        build_selector("mine:Frist", 2)
+    with pytest.raises(ConfigError, match="could not be imported"):
+        build_selector("no_such_module_here:X", 2)
+
+
+def test_an_installed_packages_selector_by_entry_point(monkeypatch):
+    from importlib.metadata import EntryPoint
+
+    point = EntryPoint("theirs", "fedcor.selectors.simple:Random", "fedcor.selectors")
+    monkeypatch.setattr(
+        "fedcor.selectors.registry.entry_points",
+        lambda group, name=None: [point] if name in (None, "theirs") and group == "fedcor.selectors" else [],
+    )
+    assert "theirs" in selector_names()
+    assert build_selector("theirs", 2) == Random(2)
