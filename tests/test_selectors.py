@@ -290,10 +290,15 @@ def test_fedcor_scale_changes_no_choice():
     assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_fedcor_takes_one_of_each_group():
-    """Three groups of clients whose losses move together: once learnt, a round of three has one of each."""
-    federation = FakeFederation(3.0 * np.eye(3)[np.arange(12) % 3], learning_rate=0.05)
-    choices, _ = play(FedCor(3, warmup=15, interval=5, dimension=4), federation, 20)
+def test_fedcor_learns_the_groups_and_takes_one_of_each():
+    """Three groups of clients whose losses move together: learnt from uniform rounds, then a round of three has each."""
+    group = np.arange(12) % 3
+    federation = FakeFederation(3.0 * np.eye(3)[group], learning_rate=0.3)
+    choices, state = play(FedCor(3, warmup=15, interval=5, dimension=4), federation, 20)
+    unit = state["embedding"] / np.linalg.norm(state["embedding"], axis=1, keepdims=True)
+    same = group[:, None] == group
+    assert (unit @ unit.T)[same].min() > 0.9
+    assert (unit @ unit.T)[~same].max() < 0.5
     assert [len({k % 3 for k in chosen}) for chosen in choices[15:]] == [3] * 5
 
 

@@ -189,7 +189,7 @@ def _demo(options: argparse.Namespace) -> int:
     from fedcor.runner import compare_jobs
 
     jobs = compare_jobs(load_experiment("digits"), _names(PAPERS_FOUR), [1, 2, 3], options.out, resume=True)
-    print(f"50 clients, one digit each, 5 train a round: 4 selectors on 3 paired seeds, in {options.out}", flush=True)
+    print(f"50 clients, one digit each, 10 train a round: 4 selectors on 3 paired seeds, in {options.out}", flush=True)
     _run_all(jobs, options.jobs, quiet=True)
     _print_tables(options.out)
     print(f"\nThe records are in {options.out}; `fedcor report {options.out} --json` gives every number.")

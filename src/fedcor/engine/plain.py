@@ -38,10 +38,12 @@ def train_plainly(
             for rows in map(torch.from_numpy, assignment.batches(how.batch_size)):
                 optimiser.zero_grad()
                 loss = F.cross_entropy(local(x[rows]), y[rows])
-                if how.proximal:  # FedProx: mu/2 |w - w^t|^2, the norm squared
-                    drift = sum(((p - a) ** 2).sum() for p, a in zip(local.parameters(), anchor, strict=True))
-                    loss = loss + 0.5 * how.proximal * drift
                 loss.backward()
+                if how.proximal:  # FedProx: the gradient of mu/2 |w - w^t|^2, the norm squared
+                    for p, a in zip(local.parameters(), anchor, strict=True):
+                        if p.grad is not None:
+                            distance = 0.5 * how.proximal * ((p - a) ** 2).sum()
+                            p.grad += torch.autograd.grad(distance, p)[0]
                 optimiser.step()
         results.append(vector.read(local))
     return torch.stack(results)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcor.engine.models import ClientDropout, ModelVector
+from fedcor.errors import FedcorError
 from fedcor.rng import stream, stream_seed
 from fedcor.types import IntArray
 
@@ -80,7 +81,14 @@ class LoopTrainer:
 
     def __call__(self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, how: LocalTraining) -> Tensor:
         self.module.train()
-        return torch.stack([self._train(model, assignment, x, y, how) for assignment in work])
+        results = []
+        for assignment in work:
+            try:
+                results.append(self._train(model, assignment, x, y, how))
+            except (RuntimeError, ValueError, TypeError) as error:  # a user's module may fail on any batch
+                where = f"round {assignment.round}, client {assignment.client}"
+                raise FedcorError(f"{where}: local training failed: {error}") from error
+        return torch.stack(results)
 
     def _train(self, model: Tensor, assignment: Assignment, x: Tensor, y: Tensor, how: LocalTraining) -> Tensor:
         self.vector.write(self.module, model)
@@ -95,11 +103,15 @@ class LoopTrainer:
             for batch in assignment.batches(how.batch_size):
                 rows = torch.from_numpy(batch).to(x.device)
                 loss = F.cross_entropy(self.module(x[rows]), y[rows])
-                gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                # As in torch.optim, a parameter that the loss does not touch is left alone, decay included.
+                used = [i for i, g in enumerate(gradients) if g is not None]
+                touched = [parameters[i] for i in used]
                 with torch.no_grad():
-                    torch._foreach_mul_(parameters, decay)
-                    torch._foreach_add_(parameters, gradients, alpha=-how.learning_rate)
+                    torch._foreach_mul_(touched, decay)
+                    torch._foreach_add_(touched, [gradients[i] for i in used], alpha=-how.learning_rate)
                     if anchors:
-                        torch._foreach_add_(parameters, anchors, alpha=how.learning_rate * how.proximal)
+                        pull = [anchors[i] for i in used]
+                        torch._foreach_add_(touched, pull, alpha=how.learning_rate * how.proximal)
         return self.vector.read(self.module)
 

@@ -1,0 +1,303 @@
+"""Local training against its plain twin, evaluation against a loop, aggregation and faults against their definitions."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from fedcor.data import Dataset
+from fedcor.engine import Engine, Faults, FedAvg, FedProx, LocalTraining, build_model
+from fedcor.engine.engine import trainer_for
+from fedcor.engine.models import ClientDropout, ModelVector
+from fedcor.engine.plain import train_plainly
+from fedcor.engine.stacked import StackedTrainer, dense_stack
+from fedcor.engine.train import Assignment, LoopTrainer, schedule
+from fedcor.errors import ConfigError, FedcorError
+from fedcor.rng import stream
+
+
+class Residual(nn.Module):
+    """A user's module: not a stack, with buffers, nn.Dropout and functional dropout."""
+
+    def __init__(self, shape, classes, width=8):
+        super().__init__()
+        self.first = nn.Linear(shape[0], width)
+        self.norm = nn.BatchNorm1d(width)
+        self.drop = nn.Dropout(0.3)
+        self.unused = nn.Parameter(torch.ones(2))
+        self.last = nn.Linear(width, classes)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.last(F.dropout(h + torch.relu(self.drop(self.norm(h))), 0.2, self.training))
+
+
+def users_stack(shape, classes):
+    """A user's module that is a stack: ReLU before dropout, and no dropout in the second layer."""
+    return nn.Sequential(
+        nn.Linear(shape[0], 9), nn.ReLU(), nn.Dropout(0.4), nn.Linear(9, 5), nn.ReLU(), nn.Linear(5, classes)
+    )
+
+
+def dataset(shape=(12,), n=120, classes=3, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((n + 40, *shape)).astype(np.float32)
+    y = rng.integers(classes, size=n + 40)
+    return Dataset("invented", x[:n], y[:n], x[n:], y[n:], classes)
+
+
+MODELS = {
+    "logistic": ("logistic", (12,), {}, StackedTrainer),
+    "mlp": ("mlp", (12,), {"hidden": [7, 5], "dropout": 0.0}, StackedTrainer),
+    "mlp with dropout": ("mlp", (12,), {"hidden": [7, 5], "dropout": 0.5}, StackedTrainer),
+    "mlp of images": ("mlp", (3, 2, 2), {"hidden": [6], "dropout": 0.2}, StackedTrainer),
+    "cnn": ("cnn", (3, 20, 20), {"channels": [4, 5, 6], "dense": 7}, LoopTrainer),
+    "a user's stack": (f"{__name__}:users_stack", (12,), {}, StackedTrainer),
+    "a user's module": (f"{__name__}:Residual", (12,), {"width": 6}, LoopTrainer),
+}
+# Clients of unequal size: a single sample, less than a batch, not a multiple of it, a multiple of it.
+PARTS = [np.arange(0, 2), np.arange(2, 9), np.arange(9, 51), np.arange(51, 82), np.arange(82, 120)]
+
+
+def engine_of(model, how, seed=3, **options):
+    name, shape, settings, _ = MODELS[model]
+    return Engine(dataset(shape), PARTS, build_model(name, shape, 3, seed, settings), how, seed, **options)
+
+
+@pytest.mark.parametrize("proximal", [0.0, 0.7], ids=["fedavg", "fedprox"])
+@pytest.mark.parametrize("model", MODELS)
+def test_training_equals_the_plain_loop(model, proximal):
+    how = LocalTraining(8, 11, 0.1, weight_decay=0.01, proximal=proximal)
+    engine = engine_of(model, how)
+    assert isinstance(engine._train, MODELS[model][3])
+    clients = [4, 1, 2] if "module" in model else [4, 0, 1, 2]  # batch normalisation refuses batches of one
+    fast = engine.train(engine.initial_model, clients, 6, 0.1)
+    work = [Assignment(k, 6, 3, engine._rows[k], 11) for k in clients]
+    slow = train_plainly(engine.module, engine.initial_model, work, engine._x, engine._y, how)
+    assert torch.allclose(fast, slow, rtol=1e-4, atol=1e-5)
+    assert (fast - engine.initial_model).abs().max() > 1e-2  # it did train
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_clients_result_does_not_depend_on_its_company(model):
+    engine = engine_of(model, LocalTraining(8, 5, 0.1, weight_decay=0.01))
+    together = engine.train(engine.initial_model, [1, 2, 3, 4], 2, 0.1)
+    for clients in ([3], [4, 3], [3, 1, 4]):
+        alone = engine.train(engine.initial_model, clients, 2, 0.1)[clients.index(3)]
+        assert torch.equal(together[2], alone)
+
+
+def test_masks_are_fixed_by_seed_round_and_client():
+    engine = engine_of("mlp with dropout", LocalTraining(8, 5, 0.1))
+
+    def result(client, round):
+        return engine.train(engine.initial_model, [client], round, 0.1)[0]
+
+    assert torch.equal(result(2, 0), result(2, 0))
+    assert not torch.equal(result(2, 0), result(2, 1))
+    work = [Assignment(2, 0, 3, engine._rows[2], 5), Assignment(2, 0, 4, engine._rows[2], 5)]
+    one, other = train_plainly(engine.module, engine.initial_model, work, engine._x, engine._y, engine.how)
+    assert not torch.equal(one, other)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    result(2, 3)
+    assert torch.equal(before, torch.get_rng_state())  # torch's global stream is left alone
+
+
+def test_training_leaves_torchs_global_stream_alone_for_a_users_module():
+    engine = engine_of("a user's module", LocalTraining(8, 5, 0.1))
+    before = torch.get_rng_state()
+    engine.train(engine.initial_model, [2, 3], 0, 0.1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_users_module_that_fails_is_reported_with_client_and_round():
+    engine = engine_of("a user's module", LocalTraining(1, 2, 0.1))  # batch normalisation refuses batches of one
+    with pytest.raises(FedcorError, match="round 7, client 2: local training failed: Expected more than 1 value"):
+        engine.train(engine.initial_model, [2], 7, 0.1)
+
+
+def test_stragglers_do_fewer_steps():
+    engine = engine_of("mlp", LocalTraining(8, 6, 0.1))
+    mixed = engine.train(engine.initial_model, [1, 2, 3], 0, 0.1, steps=[6, 2, 6])
+    short = engine_of("mlp", LocalTraining(8, 2, 0.1)).train(engine.initial_model, [2], 0, 0.1)
+    assert torch.equal(mixed[1], short[0])
+    assert torch.equal(mixed[[0, 2]], engine.train(engine.initial_model, [1, 3], 0, 0.1))
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 30))
+def test_schedule_passes_over_all_before_it_repeats(n, size, steps):
+    batches = schedule(stream(0, "shuffle"), n, size, steps)
+    assert len(batches) == steps
+    a_pass = -(-n // size)
+    for start in range(0, steps - a_pass + 1, a_pass):
+        assert sorted(np.concatenate(batches[start : start + a_pass])) == list(range(n))
+    assert all(1 <= len(batch) <= size for batch in batches)
+
+
+def test_proximal_pull_is_the_gradient_of_the_squared_distance():
+    """One step from w^t is FedAvg's; the second differs by exactly eta * mu * (w_1 - w^t)."""
+    eta, mu = 0.1, 0.5
+    one = engine_of("logistic", LocalTraining(50, 1, eta)).train
+    plain = engine_of("logistic", LocalTraining(50, 2, eta))
+    pulled = engine_of("logistic", LocalTraining(50, 2, eta, proximal=mu))
+    w = plain.initial_model
+    after_one = one(w, [2], 0, eta)[0]
+    expected = plain.train(w, [2], 0, eta)[0] - eta * mu * (after_one - w)
+    assert torch.allclose(pulled.train(w, [2], 0, eta)[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Linear(3, 2),
+        nn.Sequential(nn.Linear(3, 2), nn.ReLU()),
+        nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)),
+        nn.Sequential(nn.Linear(3, 2, bias=False), nn.ReLU(), nn.Linear(2, 2)),
+        nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 2)),
+        nn.Sequential(nn.Linear(3, 2), ClientDropout(1.0), nn.ReLU(), nn.Linear(2, 2)),
+        nn.Sequential(nn.Flatten()),
+    ],
+    ids=str,
+)
+def test_what_is_not_a_stack_of_dense_layers_goes_the_general_way(module):
+    assert dense_stack(module) is None
+    assert isinstance(trainer_for(module, ModelVector(module)), LoopTrainer)
+
+
+# --- evaluation -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["mlp with dropout", "cnn", "a user's module"])
+def test_losses_and_scores_equal_a_loop_over_clients(model, monkeypatch):
+    monkeypatch.setattr("fedcor.engine.engine._EVALUATION_ROWS", 17)
+    engine = engine_of(model, LocalTraining(8, 3, 0.1))
+    trained = engine.train(engine.initial_model, [3], 0, 0.1)[0]
+    losses = engine.losses(trained, np.arange(5))
+    some = engine.losses(trained, np.array([4, 1]))
+    engine.vector.write(engine.module, trained)
+    engine.module.eval()
+    data = dataset(MODELS[model][1])
+    with torch.no_grad():
+        for k, part in enumerate(PARTS):
+            x, y = torch.from_numpy(data.train_x[part]), torch.from_numpy(data.train_y[part])
+            assert losses[k] == pytest.approx(float(F.cross_entropy(engine.module(x), y)), rel=1e-5)
+        scores = engine.module(torch.from_numpy(data.test_x))
+    assert some == pytest.approx(losses[[4, 1]], rel=1e-6)
+    assert len(engine.losses(trained, np.empty(0, dtype=np.int64))) == 0
+    test = engine.test(trained)
+    assert test.accuracy == pytest.approx(float((scores.argmax(1).numpy() == data.test_y).mean()))
+    assert test.loss == pytest.approx(float(F.cross_entropy(scores, torch.from_numpy(data.test_y))), rel=1e-5)
+
+
+def test_holdout_trains_on_one_part_and_measures_on_the_other():
+    engine = engine_of("logistic", LocalTraining(8, 3, 0.1), holdout=0.2)
+    assert engine.population.sizes.tolist() == [2, 6, 34, 25, 31]
+    for k, part in enumerate(PARTS):
+        trained, measured = set(engine._rows[k]), set(engine._measured[k].tolist())
+        if len(part) >= 5:
+            assert not trained & measured
+            assert len(trained) + len(measured) == len(part)
+        else:
+            assert trained == measured  # too little data to hold anything out
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_papers_models_have_the_papers_sizes():
+    assert ModelVector(build_model("mlp", (784,), 10, 1)).size == 784 * 64 + 64 + 64 * 30 + 30 + 30 * 10 + 10
+    convolutions = 3 * 9 * 32 + 32 + 32 * 9 * 64 + 64 + 64 * 9 * 64 + 64
+    assert ModelVector(build_model("cnn", (3, 32, 32), 10, 1)).size == convolutions + 1024 * 64 + 64 + 64 * 10 + 10
+
+
+def test_initial_weights_are_fixed_by_the_seed_alone():
+    one, two, other = (build_model("mlp", (5,), 2, seed) for seed in (1, 1, 2))
+    vector = ModelVector(one)
+    assert torch.equal(vector.read(one), vector.read(two))
+    assert not torch.equal(vector.read(one), vector.read(other))
+
+
+def test_a_model_vector_holds_buffers_too_and_round_trips():
+    module = build_model(f"{__name__}:Residual", (12,), 3, 1)
+    vector = ModelVector(module)
+    assert vector.size == vector.trained + 2 * 8  # running mean and variance
+    numbers = torch.arange(vector.size, dtype=torch.float32)
+    vector.write(module, numbers)
+    assert torch.equal(vector.read(module), numbers)
+    assert [tuple(part.shape) for part in vector.split(numbers)][:3] == [(2,), (8, 12), (8,)]
+
+
+def test_dropout_without_a_stream_says_so():
+    with pytest.raises(RuntimeError, match="stream"):
+        ClientDropout(0.5).train()(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("mpl", {}, 'did you mean "mlp"'),
+        ("cnn", {}, "needs images"),
+        ("mlp", {"hidden": [0.5]}, "could not be built"),
+        (f"{__name__}:dataset", {}, "must make a torch.nn.Module"),
+    ],
+)
+def test_models_that_cannot_be_built(name, options, message):
+    with pytest.raises(ConfigError, match=message):
+        build_model(name, (12,), 3, 1, options)
+
+
+# --- aggregation and faults -----------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 6), st.integers(0, 1000))
+def test_aggregation_is_the_weighted_mean(m, seed):
+    rng = np.random.default_rng(seed)
+    model, results = torch.from_numpy(rng.standard_normal(8)), torch.from_numpy(rng.standard_normal((m, 8)))
+    weights = rng.dirichlet(np.ones(m))
+    for optimiser in (FedAvg(), FedProx(mu=0.3)):
+        assert np.allclose(optimiser.aggregate(model, results, weights).numpy(), weights @ results.numpy())
+
+
+def test_fedprox_needs_a_pull_that_is_not_negative():
+    assert FedProx(mu=0.25).proximal == 0.25
+    assert FedAvg().proximal == 0
+    with pytest.raises(ConfigError, match="mu"):
+        FedProx(mu=-1.0)
+
+
+def test_faults_have_their_rates_and_depend_on_seed_and_round_alone():
+    faults = Faults(availability=0.7, dropout=0.2, stragglers=0.4)
+    rounds = range(300)
+    reached = [len(faults.available(1, t, 50)) / 50 for t in rounds]
+    assert np.mean(reached) == pytest.approx(0.7, abs=0.02)
+    assert np.mean([faults.dropped(1, t, 50).mean() for t in rounds]) == pytest.approx(0.2, abs=0.02)
+    steps = np.concatenate([faults.steps(1, t, 50, 10) for t in rounds])
+    assert steps.min() == 1
+    assert np.mean(steps < 10) == pytest.approx(0.4 * 0.9, abs=0.02)
+    assert np.array_equal(faults.available(1, 5, 50), faults.available(1, 5, 50))
+    assert not np.array_equal(faults.available(1, 5, 50), faults.available(2, 5, 50))
+
+
+def test_somebody_is_always_there():
+    faults = Faults(availability=1e-9)
+    assert all(len(faults.available(1, t, 5)) == 1 for t in range(20))
+    assert np.array_equal(Faults().available(1, 0, 5), np.arange(5))
+
+
+@pytest.mark.parametrize("settings", [{"availability": 0.0}, {"dropout": 1.5}, {"stragglers": -0.1}])
+def test_impossible_faults_are_refused(settings):
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        Faults(**settings)
+
+
+def test_settings_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Faults().dropout = 0.5
