@@ -175,6 +175,7 @@ def test_nobody_answered_moves_nobody():
 
 def test_adam_is_torchs_adam():
     import torch
+
     rng = np.random.default_rng(3)
     X, Y, s2 = rng.standard_normal((7, 3)), rng.standard_normal((2, 7)), 0.05
     samples = Samples(Y, np.array([1.0, 0.9]))

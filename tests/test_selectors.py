@@ -83,7 +83,8 @@ HIDDEN: list[int] = []
 
 
 @pytest.mark.parametrize(
-    "fault", ["global randomness", "unavailable", "twice", "too few", "in place", "objects", "not an array", "hidden state"]
+    "fault",
+    ["global randomness", "unavailable", "twice", "too few", "in place", "objects", "not an array", "hidden state"],
 )
 def test_the_suite_catches(fault):
     with pytest.raises(AssertionError):

@@ -311,7 +311,10 @@ def test_the_dead_neither_answer_nor_deliver():
     assert np.array_equal(np.isnan(losses), dead)
     changes = federation.loss_changes(np.arange(C))
     assert np.array_equal(np.isnan(changes), dead)
-    assert federation.ledger.bytes_up == int((~dead).sum()) * 2 * ANSWER_BYTES + int((~dead[:C]).sum()) * s.engine.model_bytes
+    assert (
+        federation.ledger.bytes_up
+        == int((~dead).sum()) * 2 * ANSWER_BYTES + int((~dead[:C]).sum()) * s.engine.model_bytes
+    )
 
 
 def test_updates_that_are_not_finite_are_refused_and_counted(monkeypatch):
@@ -334,7 +337,9 @@ def test_losses_that_are_absurd_are_refused_and_counted(monkeypatch):
     s = simulation()
     honest = s.engine.losses
     lies = np.array([np.nan, np.inf, -np.inf, 1e30])
-    monkeypatch.setattr(s.engine, "losses", lambda model, clients: np.where(clients < 4, lies[clients % 4], honest(model, clients)))
+    monkeypatch.setattr(
+        s.engine, "losses", lambda model, clients: np.where(clients < 4, lies[clients % 4], honest(model, clients))
+    )
     federation = SimulatedRound(s, s.start)
     answers = federation.losses(np.arange(6))
     assert np.isnan(answers[:4]).all()

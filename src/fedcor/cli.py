@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from fedcor.errors import ConfigError, FedcorError
+from fedcor.errors import FedcorError
 from fedcor.progress import show_download, show_rounds
 from fedcor.record import count_rounds, read_run, read_runs
 
@@ -77,9 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--jobs", type=_whole, default=os.cpu_count() or 1, help="processes (default: all cores)")
     demo.set_defaults(command=_demo)
 
-    run = commands.add_parser(
-        "run", help="one run of an experiment", epilog=RUN_EXAMPLES, formatter_class=formatter
-    )
+    run = commands.add_parser("run", help="one run of an experiment", epilog=RUN_EXAMPLES, formatter_class=formatter)
     _experiment_arguments(run)
     run.add_argument("--selector", help="random, afl, power_of_choice, fedcor, proxy, full, or module:Class")
     run.add_argument("--seed", type=_whole, default=1, help="fixes everything that is drawn (default: 1)")
@@ -254,7 +252,9 @@ def _data_list(options: argparse.Namespace) -> int:  # noqa: ARG001
     for title in ("name", "what", "here", "how"):
         table.add_column(title)
     for entry in available():
-        table.add_row(entry.name, f"{entry.what} {entry.shape}, {entry.classes} classes", "yes" if entry.here else "no", entry.how)
+        table.add_row(
+            entry.name, f"{entry.what} {entry.shape}, {entry.classes} classes", "yes" if entry.here else "no", entry.how
+        )
     Console().print(table)
     print(f"\ncache folder: {cache_dir()} (FEDCOR_DATA names another)")
     return 0
@@ -267,5 +267,3 @@ def _data_fetch(options: argparse.Namespace) -> int:
         path = fetch(options.name, options.source, update)
     print(path)
     return 0
-
-

@@ -22,7 +22,9 @@ def build_dataclass(cls: type[T], table: Mapping[str, Any]) -> T:
     hints = typing.get_type_hints(cls)
     for key, value in table.items():
         if key not in fields:
-            raise ConfigError(key, value, f"no such key here; there are: {', '.join(fields) or 'none'}", suggest(key, fields))
+            raise ConfigError(
+                key, value, f"no such key here; there are: {', '.join(fields) or 'none'}", suggest(key, fields)
+            )
     for name, field in fields.items():
         needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if needed and name not in table:

@@ -80,7 +80,9 @@ class Experiment:
         options = dict(self.optimiser)
         name = options.pop("name", "fedavg")
         if name not in OPTIMISERS:
-            raise ConfigError("optimiser.name", name, f"must be one of {', '.join(OPTIMISERS)}", suggest(name, OPTIMISERS))
+            raise ConfigError(
+                "optimiser.name", name, f"must be one of {', '.join(OPTIMISERS)}", suggest(name, OPTIMISERS)
+            )
         try:
             return build_dataclass(OPTIMISERS[name], options)
         except ConfigError as error:

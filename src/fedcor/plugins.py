@@ -26,7 +26,5 @@ def load_object(reference: str, key: str) -> Any:
         raise ConfigError(key, reference, f"the module {module_name} could not be imported ({why})") from error
     if not hasattr(module, attribute):
         names = [name for name in vars(module) if not name.startswith("_")]
-        raise ConfigError(
-            key, reference, f"the module {module_name} has no {attribute}", suggest(attribute, names)
-        )
+        raise ConfigError(key, reference, f"the module {module_name} has no {attribute}", suggest(attribute, names))
     return getattr(module, attribute)

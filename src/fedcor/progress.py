@@ -46,7 +46,13 @@ def show_rounds(title: str, total: int) -> Iterator[Callable[[int, str], None]]:
 def show_download() -> Iterator[Callable[[str, int, int | None], None]]:
     """Yields `update(stage, bytes done, bytes in all)`: a bar a stage on a terminal, a line a stage elsewhere."""
     console = _console()
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         tasks = {}
 

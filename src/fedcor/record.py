@@ -68,7 +68,9 @@ def read_run(folder: Path) -> Run:
         try:
             entry = json.loads(line)
         except json.JSONDecodeError as error:
-            raise RecordError(f"{path}, line {number}: not JSON ({error}); the file was changed by hand or damaged") from error
+            raise RecordError(
+                f"{path}, line {number}: not JSON ({error}); the file was changed by hand or damaged"
+            ) from error
         expected = "header" if number == 1 else number - 2
         if not isinstance(entry, dict) or entry.get("kind" if number == 1 else "round") != expected:
             raise RecordError(f"{path}, line {number}: expected the {'header' if number == 1 else f'round {expected}'}")
@@ -93,7 +95,7 @@ def read_runs(folder: Path) -> list[Run]:
     paths = sorted(folder.rglob(RECORD))
     if not paths:
         raise RecordError(f"no run in {folder}: no {RECORD} there or below; fedcor run or fedcor compare makes one")
-    return [read_run(path.parent) for path in paths]
+    return [read_run(path.parent) for path in paths if b"\n" in path.read_bytes()]  # not those that only just began
 
 
 class RunWriter:
@@ -116,7 +118,7 @@ class RunWriter:
             if array.dtype.hasobject:
                 raise RecordError(f"the state {name!r} holds Python objects; a checkpoint takes plain arrays only")
         with temporary.open("wb") as file:
-            np.savez(file, **dict(arrays))
+            np.savez(file, **dict(arrays))  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -161,7 +163,9 @@ def _prepare(folder: Path, header: Mapping[str, Any], resume: bool) -> dict[str,
         checkpoint = _read_checkpoint(folder / CHECKPOINT)
         done = int(checkpoint["round"]) if checkpoint else 0
         if len(run.rounds) < done:
-            raise RecordError(f"{record} has {len(run.rounds)} rounds, but the checkpoint beside it was made after {done}")
+            raise RecordError(
+                f"{record} has {len(run.rounds)} rounds, but the checkpoint beside it was made after {done}"
+            )
         rounds = run.rounds[:done]
     write_whole(record, "".join(map(_line, [header, *rounds])).encode())
     return checkpoint

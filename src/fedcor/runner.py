@@ -69,7 +69,7 @@ def run(
     out: Path,
     *,
     resume: bool = False,
-    on_round: Callable[[RoundRecord], None] = lambda record: None,
+    on_round: Callable[[RoundRecord], None] | None = None,
 ) -> None:
     """One run in the folder `out`; with `resume`, from where it was left. A finished run is left as it is."""
     torch.set_num_threads(1)  # sums in one order, whatever machine: runs are equal bit for bit
@@ -91,12 +91,13 @@ def run(
         if writer.checkpoint is not None and int(writer.checkpoint["round"]) >= rounds:
             return
         simulation = build_simulation(experiment, seed)
-        progress = Progress.from_arrays(writer.checkpoint, simulation.engine.device) if writer.checkpoint else None
-        for record, progress in simulation.run(rounds, progress):
+        start = Progress.from_arrays(writer.checkpoint, simulation.engine.device) if writer.checkpoint else None
+        for record, progress in simulation.run(rounds, start):
             writer.append(dataclasses.asdict(record))
             if progress.round % CHECKPOINT_EVERY == 0 or progress.round == rounds:
                 writer.save(progress.to_arrays())
-            on_round(record)
+            if on_round is not None:
+                on_round(record)
 
 
 @dataclass(frozen=True)

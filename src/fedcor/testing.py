@@ -9,7 +9,6 @@ The fake federation has quadratic clients, so each answer is known in closed for
 
 from __future__ import annotations
 
-import dataclasses
 import io
 from collections.abc import Iterable
 from typing import Any
@@ -111,7 +110,8 @@ def round_trip(state: State) -> State:
 
 def check_selector(selector: Selector, clients: int = 12, rounds: int = 25) -> None:
     """Raises AssertionError, saying what is wrong, unless `selector` keeps the promises of every selector."""
-    frozen = dataclasses.is_dataclass(selector) and selector.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    parameters = getattr(selector, "__dataclass_params__", None)
+    frozen = parameters is not None and parameters.frozen
     assert frozen, "a selector is a frozen dataclass: its hyper-parameters never change, its state is kept outside it"
 
     everyone = FakeFederation.example(clients)
@@ -119,7 +119,9 @@ def check_selector(selector: Selector, clients: int = 12, rounds: int = 25) -> N
     again = _play(selector, FakeFederation.example(clients), rounds)
     assert _same(chosen, again), "two runs with the same streams chose differently: draw from federation.rng alone"
     resumed = _play(selector, FakeFederation.example(clients), rounds, checkpoint=True)
-    assert _same(chosen, resumed), "a state that went through a checkpoint led to other choices: keep it all in the state"
+    assert _same(chosen, resumed), (
+        "a state that went through a checkpoint led to other choices: keep it all in the state"
+    )
 
     for few in (1, clients // 2):
         _play(selector, FakeFederation.example(clients, available=range(0, 2 * few, 2)), rounds)

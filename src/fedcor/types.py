@@ -45,7 +45,8 @@ class Population:
 
     @cached_property
     def weights(self) -> FloatArray:  # (N,) p_k
-        return self.sizes / self.sizes.sum()
+        weights: FloatArray = self.sizes / self.sizes.sum()
+        return weights
 
 
 class Federation(Protocol):

@@ -67,9 +67,7 @@ class Engine:
         ends = np.cumsum(sizes)
         self._rows = [np.arange(end - size, end - h) for end, size, h in zip(ends, sizes, held, strict=True)]
         # The loss of a client is taken over all of its data, or over the held-out part where there is one.
-        self._measured = [
-            torch.arange(end - (h or size), end) for end, size, h in zip(ends, sizes, held, strict=True)
-        ]
+        self._measured = [torch.arange(end - (h or size), end) for end, size, h in zip(ends, sizes, held, strict=True)]
         self.population = Population(np.array([len(rows) for rows in self._rows]))
         order = torch.from_numpy(np.concatenate(parts))
         self._x, self._y = self._images(torch.from_numpy(data.train_x)[order]), self._labels(data.train_y)[order]
@@ -91,7 +89,12 @@ class Engine:
         return 4 * self.vector.size
 
     def train(
-        self, model: Tensor, clients: Sequence[int], round: int, learning_rate: float, steps: Sequence[int] | None = None
+        self,
+        model: Tensor,
+        clients: Sequence[int],
+        round: int,
+        learning_rate: float,
+        steps: Sequence[int] | None = None,
     ) -> Tensor:
         """(len(clients), P): each client's model after its local training from `model`."""
         how = replace(self.how, learning_rate=learning_rate)
@@ -118,7 +121,8 @@ class Engine:
             x, y = self._x[rows], self._y[rows]
         per_sample = self._forward(model, x, y)[0]
         sums: FloatArray = np.add.reduceat(per_sample.double().cpu().numpy(), starts)
-        return sums / sizes
+        means: FloatArray = sums / sizes
+        return means
 
     def test(self, model: Tensor) -> Scores:
         """Accuracy and loss on the test data."""

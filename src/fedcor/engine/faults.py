@@ -1,9 +1,9 @@
 """What goes wrong in a federation, drawn from streams of (seed, round), so that every selector meets the same faults.
 
-    availability  a client can be reached in a round with this probability
-    dropout       a client that looks reachable dies in a round with this probability: it is sent models, but neither
-                  delivers a training nor answers a question
-    stragglers    a client has time only for a part of its local steps, with this probability; the part is drawn uniformly
+availability  a client can be reached in a round with this probability
+dropout       a client that looks reachable dies in a round with this probability: it is sent models, but neither
+              delivers a training nor answers a question
+stragglers    a client has time only for a part of its local steps, with this probability; the part is drawn uniformly
 """
 
 from __future__ import annotations

@@ -61,12 +61,12 @@ def logistic(shape: Sequence[int], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
-def cnn(
-    shape: Sequence[int], classes: int, channels: Sequence[int] = (32, 64, 64), dense: int = 64
-) -> nn.Module:
+def cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (32, 64, 64), dense: int = 64) -> nn.Module:
     """The paper's CNN: 3x3 convolutions without padding, pooling and ReLU after the first two, ReLU after the third."""
     if len(shape) != 3:
-        raise ConfigError("name", "cnn", f"needs images (channels, height, width), but a sample has shape {tuple(shape)}")
+        raise ConfigError(
+            "name", "cnn", f"needs images (channels, height, width), but a sample has shape {tuple(shape)}"
+        )
     first, second, third = channels
     features = nn.Sequential(
         nn.Conv2d(shape[0], first, 3), nn.MaxPool2d(2), nn.ReLU(),
@@ -115,7 +115,9 @@ def build_model(
         except (TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError("name", name, f"could not be built for samples of shape {tuple(shape)}: {error}") from error
+            raise ConfigError(
+                "name", name, f"could not be built for samples of shape {tuple(shape)}: {error}"
+            ) from error
     if not isinstance(module, nn.Module):
         raise ConfigError("name", name, f"must make a torch.nn.Module, but made a {type(module).__name__}")
     return _with_client_dropout(module)

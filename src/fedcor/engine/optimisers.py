@@ -1,7 +1,7 @@
 """How the chosen clients' results become the next model. Each is combinable with every selector.
 
-    FedAvg    w^{t+1} = sum_k a_k w_k,  a_k equal (the paper's rule) or proportional to n_k (`weighted`)
-    FedProx   the same, after local training on  l_k(w) + mu/2 |w - w^t|^2   (Li et al., 2018)
+FedAvg    w^{t+1} = sum_k a_k w_k,  a_k equal (the paper's rule) or proportional to n_k (`weighted`)
+FedProx   the same, after local training on  l_k(w) + mu/2 |w - w^t|^2   (Li et al., 2018)
 """
 
 from __future__ import annotations

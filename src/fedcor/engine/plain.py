@@ -38,7 +38,7 @@ def train_plainly(
             for rows in map(torch.from_numpy, assignment.batches(how.batch_size)):
                 optimiser.zero_grad()
                 loss = F.cross_entropy(local(x[rows]), y[rows])
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 if how.proximal:  # FedProx: the gradient of mu/2 |w - w^t|^2, the norm squared
                     for p, a in zip(local.parameters(), anchor, strict=True):
                         if p.grad is not None:

@@ -122,7 +122,9 @@ class StackedTrainer:
         the draws of a round come in one call, which gives the same numbers.
         """
         steps, C, B, _ = share.shape
-        masks = [np.zeros((steps, C, B, layer.width if layer.dropout else 0), dtype=np.float32) for layer in self.layers]
+        masks = [
+            np.zeros((steps, C, B, layer.width if layer.dropout else 0), dtype=np.float32) for layer in self.layers
+        ]
         dropped = [(i, layer.width, layer.dropout) for i, layer in enumerate(self.layers) if layer.dropout]
         true_rows = np.count_nonzero(share.numpy()[..., 0], axis=2)  # (steps, C)
         for c, assignment in enumerate(work):
@@ -133,7 +135,9 @@ class StackedTrainer:
             for step, n in enumerate(true_rows[:, c].tolist()):
                 for i, width, p in dropped:
                     stop = start + n * width
-                    np.greater_equal(draws[start:stop].reshape(n, width), p, out=masks[i][step, c, :n], casting="unsafe")
+                    np.greater_equal(
+                        draws[start:stop].reshape(n, width), p, out=masks[i][step, c, :n], casting="unsafe"
+                    )
                     start = stop
         for i, _, p in dropped:
             masks[i] *= mask_scale(p)

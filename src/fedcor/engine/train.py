@@ -65,9 +65,7 @@ def schedule(rng: np.random.Generator, n: int, size: int, steps: int) -> list[In
 
 
 class Trainer(Protocol):
-    def __call__(
-        self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, how: LocalTraining
-    ) -> Tensor:
+    def __call__(self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, how: LocalTraining) -> Tensor:
         """(len(work), P): each client's model after training from `model` on its rows of x and y."""
         ...
 
@@ -92,7 +90,7 @@ class LoopTrainer:
 
     def _train(self, model: Tensor, assignment: Assignment, x: Tensor, y: Tensor, how: LocalTraining) -> Tensor:
         self.vector.write(self.module, model)
-        parameters = list(self.module.parameters())
+        parameters: list[Tensor] = list(self.module.parameters())
         anchors = [p.detach().clone() for p in parameters] if how.proximal else []
         dropout = assignment.dropout_stream()
         for layer in self.dropouts:
@@ -114,4 +112,3 @@ class LoopTrainer:
                         pull = [anchors[i] for i in used]
                         torch._foreach_add_(touched, pull, alpha=how.learning_rate * how.proximal)
         return self.vector.read(self.module)
-

@@ -68,4 +68,3 @@ class AFL:
         first = np.isnan(state["initial_loss"])
         initial = np.array(outcome.losses[reported].mean()) if first else state["initial_loss"]
         return {**state, "losses": losses, "initial_loss": initial}
-

@@ -40,4 +40,6 @@ def check_fraction(key: str, given: float, *, closed: bool = False) -> None:
 
 def check_positive(key: str, given: float, *, zero: bool = False) -> None:
     if not math.isfinite(given) or given < 0 or (given == 0 and not zero):
-        raise ConfigError(key, given, "must be a finite number of at least 0" if zero else "must be a finite number above 0")
+        raise ConfigError(
+            key, given, "must be a finite number of at least 0" if zero else "must be a finite number above 0"
+        )

@@ -1,8 +1,8 @@
 """Power-of-choice (Cho, Wang & Joshi, 2020): of d candidates, the C with the largest loss.
 
-    1. draw d >= C candidates without replacement, client k with probability p_k;
-    2. send them the current model, they answer with l_k(w^t);
-    3. the C candidates with the largest losses train.
+1. draw d >= C candidates without replacement, client k with probability p_k;
+2. send them the current model, they answer with l_k(w^t);
+3. the C candidates with the largest losses train.
 """
 
 from __future__ import annotations

@@ -1,0 +1,218 @@
+"""Settings: the presets are the paper's, and every mistake is refused by name before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from fedcor.config import build_dataclass
+from fedcor.errors import ConfigError, FedcorError
+from fedcor.experiment import load_experiment, preset_names
+from fedcor.runner import build_simulation, compare_jobs
+from fedcor.selectors import FedCor, PowerOfChoice
+
+PRESETS = ["cifar10-1spc", "cifar10-2spc", "cifar10-dir", "digits", "fmnist-1spc", "fmnist-2spc", "fmnist-dir"]
+
+
+def test_the_presets():
+    assert preset_names() == PRESETS
+    for name in PRESETS:
+        assert load_experiment(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "chosen", "kind", "shards"),
+    [
+        ("fmnist-2spc", 0.69, 5, "shards", 2),
+        ("fmnist-1spc", 0.62, 10, "shards", 1),
+        ("fmnist-dir", 0.64, 5, "dirichlet", 2),
+        ("cifar10-2spc", 0.62, 5, "shards", 2),
+        ("cifar10-1spc", 0.36, 10, "shards", 1),
+        ("cifar10-dir", 0.54, 5, "dirichlet", 2),
+    ],
+)
+def test_the_presets_are_the_papers(name, target, chosen, kind, shards):
+    experiment = load_experiment(name)
+    fmnist = name.startswith("fmnist")
+    training, partition = experiment.training, experiment.partition
+    assert experiment.target_accuracy == target
+    assert (partition.kind, partition.clients, partition.shards_per_client) == (kind, 100, shards)
+    assert partition.alpha == 0.2
+    assert training.clients_per_round == chosen
+    assert training.rounds == (500 if fmnist else 2000)
+    assert (training.batch_size, training.local_steps) == ((64, 20) if fmnist else (50, 40))
+    assert (training.learning_rate, training.weight_decay) == ((0.005, 1e-4) if fmnist else (0.01, 3e-4))
+    assert training.milestones == ((150, 300) if fmnist else ())
+    assert experiment.model["name"] == ("mlp" if fmnist else "cnn")
+    assert experiment.optimiser == {"name": "fedavg"}
+    expected = FedCor(chosen) if fmnist else FedCor(chosen, warmup=20, interval=50, discount=0.99, beta=0.9)
+    assert experiment.with_selector("fedcor").build_selector() == expected
+    assert experiment.with_selector("power_of_choice").build_selector() == PowerOfChoice(chosen)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("training.round=5", 'training.round = 5: no such key here.*did you mean "rounds"'),
+        ("trainin.rounds=5", 'trainin = .*did you mean "training"'),
+        ("training.rounds=0", "training.rounds = 0: must be a whole number of at least 1"),
+        ("training.rounds=many", "training.rounds = 'many': must be a whole number"),
+        ("training.rounds=2.5", "training.rounds = 2.5: must be a whole number"),
+        ("training.learning_rate=0", "training.learning_rate = 0.0: must be a finite number above 0"),
+        ("training.weight_decay=-1", "training.weight_decay"),
+        ("training.milestones=[1,'a']", "training.milestones = 'a': must be a whole number"),
+        ("training.milestones=3", "training.milestones = 3: must be a list"),
+        ("training.clients_per_round=51", "training.clients_per_round = 51: must be at most partition.clients = 50"),
+        ("partition.clients=0", "partition.clients = 0"),
+        ("partition.kind=shard", "partition.kind = 'shard'.*did you mean \"shards\""),
+        ("data.holdout=1.0", "data.holdout = 1.0: must lie in"),
+        ("target_accuracy=1.5", "target_accuracy = 1.5: must lie in"),
+        ("selector=fedcorr", "selector = 'fedcorr'.*did you mean \"fedcor\""),
+        ("selectors.fedcor.beta=1.5", "selectors.fedcor.beta = 1.5: must lie strictly between 0 and 1"),
+        ("selectors.fedcor.beat=0.5", 'selectors.fedcor.beat.*did you mean "beta"'),
+        ("selectors=3", "selectors = 3: must be a table"),
+        ("training=3", "training = 3: must be a table"),
+        ("optimiser.name=fedporx", 'optimiser.name.*did you mean "fedprox"'),
+        ("optimiser.mu=0.1", "optimiser.mu = 0.1: no such key"),
+        ("model.name=mpl", 'model.name.*did you mean "mlp"'),
+        ("model.droput=0.1", 'model.droput.*did you mean "dropout"'),
+        ("faults.dropout=2", "faults.dropout = 2.0: must lie in"),
+        ("name.x=2", "--set"),
+        ("rounds", "--set = 'rounds': must have the form key=value"),
+        ("=5", "--set"),
+    ],
+)
+def test_mistakes_are_refused_by_name(change, told):
+    with pytest.raises(ConfigError, match=told):
+        load_experiment("digits", [change])
+
+
+def test_more_candidates_than_clients():
+    with pytest.raises(ConfigError, match="candidates = 60: must be at most 50 clients"):
+        load_experiment("digits", ["selectors.power_of_choice.candidates=60"], "power_of_choice")
+
+
+def test_changes_are_read_as_toml_or_as_text():
+    experiment = load_experiment(
+        "digits", ["optimiser.name=fedprox", "optimiser.mu=0.1", "model.hidden=[8, 4]", "training.milestones=[3]"]
+    )
+    assert experiment.build_optimiser().proximal == 0.1
+    assert experiment.model["hidden"] == [8, 4]
+    assert experiment.training.milestones == (3,)
+
+
+def test_a_toml_file(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        '[data]\nname = "digits"\n[partition]\nkind = "iid"\nclients = 4\n[model]\nname = "logistic"\n'
+        "[training]\nrounds = 2\nclients_per_round = 2\nbatch_size = 8\nlocal_steps = 2\nlearning_rate = 0.1\n"
+    )
+    experiment = load_experiment(str(path), selector="random")
+    assert experiment.name == "mine"
+    assert len(list(build_simulation(experiment, 1).run(2))) == 2
+    path.write_text(path.read_text().replace("rounds = 2\n", ""))
+    with pytest.raises(ConfigError, match="training.rounds = None: must be given: a whole number"):
+        load_experiment(str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "cannot be read"),
+        ("a = = b", "is not TOML"),
+        ("a = 1", "a = 1: no such key"),
+        ("", "data = None: must be given"),
+    ],
+)
+def test_a_toml_file_that_is_wrong(tmp_path, content, told):
+    path = tmp_path / "mine.toml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=told):
+        load_experiment(str(path))
+
+
+def test_a_model_without_a_name(tmp_path):
+    path = tmp_path / "mine.toml"
+    text = json.loads(json.dumps(load_experiment("digits").describe()["training"]))
+    training = "\n".join(f"{k} = {json.dumps(v)}" for k, v in text.items())
+    path.write_text(f'[data]\nname="digits"\n[partition]\nkind="iid"\nclients=40\n[model]\n[training]\n{training}\n')
+    with pytest.raises(ConfigError, match="model.name = None: must be given"):
+        load_experiment(str(path))
+
+
+def test_what_only_the_data_can_tell_is_refused_by_name_as_well():
+    with pytest.raises(ConfigError, match="partition.clients"):
+        build_simulation(load_experiment("digits", ["partition.clients=5000"], "random"), 1)
+    with pytest.raises(ConfigError, match="data.name"):
+        build_simulation(load_experiment("digits", ["data.name=digist"], "random"), 1)
+    with pytest.raises(ConfigError, match="model.name"):
+        build_simulation(load_experiment("digits", ['model={name="cnn"}'], "random"), 1)
+    with pytest.raises(ConfigError, match="training.device = 'abacus': cannot be used here"):
+        build_simulation(load_experiment("digits", ["training.device=abacus"], "random"), 1)
+
+
+def test_device_auto_takes_what_there_is():
+    simulation = build_simulation(load_experiment("digits", ["training.device=auto"], "random"), 1)
+    assert simulation.engine.device.type in ("cpu", "cuda", "mps")
+
+
+def test_the_description_has_every_hyper_parameter_of_the_one_that_runs():
+    described = load_experiment("digits", selector="afl").describe()
+    assert described["selectors"] == {"afl": {"clients_per_round": 10, "alpha1": 0.75, "alpha2": 0.01, "alpha3": 0.1}}
+    assert json.loads(json.dumps(described)) == json.loads(json.dumps(described, default=str))
+
+
+def test_a_comparison_is_checked_whole_before_it_runs(tmp_path):
+    experiment = load_experiment("digits")
+    jobs = compare_jobs(experiment, ["random", "fedcor"], [1, 2], tmp_path, resume=False)
+    assert [job.out.relative_to(tmp_path).as_posix() for job in jobs] == [
+        "random/seed-1", "fedcor/seed-1", "random/seed-2", "fedcor/seed-2"
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="did you mean"):
+        compare_jobs(experiment, ["random", "afll"], [1], tmp_path, resume=False)
+
+
+def test_partitions_differ_by_seed_and_not_by_selector():
+    labels = [
+        build_simulation(load_experiment("digits", selector=name), seed).engine._y.numpy()
+        for name, seed in (("random", 1), ("fedcor", 1), ("random", 2))
+    ]
+    assert np.array_equal(labels[0], labels[1])
+    assert not np.array_equal(labels[0], labels[2])
+
+
+@dataclass(frozen=True)
+class Fields:
+    whole: int
+    number: float = 1.0
+    word: Literal["one", "two"] = "one"
+    maybe: int | None = None
+    many: tuple[float, ...] = ()
+    anything: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+def test_tables_become_dataclasses():
+    table = {"whole": 1, "number": 2, "word": "two", "maybe": None, "many": [1, 2.5], "anything": {"a": 1}}
+    assert build_dataclass(Fields, table) == Fields(1, 2.0, "two", None, (1.0, 2.5), {"a": 1})
+    for wrong in (
+        {"whole": True},
+        {"whole": 1, "number": "2"},
+        {"whole": 1, "word": "three"},
+        {"whole": 1, "maybe": "x"},
+        {},
+    ):
+        with pytest.raises(ConfigError):
+            build_dataclass(Fields, wrong)
+
+
+def test_config_errors_are_value_errors_of_the_one_tree():
+    error = ConfigError("beta", 2, "must be less")
+    assert isinstance(error, ValueError)
+    assert isinstance(error, FedcorError)
+    assert str(error.under("selectors.fedcor")) == "selectors.fedcor.beta = 2: must be less"

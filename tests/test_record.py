@@ -1,0 +1,229 @@
+"""Records and resume: kill it at any moment, and the record comes out the same."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcor.errors import RecordError
+from fedcor.experiment import load_experiment
+from fedcor.record import CHECKPOINT, RECORD, count_rounds, open_run, read_run, read_runs, write_whole
+from fedcor.runner import run
+
+HEADER = {"experiment": "e", "selector": "s", "seed": 1, "config": {"training": {"rounds": 5}, "target": 0.5}}
+
+
+def lines_without_seconds(folder: Path) -> list[dict]:
+    entries = [json.loads(line) for line in (folder / RECORD).read_text().splitlines()]
+    return [{key: value for key, value in entry.items() if key != "seconds"} for entry in entries]
+
+
+def digits(selector="fedcor", rounds=25, *changes):
+    small = ["selectors.fedcor.warmup=4", "selectors.fedcor.interval=6", "selectors.fedcor.warmup_steps=10"]
+    return load_experiment("digits", [f"training.rounds={rounds}", *small, *changes], selector)
+
+
+@pytest.mark.parametrize("selector", ["fedcor", "afl", "random"])
+@pytest.mark.parametrize("stop", [3, 10, 17, 24])
+def test_an_interrupted_run_goes_on_to_the_same_record(tmp_path, selector, stop):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run(digits(selector), 1, whole)
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(record):
+        if record.round == stop:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        run(digits(selector), 1, broken, on_round=interrupt)
+    run(digits(selector), 1, broken, resume=True)
+    assert lines_without_seconds(broken) == lines_without_seconds(whole)
+
+
+def test_kill_9_at_any_moment(tmp_path):
+    """A real process, really killed, again and again at odd moments, until the run is through."""
+    arguments = ["run", "digits", "--selector", "fedcor", "--rounds", "60", "--set", "selectors.fedcor.warmup=5"]
+    command = [sys.executable, "-m", "fedcor", *arguments]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    subprocess.run([*command, "--out", whole], check=True, capture_output=True, cwd=tmp_path)
+    kills = 0
+    for target in (2, 9, 23, 41, 55):
+        process = subprocess.Popen([*command, "--out", broken, "--resume"], stdout=subprocess.DEVNULL, cwd=tmp_path)
+        while process.poll() is None and count_rounds(broken) < target:
+            time.sleep(0.002)
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        process.wait()
+    subprocess.run([*command, "--out", broken, "--resume"], check=True, capture_output=True, cwd=tmp_path)
+    assert kills >= 3
+    assert lines_without_seconds(broken) == lines_without_seconds(whole)
+
+
+def test_resuming_a_finished_run_changes_nothing_and_a_longer_one_goes_on(tmp_path):
+    run(digits("random", 10), 1, tmp_path / "run")
+    before = (tmp_path / "run" / RECORD).read_bytes()
+    run(digits("random", 10), 1, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / RECORD).read_bytes() == before
+    run(digits("random", 15), 1, tmp_path / "run", resume=True)
+    run(digits("random", 15), 1, tmp_path / "whole")
+    assert lines_without_seconds(tmp_path / "run") == lines_without_seconds(tmp_path / "whole")
+
+
+def test_a_run_is_never_overwritten(tmp_path):
+    run(digits("random", 2), 1, tmp_path / "run")
+    before = (tmp_path / "run" / RECORD).read_bytes()
+    with pytest.raises(RecordError, match="already holds a run: add --resume"):
+        run(digits("random", 2), 1, tmp_path / "run")
+    for other, seed, told in (
+        (digits("afl", 2), 1, "selector is 'random'"),
+        (digits("random", 2), 2, "seed is 1, not 2"),
+        (digits("random", 2, "training.learning_rate=0.07"), 1, "training.learning_rate is 0.05 there, 0.07 here"),
+    ):
+        with pytest.raises(RecordError, match=told):
+            run(other, seed, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / RECORD).read_bytes() == before
+
+
+def hold(folder, started, release):
+    with open_run(folder, HEADER, resume=False):
+        started.set()
+        release.wait(30)
+
+
+def test_two_processes_on_one_folder(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    started, release = context.Event(), context.Event()
+    process = context.Process(target=hold, args=(tmp_path, started, release))
+    process.start()
+    assert started.wait(30)
+    try:
+        with pytest.raises(RecordError, match="in use"), open_run(tmp_path, HEADER, resume=True):
+            pass
+    finally:
+        os.kill(process.pid, signal.SIGKILL)  # the lock dies with its holder
+        process.join()
+    with open_run(tmp_path, HEADER, resume=True):
+        pass
+
+
+def write(folder, rounds, checkpoint_at=None):
+    with open_run(folder, HEADER, resume=False) as writer:
+        for t in range(rounds):
+            writer.append({"round": t, "x": t / 3})
+            if t + 1 == checkpoint_at:
+                writer.save({"round": np.array(t + 1), "selector/a": np.arange(3)})
+
+
+@given(st.integers(0, 120))
+def test_a_torn_tail_is_tolerated(tmp_path_factory, cut):
+    folder = tmp_path_factory.mktemp("torn")
+    write(folder, 4, checkpoint_at=2)
+    path = folder / RECORD
+    content = path.read_bytes()
+    header_end = content.index(b"\n") + 1
+    checkpointed = header_end + sum(len(line) + 1 for line in content[header_end:].split(b"\n")[:2])
+    path.write_bytes(content[: max(checkpointed, len(content) - cut)])
+    run = read_run(folder)
+    assert [entry["round"] for entry in run.rounds] == list(range(len(run.rounds)))
+    with open_run(folder, HEADER, resume=True) as writer:
+        assert writer.checkpoint["selector/a"].tolist() == [0, 1, 2]
+    assert count_rounds(folder) == 2
+
+
+def test_a_torn_header_is_a_run_that_never_began(tmp_path):
+    (tmp_path / RECORD).write_text('{"kind": "hea')
+    with pytest.raises(RecordError, match="no header yet"):
+        read_run(tmp_path)
+    with open_run(tmp_path, HEADER, resume=False) as writer:
+        assert writer.checkpoint is None
+    assert read_run(tmp_path).header["seed"] == 1
+
+
+def test_numbers_that_json_does_not_have_become_null(tmp_path):
+    with open_run(tmp_path, HEADER, resume=False) as writer:
+        writer.append({"round": 0, "test_loss": float("nan"), "other": float("inf")})
+    assert read_run(tmp_path).rounds[0] == {"round": 0, "test_loss": None, "other": None}
+
+
+def test_damage_is_named(tmp_path):
+    write(tmp_path, 3)
+    lines = (tmp_path / RECORD).read_text().splitlines()
+    (tmp_path / RECORD).write_text("\n".join([lines[0], "nonsense", *lines[2:]]) + "\n")
+    with pytest.raises(RecordError, match="line 2: not JSON"):
+        read_run(tmp_path)
+    (tmp_path / RECORD).write_text("\n".join([lines[0], *lines[2:]]) + "\n")
+    with pytest.raises(RecordError, match="line 2: expected the round 0"):
+        read_run(tmp_path)
+    (tmp_path / RECORD).write_bytes(b"\xff\xfe\n")
+    with pytest.raises(RecordError, match="cannot be read"):
+        read_run(tmp_path)
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    write(tmp_path, 3, checkpoint_at=2)
+    (tmp_path / CHECKPOINT).write_bytes(b"not a zip file")
+    with pytest.raises(RecordError, match="checkpoint .* is damaged"), open_run(tmp_path, HEADER, resume=True):
+        pass
+
+
+def test_a_checkpoint_that_is_ahead_of_its_record_is_refused(tmp_path):
+    write(tmp_path, 3, checkpoint_at=3)
+    lines = (tmp_path / RECORD).read_text().splitlines()
+    (tmp_path / RECORD).write_text("\n".join(lines[:2]) + "\n")
+    with pytest.raises(RecordError, match="has 1 rounds, but the checkpoint"), open_run(tmp_path, HEADER, resume=True):
+        pass
+
+
+def test_no_pickle_goes_into_a_checkpoint_or_comes_out_of_one(tmp_path):
+    with (
+        pytest.raises(RecordError, match="plain arrays only"),
+        open_run(tmp_path, HEADER, resume=False) as writer,
+    ):
+        writer.save({"round": np.array(0), "bad": np.array([object()])})
+    write(tmp_path / "other", 1, checkpoint_at=1)
+    np.savez(tmp_path / "other" / CHECKPOINT, round=np.array(1), evil=np.array([{}], dtype=object))
+    with pytest.raises(RecordError, match="damaged"), open_run(tmp_path / "other", HEADER, resume=True):
+        pass
+
+
+def test_reading_where_there_is_nothing(tmp_path):
+    with pytest.raises(RecordError, match="there is no folder"):
+        read_runs(tmp_path / "nowhere")
+    with pytest.raises(RecordError, match="no run in"):
+        read_runs(tmp_path)
+    with pytest.raises(RecordError, match="holds no run"):
+        read_run(tmp_path)
+    assert count_rounds(tmp_path) == 0
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordError, match="cannot be made"), open_run(tmp_path / "file" / "run", HEADER, resume=False):
+        pass
+
+
+def test_writing_whole_leaves_the_old_file_when_it_fails(tmp_path, monkeypatch):
+    write_whole(tmp_path / "a", b"old")
+
+    def fail(descriptor):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_whole(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -1,0 +1,119 @@
+"""The shape of the package: imports point one way, the core is light, the public names are these."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import fedcor
+import fedcor.testing
+
+SOURCE = Path(fedcor.__file__).parent
+# A room may import only rooms that stand before it (and itself).
+ORDER = [
+    "errors", "types", "rng", "config", "plugins", "guard", "ledger", "record", "progress",
+    "gp", "selectors", "testing", "data", "engine", "simulate", "experiment", "runner", "report", "cli", "__main__",
+]  # fmt: skip
+NEVER = {
+    ("engine", "selectors"),
+    ("report", "engine"),
+    ("report", "runner"),
+    ("data", "selectors"),
+    ("report", "record"),
+}
+GP_MAY_IMPORT = {"gp", "types"}
+
+
+def imported_rooms(path: Path) -> set[str]:
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module] if node.module != "fedcor" else [f"fedcor.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}: relative import"
+        rooms |= {name.split(".")[1] for name in names if name.startswith("fedcor.")}
+    return rooms
+
+
+def test_imports_point_one_way():
+    files = [path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py"]
+    assert len(files) > 30
+    for path in files:
+        room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        for other in imported_rooms(path) - {room}:
+            assert ORDER.index(other) < ORDER.index(room), f"{path} imports {other}"
+            assert (room, other) not in NEVER, f"{path} imports {other}"
+            if room == "gp":
+                assert other in GP_MAY_IMPORT, f"{path} imports {other}"
+
+
+def test_modules_within_a_room_do_not_import_in_circles():
+    graph = {}
+    for path in SOURCE.rglob("*.py"):
+        name = ".".join(("fedcor", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        graph[name] = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " -> ".join((*trail, name))
+        if name in done or name not in graph:
+            return
+        for other in graph[name]:
+            if other in graph and other != name:
+                visit(other, (*trail, name))
+        done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def test_the_core_needs_numpy_and_scipy_alone():
+    """In an interpreter that refuses every other installed package."""
+    program = """
+import sys
+from importlib.metadata import packages_distributions
+others = set(packages_distributions()) - {"fedcor", "numpy", "scipy"}
+assert {"torch", "rich", "sklearn"} <= others
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in others:
+            raise ImportError(f"the core imported {name}")
+sys.meta_path.insert(0, Refuse())
+import fedcor, fedcor.gp, fedcor.selectors, fedcor.testing
+from fedcor.testing import FakeFederation, check_selector
+check_selector(fedcor.FedCor(3, warmup=2, interval=2, dimension=2))
+try:
+    import fedcor.engine
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "pip install 'fedcor[sim]'" in done.stdout
+
+
+def test_public_names():
+    assert fedcor.__all__ == sorted(fedcor.__all__)
+    assert set(fedcor.__all__) == {
+        "AFL", "FedCor", "Federation", "Full", "Outcome", "Population", "PowerOfChoice", "Proxy", "Random", "Selector",
+        "State", "build_selector",
+    }  # fmt: skip
+    assert all(hasattr(fedcor, name) for name in fedcor.__all__)
+    assert fedcor.testing.__all__ == ["FakeFederation", "check_selector", "round_trip"]
+
+
+def test_a_simulator_without_torch_says_what_to_install():
+    program = """
+import sys
+sys.modules["torch"] = None
+from fedcor.cli import main
+sys.exit(main(["run", "digits"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "fedcor: this needs PyTorch, which is not installed: pip install 'fedcor[sim]'"
