@@ -7,6 +7,7 @@ a batch normalisation, say), which are averaged like parameters but take no grad
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -52,7 +53,7 @@ def mlp(shape: Sequence[int], classes: int, hidden: Sequence[int] = (64, 30), dr
     """The paper's MLP; dropout stands before the ReLU, as in its published implementation."""
     widths = [math.prod(shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in itertools.pairwise(widths):
         layers += [nn.Linear(before, after), nn.Dropout(dropout), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
