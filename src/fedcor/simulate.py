@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -229,8 +228,3 @@ class Simulation:
             state = self.selector.observe(state, outcome)
             progress = dataclasses.replace(progress, state=state)
             yield federation.record(chosen, outcome, progress.model, started), progress
-
-    def describe(self) -> dict[str, Any]:
-        """Facts about the federation that a record's header carries."""
-        sizes = self.engine.population.sizes
-        return {"clients": len(sizes), "model_bytes": self.engine.model_bytes, "samples": int(sizes.sum())}

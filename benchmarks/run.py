@@ -1,0 +1,260 @@
+"""Speed, as ratios to something measured in the same run: the machine's own matrix product, a plain twin, a dense form.
+
+    python benchmarks/run.py            every measurement; a few minutes
+    python benchmarks/run.py --quick    a smoke test of this file: too few repeats to be believed
+    python benchmarks/run.py --json     the same as JSON
+
+Each pair is measured alternately and the best of several repeats is taken, since these machines are shared. One thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedcor.data import Dataset
+from fedcor.engine import Engine, LocalTraining, build_model
+from fedcor.engine.models import ModelVector
+from fedcor.engine.plain import train_plainly
+from fedcor.engine.train import Assignment
+from fedcor.experiment import load_experiment
+from fedcor.gp import Samples, fit, select
+from fedcor.runner import build_simulation
+
+
+@dataclass(frozen=True)
+class Result:
+    what: str
+    ratio: float
+    goal: str
+    detail: str
+
+
+def best(repeats: int, *works: Callable[[], object]) -> list[float]:
+    """Seconds of each work: the best of `repeats`, taken in turn, after one that does not count."""
+    seconds = [float("inf")] * len(works)
+    for repeat in range(repeats + 1):
+        for i, work in enumerate(works):
+            started = time.perf_counter()
+            work()
+            if repeat:
+                seconds[i] = min(seconds[i], time.perf_counter() - started)
+    return seconds
+
+
+def fmnist_round(repeats: int) -> list[Result]:
+    """One FMNIST 2SPC random round, its batched training, and the losses of all clients."""
+    engine = build_simulation(load_experiment("fmnist-2spc", selector="random"), 1).engine
+    clients, model = [3, 14, 15, 92, 65], engine.initial_model
+    work = [Assignment(k, 3, 1, engine._rows[k], 20) for k in clients]
+    square = torch.randn(2048, 2048)
+    everyone = np.arange(100)
+
+    def one_round() -> None:
+        results = engine.train(model, clients, 3, 0.005)
+        engine.test(model + torch.full((5,), 0.2) @ (results - model))
+
+    product, whole, stacked, plain, losses, loop = best(
+        repeats,
+        lambda: square @ square,
+        one_round,
+        lambda: engine.train(model, clients, 3, 0.005),
+        lambda: train_plainly(engine.module, model, work, engine._x, engine._y, engine.how),
+        lambda: engine.losses(model, everyone),
+        lambda: [engine.losses(model, everyone[k : k + 1]) for k in everyone],
+    )
+    rate = 2 * 2048**3 / product  # operations a second of this machine, now
+    first, rest = 784 * 64, 64 * 30 + 30 * 10
+    # Forward and weight gradient for the first layer, the input gradient too for the others; forward alone to evaluate.
+    training = 5 * 20 * 64 * (4 * first + 6 * rest)
+    evaluation = 10_000 * 2 * (first + rest)
+    ideal, ideal_losses = (training + evaluation) / rate, 60_000 * 2 * (first + rest) / rate
+    return [
+        Result(
+            "FMNIST random round / its arithmetic at matrix-product speed",
+            whole / ideal,
+            "at most 3",
+            f"{whole * 1e3:.1f} ms against {ideal * 1e3:.1f} ms at {rate / 1e9:.0f} GFLOP/s",
+        ),
+        Result(
+            "plain per-client loop / batched training, MLP",
+            plain / stacked,
+            "at least 2.5",
+            f"{plain * 1e3:.1f} ms against {stacked * 1e3:.1f} ms for 5 clients x 20 batches",
+        ),
+        Result(
+            "losses of 100 clients / their arithmetic at matrix-product speed",
+            losses / ideal_losses,
+            "",
+            f"{losses * 1e3:.0f} ms against {ideal_losses * 1e3:.0f} ms; asked one by one {loop * 1e3:.0f} ms",
+        ),
+    ]
+
+
+def cnn_layouts(repeats: int) -> list[Result]:
+    """Why convolutions are trained client by client in channels-last layout."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((250, 3, 32, 32)).astype(np.float32), rng.integers(10, size=250)
+    data = Dataset("invented", x, y, x[:50], y[:50], 10)
+    how = LocalTraining(50, 2, 0.01, 3e-4)
+    module = build_model("cnn", (3, 32, 32), 10, 1)
+    plain = copy.deepcopy(module)
+    engine = Engine(data, np.split(np.arange(250), 5), module, how, 1)
+    work = [Assignment(k, 0, 1, np.arange(50 * k, 50 * k + 50), 2) for k in range(5)]
+    xs, ys = torch.from_numpy(x), torch.from_numpy(y)
+
+    fast, default, vmapped = best(
+        repeats,
+        lambda: engine.train(engine.initial_model, range(5), 0, 0.01),
+        lambda: train_plainly(plain, engine.initial_model, work, xs, ys, how),
+        lambda: vmap_steps(plain, xs.view(5, 50, 3, 32, 32), ys.view(5, 50), 2),
+    )
+    detail = f"{fast / 500 * 1e6:.0f} us a sample against {{:.0f}} us"
+    return [
+        Result(
+            "CNN, default layout / channels-last loop", default / fast, "above 1", detail.format(default / 500 * 1e6)
+        ),
+        Result(
+            "CNN, vmap over clients / channels-last loop", vmapped / fast, "above 1", detail.format(vmapped / 500 * 1e6)
+        ),
+    ]
+
+
+def vmap_steps(module: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> None:
+    """The path not taken: all clients' gradients by torch.func.vmap."""
+    parameters = {k: v.detach().expand(len(x), *v.shape).clone() for k, v in module.named_parameters()}
+
+    def loss(p: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(torch.func.functional_call(module, p, (x,)), y)
+
+    gradient = torch.func.vmap(torch.func.grad(loss))
+    for _ in range(steps):
+        gradients = gradient(parameters, x, y)
+        for name, parameter in parameters.items():
+            parameter.sub_(gradients[name], alpha=0.01)
+
+
+def gaussian_process(repeats: int) -> list[Result]:
+    """Selection and fitting in d dimensions against the dense forms, and their growth with the number of clients."""
+
+    def problem(N: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(N)
+        return rng.standard_normal((N, 15)) / 15**0.5, rng.dirichlet(np.ones(N)), rng.standard_normal((2, N))
+
+    def choose(N: int) -> Callable[[], object]:
+        X, p, _ = problem(N)
+        return lambda: select(X, p, np.ones(N), 1e-4, 10, np.arange(N))
+
+    def refit(N: int) -> Callable[[], object]:
+        X, _, Y = problem(N)
+        return lambda: fit(X, Samples(Y, np.ones(2)), 1e-4, 10, 0.01)
+
+    X, p, Y = problem(500)
+    fast, dense, large, small = best(
+        repeats, choose(500), lambda: dense_choice(X, p, 10), choose(100_000), choose(10_000)
+    )
+    fit_fast, fit_dense, fit_large, fit_small = best(
+        repeats, refit(500), lambda: dense_steps(X, Y, 10), refit(100_000), refit(10_000)
+    )
+    ms = 1e3
+    return [
+        Result(
+            "dense Algorithm 1 / low rank, 500 clients",
+            dense / fast,
+            "above 1",
+            f"{dense * ms:.1f} against {fast * ms:.2f} ms",
+        ),
+        Result(
+            "selection, 100,000 clients / 10,000",
+            large / small,
+            "about 10: linear",
+            f"{large * ms:.0f} against {small * ms:.1f} ms",
+        ),
+        Result(
+            "dense likelihood steps / low rank, 500 clients",
+            fit_dense / fit_fast,
+            "above 1",
+            f"{fit_dense * ms:.0f} against {fit_fast * ms:.1f} ms for ten steps",
+        ),
+        Result(
+            "refit, 100,000 clients / 10,000",
+            fit_large / fit_small,
+            "about 10: linear",
+            f"{fit_large * ms:.0f} against {fit_small * ms:.0f} ms for ten steps",
+        ),
+    ]
+
+
+def dense_choice(X: np.ndarray, p: np.ndarray, count: int) -> None:
+    Sigma = X @ X.T + 1e-4 * np.eye(len(X))
+    for _ in range(count):
+        deviation = np.sqrt(np.maximum(np.diag(Sigma), 1e-12))
+        k = int(np.argmax(Sigma @ p / deviation))
+        Sigma = Sigma - np.outer(Sigma[:, k], Sigma[k]) / Sigma[k, k]
+
+
+def dense_steps(X: np.ndarray, Y: np.ndarray, steps: int) -> None:
+    for _ in range(steps):
+        inverse = np.linalg.inv(X @ X.T + 1e-4 * np.eye(len(X)))
+        solved = Y @ inverse
+        X = X + 1e-6 * (solved.T @ (solved @ X) - 2 * inverse @ X)
+
+
+def whole_run(rounds: int) -> list[Result]:
+    """A whole FedCor run against a random one of the same length: what the probes and refits cost in time."""
+    seconds = {}
+    for name in ("random", "fedcor"):
+        simulation = build_simulation(load_experiment("fmnist-2spc", selector=name), 1)
+        started = time.perf_counter()
+        for _ in simulation.run(rounds):
+            pass
+        seconds[name] = time.perf_counter() - started
+    detail = f"{seconds['fedcor']:.0f} s against {seconds['random']:.0f} s for {rounds} rounds on one core"
+    return [Result("FedCor run / random run, FMNIST 2SPC", seconds["fedcor"] / seconds["random"], "", detail)]
+
+
+def model_sizes() -> str:
+    return ", ".join(
+        f"{name} {ModelVector(build_model(name, shape, 10, 1)).size}"
+        for name, shape in (("mlp", (784,)), ("cnn", (3, 32, 32)))
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    repeats = 1 if options.quick else 15
+    results = [
+        *fmnist_round(repeats),
+        *cnn_layouts(1 if options.quick else 5),
+        *gaussian_process(1 if options.quick else 7),
+        *whole_run(20 if options.quick else 500),
+    ]
+    if options.json:
+        print(json.dumps([asdict(result) for result in results], indent=2))
+        return 0
+    print(f"parameters: {model_sizes()}; torch {torch.__version__}, one thread\n")
+    print("| measured | ratio | goal | detail |\n|---|---|---|---|")
+    for result in results:
+        print(f"| {result.what} | {result.ratio:.2f} | {result.goal} | {result.detail} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
