@@ -1,0 +1,48 @@
+"""What the documents say is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from fedcor.cli import _parser
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_the_readmes_python_runs():
+    (example,) = blocks(ROOT / "README.md", "python")
+    exec(compile(example, "README.md", "exec"), {"__name__": "mine"})
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_fedcor_command_in_a_document_parses(path):
+    text = path.read_text(encoding="utf-8")
+    commands = re.findall(
+        r"(?:^|`|&& |do )(fedcor (?:demo|run|compare|report|data)\b[^`\n;#&]*)", text, flags=re.MULTILINE
+    )
+    for command in commands:
+        _parser().parse_args(shlex.split(command)[1:])
+    if path.name == "README.md":
+        assert len(commands) >= 6
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_to_files_lead_somewhere(path):
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), target
+
+
+def test_make_has_the_readmes_two_commands():
+    targets = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for command in ("demo", "test"):
+        assert f"make {command}" in (ROOT / "README.md").read_text(encoding="utf-8")
+        assert f"\n{command}:" in targets
