@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,10 @@ def blocks(path: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-def test_the_readmes_python_runs():
+def test_the_readmes_python_runs(tmp_path):
     (example,) = blocks(ROOT / "README.md", "python")
-    exec(compile(example, "README.md", "exec"), {"__name__": "mine"})
+    (tmp_path / "mine.py").write_text(example)
+    subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, check=True)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
