@@ -14,7 +14,8 @@ SOURCE = Path(fedcor.__file__).parent
 # A room may import only rooms that stand before it (and itself).
 ORDER = [
     "errors", "types", "rng", "config", "plugins", "guard", "ledger", "record", "progress",
-    "gp", "selectors", "testing", "data", "engine", "simulate", "experiment", "runner", "report", "cli", "__main__",
+    "gp", "selectors", "testing", "data", "engine", "simulate", "experiment", "runner", "analysis", "report",
+    "reproduce", "cli", "__main__",
 ]  # fmt: skip
 NEVER = {
     ("engine", "selectors"),

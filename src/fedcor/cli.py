@@ -43,6 +43,12 @@ COMPARE_EXAMPLES = """examples:
   fedcor compare fmnist-dir --selectors random,fedcor,my_module:MySelector --seeds 1,2,5 --out runs/mine
   fedcor compare fmnist-2spc --seeds 1-5 --jobs 2 --resume      goes on where it was interrupted
 """
+REPRODUCE_EXAMPLES = """examples:
+  fedcor reproduce all --quick                                   everything, as a rehearsal
+  fedcor reproduce table1 --jobs 2                               60 runs of 500 rounds; interrupt it, run it again
+  fedcor reproduce table1 --dataset cifar10 --settings 2spc --seeds 1 --rounds 600
+"""
+REPRODUCE = ["table1", "convergence", "toy", "normality", "stationarity", "interval", "annealing", "embedding", "all"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,6 +100,25 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--seeds", type=_seeds, default=[1, 2, 3], help="as 1-5 or 1,2,7 (default: 1-3)")
     compare.add_argument("--jobs", type=_whole, default=1, help="processes, one thread each (default: 1)")
     compare.set_defaults(command=_compare)
+
+    again = commands.add_parser(
+        "reproduce",
+        help="the paper's table and figures, one command each",
+        epilog=REPRODUCE_EXAMPLES,
+        formatter_class=formatter,
+    )
+    again.add_argument("what", metavar="WHAT", choices=REPRODUCE, help=", ".join(REPRODUCE))
+    again.add_argument("--dataset", default="fmnist", help="fmnist, cifar10 or digits (default: fmnist)")
+    again.add_argument("--settings", type=_names, default=["2spc", "1spc", "dir"], help="default: 2spc,1spc,dir")
+    again.add_argument("--seeds", type=_seeds, default=[1, 2, 3, 4, 5], help="default: 1-5")
+    again.add_argument("--rounds", type=_whole, help="instead of the paper's (500 for fmnist, 2000 for cifar10)")
+    again.add_argument("--selections", type=_whole, default=1000, help="random selections measured in a round")
+    again.add_argument("--jobs", type=_whole, default=1, help="processes, one thread each (default: 1)")
+    again.add_argument(
+        "--quick", action="store_true", help="everything on the embedded digits, in minutes: a rehearsal"
+    )
+    again.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="default: %(default)s; goes on there")
+    again.set_defaults(command=_reproduce)
 
     report = commands.add_parser("report", help="tables from finished or running runs")
     report.add_argument("folder", type=Path, metavar="DIR", help="a run's folder, or one with runs below it")
@@ -191,6 +216,26 @@ def _demo(options: argparse.Namespace) -> int:
     _run_all(jobs, options.jobs, quiet=True)
     _print_tables(options.out)
     print(f"\nThe records are in {options.out}; `fedcor report {options.out} --json` gives every number.")
+    return 0
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    from fedcor.reproduce import Plan, reproduce
+
+    plan = Plan(
+        options.out,
+        show_rounds,
+        options.dataset,
+        options.settings,
+        options.seeds,
+        options.rounds,
+        options.jobs,
+        options.selections,
+    )
+    for path in reproduce(options.what, plan.quick() if options.quick else plan):
+        print(path)
+        if path.suffix == ".md":
+            print(path.read_text(encoding="utf-8"))
     return 0
 
 

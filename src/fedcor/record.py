@@ -10,6 +10,7 @@ it, and writes them again, the same.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import zipfile
@@ -25,7 +26,7 @@ from filelock import FileLock, Timeout
 from fedcor.errors import RecordError
 from fedcor.types import Array
 
-__all__ = ["Run", "RunWriter", "count_rounds", "open_run", "read_run", "read_runs", "write_whole"]
+__all__ = ["Run", "RunWriter", "count_rounds", "open_run", "read_run", "read_runs", "save_arrays", "write_whole"]
 
 RECORD = "rounds.jsonl"
 CHECKPOINT = Path("checkpoint") / "state.npz"
@@ -52,6 +53,16 @@ def write_whole(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def save_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Named arrays as an .npz file, written whole, without pickle."""
+    for name, array in arrays.items():
+        if array.dtype.hasobject:
+            raise RecordError(f"the array {name!r} holds Python objects; a file takes plain arrays only")
+    content = io.BytesIO()
+    np.savez(content, **dict(arrays))  # type: ignore[arg-type]
+    write_whole(path, content.getvalue())
 
 
 def read_run(folder: Path) -> Run:
@@ -111,17 +122,7 @@ class RunWriter:
     def save(self, arrays: Mapping[str, Array]) -> None:
         """Checkpoint: first the record is on the disk, then the state that follows from it."""
         os.fsync(self._file.fileno())
-        path = self.folder / CHECKPOINT
-        path.parent.mkdir(exist_ok=True)
-        temporary = path.with_name(".state.tmp.npz")
-        for name, array in arrays.items():
-            if array.dtype.hasobject:
-                raise RecordError(f"the state {name!r} holds Python objects; a checkpoint takes plain arrays only")
-        with temporary.open("wb") as file:
-            np.savez(file, **dict(arrays))  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        save_arrays(self.folder / CHECKPOINT, arrays)
 
 
 def _line(entry: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from fedcor.data import Dataset, load
 from fedcor.engine import Engine, LocalTraining, build_model
 from fedcor.errors import ConfigError
 from fedcor.experiment import Experiment
-from fedcor.record import open_run
+from fedcor.record import count_rounds, open_run
 from fedcor.rng import stream
 from fedcor.simulate import LearningRate, Progress, RoundRecord, Simulation
 
@@ -129,6 +129,13 @@ def folder_name(selector: str) -> str:
 
 def run_jobs(jobs: Sequence[Job], processes: int) -> Iterator[Job | None]:
     """Run them all, `processes` at once. Yields each job when it is finished, and None now and then between."""
+    done_before = [job for job in jobs if job.resume and count_rounds(job.out) >= job.experiment.training.rounds]
+    for job in done_before:  # checked, and left as they are: no process need start for that
+        run(job.experiment, job.seed, job.out, resume=True)
+        yield job
+    jobs = [job for job in jobs if job not in done_before]
+    if not jobs:
+        return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=max(1, min(processes, len(jobs))), mp_context=context) as pool:
         pending: dict[Future[Any], Job] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -123,6 +123,18 @@ class Engine:
         sums: FloatArray = np.add.reduceat(per_sample.double().cpu().numpy(), starts)
         means: FloatArray = sums / sizes
         return means
+
+    def majority_labels(self) -> IntArray:
+        """(N,) the label that each client holds most of."""
+        return np.array([int(torch.bincount(self._y[rows]).argmax()) for rows in map(torch.from_numpy, self._rows)])
+
+    def measured_rows(self, size: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """(client, samples, labels): all data that losses are measured on, client by client, at most `size` rows at once."""
+        for client, rows in enumerate(self._measured):
+            start, stop = int(rows[0]), int(rows[-1]) + 1  # contiguous: these are views
+            for low in range(start, stop, size):
+                high = min(low + size, stop)
+                yield client, self._x[low:high], self._y[low:high]
 
     def test(self, model: Tensor) -> Scores:
         """Accuracy and loss on the test data."""

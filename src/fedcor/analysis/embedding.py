@@ -1,0 +1,41 @@
+"""The map of clients: do the learnt embeddings know which clients hold the same label? (The paper's Sec. 5.5.)"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedcor.rng import stream_seed
+from fedcor.types import FloatArray, IntArray
+
+__all__ = ["chance_purity", "normalised", "project", "purity"]
+
+
+def normalised(X: FloatArray) -> FloatArray:
+    """Rows of unit length: then distance reveals correlation."""
+    unit: FloatArray = X / np.maximum(np.linalg.norm(X, axis=1, keepdims=True), 1e-12)
+    return unit
+
+
+def purity(X: FloatArray, labels: IntArray, neighbours: int) -> float:
+    """Mean share of each client's nearest neighbours (by correlation) that hold its label."""
+    similarity = normalised(X) @ normalised(X).T
+    np.fill_diagonal(similarity, -np.inf)
+    nearest = np.argsort(-similarity, axis=1)[:, :neighbours]  # (N, k)
+    return float(np.mean(labels[nearest] == labels[:, None]))
+
+
+def chance_purity(labels: IntArray) -> float:
+    """The same for neighbours drawn at random."""
+    same = labels[:, None] == labels
+    return float((same.sum() - len(labels)) / (len(labels) * (len(labels) - 1)))
+
+
+def project(X: FloatArray, seed: int) -> FloatArray:
+    """(N, 2) t-SNE of the normalised embeddings."""
+    from sklearn.manifold import TSNE
+
+    tsne = TSNE(
+        perplexity=min(10.0, (len(X) - 1) / 3), init="pca", random_state=stream_seed(seed, "t-SNE") % 2**32, n_jobs=1
+    )
+    points: FloatArray = tsne.fit_transform(normalised(X)).astype(np.float64)
+    return points

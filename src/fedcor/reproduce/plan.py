@@ -1,0 +1,130 @@
+"""What is to be reproduced, how much of it, and where: shared by every experiment of the paper."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcor.errors import ConfigError, suggest
+from fedcor.experiment import Experiment, load_experiment
+from fedcor.record import Run, count_rounds, read_run, write_whole
+from fedcor.runner import Job, run_jobs
+
+__all__ = ["SETTINGS", "Plan", "Runs", "Variant"]
+
+SETTINGS = ("2spc", "1spc", "dir")
+DATASETS = ("fmnist", "cifar10", "digits")
+# The three settings on the embedded digits: small enough to try every experiment in seconds.
+_DIGITS = {
+    "2spc": ["partition.shards_per_client=2", "training.clients_per_round=5"],
+    "1spc": ["partition.shards_per_client=1", "training.clients_per_round=10"],
+    "dir": ["partition.kind=dirichlet", "partition.minimum_size=3", "training.clients_per_round=5"],
+}
+# setting -> label -> the runs of all seeds
+Runs = Mapping[str, Mapping[str, list[Run]]]
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int, str], None]]]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A selector with some of its hyper-parameters changed, and the name of its folder and curve."""
+
+    label: str
+    selector: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of an experiment to run."""
+
+    out: Path
+    progress: Progress
+    dataset: str = "fmnist"
+    settings: Sequence[str] = SETTINGS
+    seeds: Sequence[int] = (1, 2, 3, 4, 5)
+    rounds: int | None = None  # instead of the paper's
+    jobs: int = 1
+    selections: int = 1000  # random selections measured in a round
+
+    def __post_init__(self) -> None:
+        if self.dataset not in DATASETS:
+            allowed = f"must be one of {', '.join(DATASETS)}"
+            raise ConfigError("--dataset", self.dataset, allowed, suggest(self.dataset, DATASETS))
+        for setting in self.settings:
+            if setting not in SETTINGS:
+                allowed = f"must be one of {', '.join(SETTINGS)}"
+                raise ConfigError("--settings", setting, allowed, suggest(setting, SETTINGS))
+
+    def quick(self) -> Plan:
+        """A version of a few minutes for everything: the embedded digits, few rounds, two seeds."""
+        return dataclasses.replace(
+            self, dataset="digits", seeds=tuple(self.seeds)[:2], rounds=min(self.rounds or 30, 30), selections=60
+        )
+
+    def experiment(
+        self, setting: str, selector: str = "fedcor", options: Mapping[str, Any] | None = None
+    ) -> Experiment:
+        """The paper's settings for a data set and a setting, with this plan's number of rounds."""
+        changes = [] if self.rounds is None else [f"training.rounds={self.rounds}"]
+        if self.dataset == "digits":
+            experiment = load_experiment("digits", [*changes, *_DIGITS[setting]], selector)
+            experiment = dataclasses.replace(experiment, name=f"digits-{setting}")
+        else:
+            experiment = load_experiment(f"{self.dataset}-{setting}", changes, selector)
+        merged = {**experiment.selectors.get(selector, {}), **(options or {})}
+        return dataclasses.replace(experiment, selectors={**experiment.selectors, selector: merged}).check()
+
+    def runs(self, variants: Sequence[Variant]) -> Runs:
+        """Every variant in every setting on every seed, run as far as it is not done yet."""
+        jobs = [
+            Job(
+                self.experiment(setting, variant.selector, variant.options),
+                seed,
+                self._folder(setting, variant, seed),
+                resume=True,
+            )
+            for seed in self.seeds
+            for setting in self.settings
+            for variant in variants
+        ]
+        finished = 0
+        with self.progress(f"{self.dataset} runs", sum(job.experiment.training.rounds for job in jobs)) as update:
+            for job in run_jobs(jobs, self.jobs):
+                finished += job is not None
+                done = sum(min(count_rounds(j.out), j.experiment.training.rounds) for j in jobs)
+                update(done, f"{finished}/{len(jobs)} runs")
+        return {
+            setting: {
+                variant.label: [self._read(setting, variant, seed) for seed in self.seeds] for variant in variants
+            }
+            for setting in self.settings
+        }
+
+    def _folder(self, setting: str, variant: Variant, seed: int) -> Path:
+        return self.out / "runs" / f"{self.dataset}-{setting}" / variant.label / f"seed-{seed}"
+
+    def _read(self, setting: str, variant: Variant, seed: int) -> Run:
+        """The run, cut to this plan's rounds: an earlier command may have run it further."""
+        run = read_run(self._folder(setting, variant, seed))
+        return dataclasses.replace(run, rounds=run.rounds[: self.experiment(setting).training.rounds])
+
+    def describe(self) -> dict[str, Any]:
+        """What a saved result says of how it was made."""
+        return {
+            "dataset": self.dataset,
+            "settings": list(self.settings),
+            "seeds": list(self.seeds),
+            "rounds": self.rounds,
+        }
+
+    def save(self, what: str, numbers: Mapping[str, Any], *, of_dataset: bool = True) -> Path:
+        path = self.out / (f"{what}-{self.dataset}.json" if of_dataset else f"{what}.json")
+        made_by = {"plan": self.describe()} if of_dataset else {}
+        write_whole(path, (json.dumps({**made_by, **numbers}) + "\n").encode())
+        return path

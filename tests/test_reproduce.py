@@ -1,0 +1,136 @@
+"""`fedcor reproduce`: every experiment of the paper in its quick version, resumable, with figures that are there."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcor.cli import REPRODUCE, main
+from fedcor.errors import ConfigError
+from fedcor.reproduce import EXPERIMENTS, Plan
+from fedcor.reproduce.paper import TABLE_1
+
+FIGURES = {
+    "table1": [],
+    "convergence": ["convergence-digits"],
+    "toy": ["toy"],
+    "normality": ["normality-digits"],
+    "stationarity": ["stationarity-digits"],
+    "interval": ["interval-digits"],
+    "annealing": ["annealing-digits", "annealing-frequencies-digits"],
+    "embedding": ["embedding-digits"],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """All of it once, as CI and a newcomer run it."""
+    out = tmp_path_factory.mktemp("reproduce")
+    command = [sys.executable, "-m", "fedcor", "reproduce", "all", "--quick", "--jobs", "2", "--rounds", "15", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return out
+
+
+def numbers(folder: Path, what: str) -> dict:
+    return json.loads((folder / f"{what}.json").read_text())
+
+
+def test_every_experiment_is_offered():
+    assert [*EXPERIMENTS, "all"] == REPRODUCE
+    assert set(FIGURES) == set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("name", [name for names in FIGURES.values() for name in names])
+def test_figures_exist_and_are_not_empty(folder, name):
+    png = (folder / f"{name}.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", png[16:24])
+    assert width > 600
+    assert height > 300
+    drawn = ET.parse(folder / f"{name}.svg").getroot()
+    assert len(list(drawn.iter())) > 100
+
+
+def test_table1_has_every_number(folder):
+    table = numbers(folder, "table1-digits")
+    for setting in ("2spc", "1spc", "dir"):
+        for name in ("random", "afl", "power_of_choice", "fedcor"):
+            entry = table["settings"][setting]["selectors"][name]
+            assert entry["rounds_done"] == [15, 15]
+            assert entry["estimates"]["mean_accuracy"]["n"] == 2
+            if name != "random":
+                assert entry["paired"]["random"]["mean_accuracy"]["low"] is not None
+    page = (folder / "table1-digits.md").read_text()
+    assert page.count("| FedCor |") == 3
+
+
+def test_the_numbers_behind_the_figures(folder):
+    curves = numbers(folder, "convergence-digits")["curves"]["1spc"]["fedcor"]
+    assert len(curves["round"]) == len(curves["mean"]) == 6  # 15 rounds, ten-round means
+    similarity = numbers(folder, "stationarity-digits")
+    assert all(0 <= s <= 1 for of in similarity["series"].values() for s in of["similarity"])
+    assert similarity["minimum"]["dir"] == min(similarity["series"]["dir"]["similarity"])
+    component = numbers(folder, "normality-digits")["components"]["2spc"][0]
+    assert len(component["scores"]) == 60
+    assert np.std(component["scores"]) == pytest.approx(1, abs=0.01)
+    for result in numbers(folder, "embedding-digits")["results"]:
+        assert result["purity"] > 2 * result["chance"]
+    chosen = numbers(folder, "annealing-frequencies-digits")["times_chosen"]["1spc"]
+    assert all(sum(counts) == pytest.approx(15 * 10, abs=1) for counts in chosen.values())
+    assert set(chosen) == {"beta-0.5", "beta-0.75", "fedcor", "random"}
+    assert set(numbers(folder, "interval-digits")["curves"]["2spc"]) == {"interval-5", "fedcor", "interval-500", "random"}
+
+
+def test_running_it_again_goes_on_and_changes_nothing(folder):
+    before = {path: path.read_bytes() for path in folder.rglob("*.*") if path.name != "run.lock" and path.is_file()}
+    assert main(["reproduce", "all", "--quick", "--jobs", "2", "--rounds", "15", "--out", str(folder)]) == 0
+    after = {path: path.read_bytes() for path in before}
+    changed = [path.name for path in before if before[path] != after[path] and path.suffix != ".svg"]
+    assert changed == []
+
+
+def test_a_lost_measurement_is_measured_again_the_same(folder):
+    (lost,) = folder.glob("measured/normality-*/digits-2spc/round-*.npz")
+    with np.load(lost) as archive:
+        before = archive["changes"]
+    lost.unlink()
+    assert main(["reproduce", "normality", "--quick", "--rounds", "15", "--settings", "2spc", "--out", str(folder)]) == 0
+    with np.load(lost) as archive:
+        assert np.array_equal(archive["changes"], before)
+
+
+def test_narrowing(tmp_path, capsys):
+    arguments = ["reproduce", "table1", "--dataset", "digits", "--settings", "dir", "--seeds", "4", "--rounds", "3"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    assert "digits DIR" in capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits-dir"]
+    assert list((tmp_path / "runs" / "digits-dir" / "fedcor").iterdir()) == [tmp_path / "runs" / "digits-dir" / "fedcor" / "seed-4"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [(["--dataset", "fmnits"], 'did you mean "fmnist"'), (["--settings", "2spx"], 'did you mean "2spc"')],
+)
+def test_mistakes_are_refused(arguments, told, capsys):
+    assert main(["reproduce", "table1", *arguments]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_the_papers_experiments_have_the_papers_settings(tmp_path):
+    plan = Plan(tmp_path, None)
+    for dataset, rounds in (("fmnist", 500), ("cifar10", 2000)):
+        plan = Plan(tmp_path, None, dataset)
+        for setting in ("2spc", "1spc", "dir"):
+            assert plan.experiment(setting).training.rounds == rounds
+            assert set(TABLE_1[dataset][setting]) == {"random", "afl", "power_of_choice", "fedcor"}
+    with pytest.raises(ConfigError):
+        Plan(tmp_path, None, "mnist")
