@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_engine import MODELS, engine_of
 
 from fedcor.analysis.candidates import loss_changes
 from fedcor.analysis.embedding import chance_purity, normalised, project, purity
@@ -17,6 +16,7 @@ from fedcor.analysis.normality import principal_components
 from fedcor.analysis.stationarity import cosine_similarity, expected_similarity
 from fedcor.analysis.toy import losses, play, train
 from fedcor.engine import LocalTraining
+from test_engine import MODELS, engine_of
 
 
 @pytest.mark.parametrize("holdout", [0.0, 0.3])
@@ -114,7 +114,8 @@ def test_the_toy_on_seeds_that_chose_nothing():
     """The paper's claim: Cor is within a few per cent of Opt, Ind clearly worse."""
     games = [play(seed) for seed in range(1, 21)]
     cor, ind = (
-        np.mean([game.choices[name].global_loss / game.choices["Opt"].global_loss for game in games]) for name in ("Cor", "Ind")
+        np.mean([game.choices[name].global_loss / game.choices["Opt"].global_loss for game in games])
+        for name in ("Cor", "Ind")
     )
     assert cor < 1.06
     assert ind > 1.5

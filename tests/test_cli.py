@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fedcor.cli import main
-from fedcor.record import read_run
+from fedcor.record import count_rounds, read_run
 
 FAST = ["--rounds", "6", "--set", "selectors.fedcor.warmup=2", "--set", "selectors.fedcor.warmup_steps=5"]
 
@@ -235,6 +235,89 @@ def test_interrupt_says_how_to_go_on(tmp_path):
     assert process.returncode == 130
     assert "--resume" in err
     assert "Traceback" not in err
+
+
+def wait_for_rounds(folder, count, process):
+    while sum(count_rounds(path.parent) for path in folder.rglob("rounds.jsonl")) < count:
+        time.sleep(0.02)
+        assert process.poll() is None
+
+
+@pytest.fixture
+def background(tmp_path):
+    """Starts a long comparison; whatever a test does, nothing of it is left running."""
+    started = []
+    yield lambda *more: started.append(compare_in_the_background(tmp_path, *more)) or started[-1]
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def compare_in_the_background(tmp_path, *more):
+    command = [
+        "compare",
+        "digits",
+        "--selectors",
+        "random,full",
+        "--seeds",
+        "1",
+        "--jobs",
+        "2",
+        "--rounds",
+        "4000",
+        "--out",
+        "o",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedcor", *command, *more],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
+    )  # fmt: skip
+    wait_for_rounds(tmp_path / "o", 20, process)
+    return process
+
+
+def workers_of(process):
+    listed = subprocess.run(
+        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(process.pid)], capture_output=True, text=True
+    ).stdout
+    return [int(line.split()[0]) for line in listed.splitlines() if "spawn_main" in line]
+
+
+def assert_ended(pids):
+    deadline = time.monotonic() + 30
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+        time.sleep(0.05)
+        assert time.monotonic() < deadline, "workers are left over"
+
+
+def test_interrupting_a_comparison_ends_its_workers_quietly(background):
+    process = background()
+    workers = workers_of(process)
+    assert len(workers) == 2
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "--resume" in err
+    assert "Traceback" not in err
+    assert_ended(workers)
+
+
+def test_a_killed_worker_is_reported_and_a_killed_parent_takes_its_workers_along(background):
+    process = background()
+    os.kill(workers_of(process)[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "a worker process died" in err
+    assert "Traceback" not in err
+
+    process = background("--resume")
+    while len(workers_of(process)) < 2:
+        time.sleep(0.05)
+    workers = workers_of(process)
+    process.kill()
+    process.communicate()
+    assert_ended(workers)  # so that the locks are free and --resume can go on at once
 
 
 def test_a_reader_that_leaves_early_is_no_error(tmp_path):

@@ -33,7 +33,20 @@ FIGURES = {
 def folder(tmp_path_factory) -> Path:
     """All of it once, as CI and a newcomer run it."""
     out = tmp_path_factory.mktemp("reproduce")
-    command = [sys.executable, "-m", "fedcor", "reproduce", "all", "--quick", "--jobs", "2", "--rounds", "15", "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "fedcor",
+        "reproduce",
+        "all",
+        "--quick",
+        "--jobs",
+        "2",
+        "--rounds",
+        "15",
+        "--out",
+        str(out),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -87,7 +100,12 @@ def test_the_numbers_behind_the_figures(folder):
     chosen = numbers(folder, "annealing-frequencies-digits")["times_chosen"]["1spc"]
     assert all(sum(counts) == pytest.approx(15 * 10, abs=1) for counts in chosen.values())
     assert set(chosen) == {"beta-0.5", "beta-0.75", "fedcor", "random"}
-    assert set(numbers(folder, "interval-digits")["curves"]["2spc"]) == {"interval-5", "fedcor", "interval-500", "random"}
+    assert set(numbers(folder, "interval-digits")["curves"]["2spc"]) == {
+        "interval-5",
+        "fedcor",
+        "interval-500",
+        "random",
+    }
 
 
 def test_running_it_again_goes_on_and_changes_nothing(folder):
@@ -103,7 +121,9 @@ def test_a_lost_measurement_is_measured_again_the_same(folder):
     with np.load(lost) as archive:
         before = archive["changes"]
     lost.unlink()
-    assert main(["reproduce", "normality", "--quick", "--rounds", "15", "--settings", "2spc", "--out", str(folder)]) == 0
+    assert (
+        main(["reproduce", "normality", "--quick", "--rounds", "15", "--settings", "2spc", "--out", str(folder)]) == 0
+    )
     with np.load(lost) as archive:
         assert np.array_equal(archive["changes"], before)
 
@@ -113,7 +133,9 @@ def test_narrowing(tmp_path, capsys):
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     assert "digits DIR" in capsys.readouterr().out
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits-dir"]
-    assert list((tmp_path / "runs" / "digits-dir" / "fedcor").iterdir()) == [tmp_path / "runs" / "digits-dir" / "fedcor" / "seed-4"]
+    assert list((tmp_path / "runs" / "digits-dir" / "fedcor").iterdir()) == [
+        tmp_path / "runs" / "digits-dir" / "fedcor" / "seed-4"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -235,6 +235,44 @@ def test_a_choice_of_someone_who_is_not_there_is_an_error():
         list(scripted(lambda f: [N]).run(1))
 
 
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ([1.5], "not a list of client ids"),
+        ([[1, 2]], "not a list of client ids"),
+        ([-1], "not available"),
+        (3, "not a list"),
+    ],
+)
+def test_a_choice_that_is_no_choice_is_an_error(choice, told):
+    with pytest.raises(FedcorError, match=told):
+        list(scripted(lambda f: choice).run(1))
+
+
+def test_a_selector_that_fails_is_named_with_its_round_and_line():
+    with pytest.raises(
+        FedcorError, match=r"round 0: the selector failed in select: ZeroDivisionError.*test_simulate.py, line"
+    ):
+        list(scripted(lambda f: 1 / 0).run(1))
+
+
+@pytest.mark.parametrize("state", [None, [1], {"a": 3}, {"a": np.array([object()])}, {1: np.zeros(1)}])
+def test_a_state_that_no_checkpoint_takes_is_an_error(state):
+    @dataclasses.dataclass(frozen=True)
+    class Careless(Scripted):
+        def observe(self, _, outcome):
+            return state
+
+    with pytest.raises(FedcorError, match="state"):
+        list(dataclasses.replace(simulation(), selector=Careless(lambda f: [1])).run(1))
+
+
+def test_choosing_nobody_is_a_round_without_participants():
+    (record, progress), *_ = scripted(lambda f: []).run(1)
+    assert record.participated == []
+    assert progress.round == 1
+
+
 # --- pairing ----------------------------------------------------------------------------------------------------------
 
 

@@ -5,26 +5,30 @@ from __future__ import annotations
 import dataclasses
 import functools
 import multiprocessing
+import multiprocessing.connection
+import os
 import platform
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from fedcor.data import Dataset, load
 from fedcor.engine import Engine, LocalTraining, build_model
-from fedcor.errors import ConfigError
+from fedcor.errors import ConfigError, FedcorError
 from fedcor.experiment import Experiment
 from fedcor.record import count_rounds, open_run
 from fedcor.rng import stream
 from fedcor.simulate import LearningRate, Progress, RoundRecord, Simulation
 
-__all__ = ["Job", "build_simulation", "compare_jobs", "run", "run_jobs"]
+__all__ = ["Job", "build_simulation", "compare_jobs", "in_processes", "run", "run_jobs"]
 
 CHECKPOINT_EVERY = 10  # rounds
 
@@ -134,20 +138,50 @@ def run_jobs(jobs: Sequence[Job], processes: int) -> Iterator[Job | None]:
         run(job.experiment, job.seed, job.out, resume=True)
         yield job
     jobs = [job for job in jobs if job not in done_before]
-    if not jobs:
+    tasks: dict[Callable[[], None], Job] = {
+        functools.partial(run, job.experiment, job.seed, job.out, resume=job.resume): job for job in jobs
+    }
+    for task in in_processes(list(tasks), processes):
+        yield None if task is None else tasks[task]
+
+
+def in_processes(tasks: Sequence[Callable[[], None]], processes: int) -> Iterator[Callable[[], None] | None]:
+    """Call each task in one of several processes. Yields each when it is done, and None twice a second between.
+
+    Whatever ends this generator early (an error in a task, an interrupt, a killed worker) ends the workers too: what they were
+    doing can be resumed. They also end by themselves when this process dies.
+    """
+    if not tasks:
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=max(1, min(processes, len(jobs))), mp_context=context) as pool:
-        pending: dict[Future[Any], Job] = {
-            pool.submit(run, job.experiment, job.seed, job.out, resume=job.resume): job for job in jobs
-        }
-        try:
-            while pending:
-                done, _ = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
-                for future in done:
-                    future.result()
-                    yield pending.pop(future)
-                yield None
-        finally:
-            for future in pending:
-                future.cancel()
+    pool = ProcessPoolExecutor(max(1, min(processes, len(tasks))), mp_context=context, initializer=_begin_worker)
+    try:
+        pending: dict[Future[None], Callable[[], None]] = {pool.submit(task): task for task in tasks}
+        while pending:
+            done, _ = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
+            for future in done:
+                future.result()
+                yield pending.pop(future)
+            yield None
+    except BrokenProcessPool:
+        raise FedcorError(
+            "a worker process died (killed, or out of memory?); nothing is lost: the same command with --resume goes on, "
+            "with fewer --jobs if memory is short"
+        ) from None
+    finally:
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin_worker() -> None:
+    """A worker leaves interrupts to its parent, and ends when its parent dies: else it would hold its run's lock."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -75,6 +77,26 @@ class Progress:
         return cls(int(arrays["round"]), model, arrays["known"], arrays["holders"], state)
 
 
+@contextmanager
+def _naming(stage: str) -> Iterator[None]:
+    """An error in a selector (perhaps a user's own) is told with its round, its verb and its line, not as ours."""
+    try:
+        yield
+    except FedcorError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise FedcorError(f"{stage}: {type(error).__name__}: {error} ({last.filename}, line {last.lineno})") from error
+
+
+def _check_state(state: State) -> None:
+    if not isinstance(state, Mapping):
+        raise FedcorError(f"a selector's state is a mapping of names to arrays, not a {type(state).__name__}")
+    for name, value in state.items():
+        if not isinstance(name, str) or not isinstance(value, np.ndarray) or value.dtype.hasobject:
+            raise FedcorError(f"the selector's state {name!r} is not a plain NumPy array, which every checkpoint needs")
+
+
 class SimulatedRound:
     """One round of a simulated federation: answers a selector's questions, and bills them."""
 
@@ -118,6 +140,7 @@ class SimulatedRound:
 
     def close(self, chosen: IntArray, state: State) -> tuple[Progress, Outcome]:
         """Train the chosen, aggregate, and hand on to the next round; a training done for a question is not done again."""
+        chosen = self._checked(chosen)
         participants, weights = self._train(chosen)
         model, known, version = self._model, self._known, None
         if not len(participants):  # nobody delivered: the model stays, and so does what is known of it
@@ -138,11 +161,11 @@ class SimulatedRound:
         self.ledger.close_round(version)
         return Progress(self.round + 1, model, known, self.ledger.holders(), state), outcome
 
-    def record(self, chosen: IntArray, outcome: Outcome, model: Tensor, started: float) -> RoundRecord:
+    def record(self, outcome: Outcome, model: Tensor, started: float) -> RoundRecord:
         scores = self._engine.test(model)
         return RoundRecord(
             round=self.round,
-            selected=chosen.tolist(),
+            selected=outcome.selected.tolist(),
             participated=outcome.participated.tolist(),
             test_accuracy=scores.accuracy,
             test_loss=scores.loss,
@@ -156,6 +179,9 @@ class SimulatedRound:
 
     def _checked(self, clients: IntArray) -> IntArray:
         clients = np.asarray(clients)
+        if clients.ndim != 1 or (clients.size and clients.dtype.kind not in "iu"):
+            raise FedcorError(f"round {self.round}: the selector named {clients!r}, which is not a list of client ids")
+        clients = clients.astype(np.int64)
         strangers = np.setdiff1d(clients, self.available)
         if len(strangers):
             raise FedcorError(f"round {self.round}: the selector named clients that are not available: {strangers}")
@@ -223,8 +249,11 @@ class Simulation:
         for _ in range(progress.round, rounds):
             started = time.perf_counter()
             federation = SimulatedRound(self, progress)
-            chosen, state = self.selector.select(progress.state, federation)
+            with _naming(f"round {progress.round}: the selector failed in select"):
+                chosen, state = self.selector.select(progress.state, federation)
             progress, outcome = federation.close(chosen, state)
-            state = self.selector.observe(state, outcome)
+            with _naming(f"round {outcome.round}: the selector failed in observe"):
+                state = self.selector.observe(state, outcome)
+                _check_state(state)
             progress = dataclasses.replace(progress, state=state)
-            yield federation.record(chosen, outcome, progress.model, started), progress
+            yield federation.record(outcome, progress.model, started), progress

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-import multiprocessing
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from fedcor.record import save_arrays
 from fedcor.reproduce.paper import STATIONARITY_BOUND
 from fedcor.reproduce.plan import Plan
 from fedcor.rng import stream
-from fedcor.runner import build_simulation
+from fedcor.runner import build_simulation, in_processes
 from fedcor.selectors.base import uniform
 from fedcor.selectors.fedcor import FedCor
 from fedcor.simulate import Progress, Simulation
@@ -178,15 +177,8 @@ def _measure(plan: Plan, jobs: Sequence[_Job]) -> None:
     wanted = [path for *_, rounds, _, folder in jobs for path in (_file(folder, t) for t in rounds)]
     missing = [job for job in jobs if not all(_file(job[4], t).exists() for t in job[2])]
     with plan.progress("rounds measured", len(wanted)) as update:
-        if missing:
-            context = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(max_workers=min(plan.jobs, len(missing)), mp_context=context) as pool:
-                pending = {pool.submit(_measure_run, *job) for job in missing}
-                while pending:
-                    done, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        future.result()
-                    update(sum(path.exists() for path in wanted), "")
+        for _ in in_processes([functools.partial(_measure_run, *job) for job in missing], plan.jobs):
+            update(sum(path.exists() for path in wanted), "")
         update(len(wanted), "")
 
 
