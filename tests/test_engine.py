@@ -169,7 +169,7 @@ def test_proximal_pull_is_the_gradient_of_the_squared_distance():
 )
 def test_what_is_not_a_stack_of_dense_layers_goes_the_general_way(module):
     assert dense_stack(module) is None
-    assert isinstance(trainer_for(module, ModelVector(module)), LoopTrainer)
+    assert isinstance(trainer_for(module, ModelVector(module), 8), LoopTrainer)
 
 
 # --- evaluation -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcor.errors import RecordError
+from fedcor.errors import ConfigError, RecordError
 from fedcor.experiment import load_experiment
 from fedcor.record import CHECKPOINT, RECORD, count_rounds, open_run, read_run, read_runs, write_whole
 from fedcor.runner import run
@@ -83,6 +83,53 @@ def test_resuming_a_finished_run_changes_nothing_and_a_longer_one_goes_on(tmp_pa
     assert lines_without_seconds(tmp_path / "run") == lines_without_seconds(tmp_path / "whole")
 
 
+def test_a_shorter_or_a_refused_resume_leaves_the_record_as_it_is(tmp_path):
+    run(digits("random", 20), 1, tmp_path / "run")
+    before = (tmp_path / "run" / RECORD).read_bytes()
+    run(digits("random", 5), 1, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / RECORD).read_bytes() == before
+
+
+def test_what_cannot_be_built_begins_nothing(tmp_path):
+    with pytest.raises(ConfigError, match="partition.clients"):
+        run(digits("random", 5, "partition.clients=5000"), 1, tmp_path / "run")
+    assert not (tmp_path / "run" / RECORD).exists()
+    run(digits("random", 5), 1, tmp_path / "run")  # the folder is free
+
+
+def test_a_checkpoint_of_a_record_that_is_gone_is_not_trusted(tmp_path):
+    run(digits("random", 20), 1, tmp_path / "run")
+    (tmp_path / "run" / RECORD).unlink()
+
+    def stop(record):
+        if record.round == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(digits("random", 20), 2, tmp_path / "run", on_round=stop)
+    run(digits("random", 20), 2, tmp_path / "run", resume=True)
+    run(digits("random", 20), 2, tmp_path / "whole")
+    assert lines_without_seconds(tmp_path / "run") == lines_without_seconds(tmp_path / "whole")
+
+
+def test_a_checkpoint_inside_the_warm_up_keeps_who_holds_and_what_is_known(tmp_path):
+    """Then the next round's bytes depend on the round before: on the holders and on the known losses."""
+    experiment = load_experiment("digits", ["training.rounds=14", "selectors.fedcor.warmup=14"], "fedcor")
+    run(experiment, 1, tmp_path / "whole")
+
+    def stop(record):
+        if record.round == 11:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment, 1, tmp_path / "broken", on_round=stop)
+    run(experiment, 1, tmp_path / "broken", resume=True)
+    assert lines_without_seconds(tmp_path / "broken") == lines_without_seconds(tmp_path / "whole")
+    with np.load(tmp_path / "whole" / CHECKPOINT) as archive:
+        assert archive["holders"].all()
+        assert np.isfinite(archive["known"]).all()
+
+
 def test_a_run_is_never_overwritten(tmp_path):
     run(digits("random", 2), 1, tmp_path / "run")
     before = (tmp_path / "run" / RECORD).read_bytes()
@@ -122,6 +169,7 @@ def test_two_processes_on_one_folder(tmp_path):
 
 def write(folder, rounds, checkpoint_at=None):
     with open_run(folder, HEADER, resume=False) as writer:
+        writer.begin()
         for t in range(rounds):
             writer.append({"round": t, "x": t / 3})
             if t + 1 == checkpoint_at:
@@ -141,6 +189,8 @@ def test_a_torn_tail_is_tolerated(tmp_path_factory, cut):
     assert [entry["round"] for entry in run.rounds] == list(range(len(run.rounds)))
     with open_run(folder, HEADER, resume=True) as writer:
         assert writer.checkpoint["selector/a"].tolist() == [0, 1, 2]
+        assert writer.done == 2
+        writer.begin()
     assert count_rounds(folder) == 2
 
 
@@ -150,11 +200,13 @@ def test_a_torn_header_is_a_run_that_never_began(tmp_path):
         read_run(tmp_path)
     with open_run(tmp_path, HEADER, resume=False) as writer:
         assert writer.checkpoint is None
+        writer.begin()
     assert read_run(tmp_path).header["seed"] == 1
 
 
 def test_numbers_that_json_does_not_have_become_null(tmp_path):
     with open_run(tmp_path, HEADER, resume=False) as writer:
+        writer.begin()
         writer.append({"round": 0, "test_loss": float("nan"), "other": float("inf")})
     assert read_run(tmp_path).rounds[0] == {"round": 0, "test_loss": None, "other": None}
 
@@ -193,6 +245,7 @@ def test_no_pickle_goes_into_a_checkpoint_or_comes_out_of_one(tmp_path):
         pytest.raises(RecordError, match="plain arrays only"),
         open_run(tmp_path, HEADER, resume=False) as writer,
     ):
+        writer.begin()
         writer.save({"round": np.array(0), "bad": np.array([object()])})
     write(tmp_path / "other", 1, checkpoint_at=1)
     np.savez(tmp_path / "other" / CHECKPOINT, round=np.array(1), evil=np.array([{}], dtype=object))

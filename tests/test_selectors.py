@@ -22,28 +22,27 @@ from fedcor.types import Outcome, Population
 SMALL = {"warmup": 4, "interval": 3, "dimension": 3, "warmup_steps": 20, "refit_steps": 10}
 
 
-@pytest.mark.parametrize(
-    "selector",
-    [
-        Random(3),
-        Random(3, replacement=True),
-        Full(),
-        AFL(3),
-        AFL(3, alpha1=1.0, alpha3=0.0),
-        PowerOfChoice(3),
-        PowerOfChoice(3, candidates=5),
-        FedCor(3, **SMALL),
-        FedCor(3, **{**SMALL, "warmup": 0, "samples_per_refit": 2, "history": 0}),
-        Proxy(3, **SMALL),
-    ],
-    ids=repr,
-)
+CONFORMING = [
+    Random(3),
+    Random(3, replacement=True),
+    Full(),
+    AFL(3),
+    AFL(3, alpha1=1.0, alpha3=0.0),
+    PowerOfChoice(3),
+    PowerOfChoice(3, candidates=5),
+    FedCor(3, **SMALL),
+    FedCor(3, **{**SMALL, "warmup": 0, "samples_per_refit": 2, "history": 0}),
+    Proxy(3, **SMALL),
+]
+
+
+@pytest.mark.parametrize("selector", CONFORMING, ids=repr)
 def test_conformance(selector):
     check_selector(selector)
 
 
 def test_the_suite_covers_every_name():
-    assert {selector_class(name) for name in selector_names()} == {Random, AFL, PowerOfChoice, FedCor, Proxy, Full}
+    assert {selector_class(name) for name in selector_names()} == {type(selector) for selector in CONFORMING}
 
 
 # --- the suite itself catches what it promises to catch -------------------------------------------------------------
@@ -73,6 +72,8 @@ class Faulty(Memoryless):
             return first, {"seen": np.array([object()])}
         if self.fault == "not an array":
             return first.tolist(), state
+        if self.fault == "asks the unavailable":
+            federation.losses(np.arange(12))
         if self.fault == "hidden state":
             HIDDEN.append(1)
             return np.roll(federation.available, len(HIDDEN))[: self.clients_per_round], state
@@ -84,7 +85,17 @@ HIDDEN: list[int] = []
 
 @pytest.mark.parametrize(
     "fault",
-    ["global randomness", "unavailable", "twice", "too few", "in place", "objects", "not an array", "hidden state"],
+    [
+        "global randomness",
+        "unavailable",
+        "twice",
+        "too few",
+        "in place",
+        "objects",
+        "not an array",
+        "hidden state",
+        "asks the unavailable",
+    ],
 )
 def test_the_suite_catches(fault):
     with pytest.raises(AssertionError):
@@ -207,6 +218,16 @@ def test_afl_splits_the_round_as_published():
         chosen, _ = selector.select(state, federation)
         assert (np.sort(chosen)[1:] >= 30).all()
         assert (chosen[:4] >= 30).all()
+
+
+@pytest.mark.parametrize(("alpha3", "by_value"), [(0.0, 10), (0.1, 9), (0.8, 2), (0.9, 1), (1.0, 0)])
+def test_afl_splits_the_round_whatever_the_last_bit_of_a_float(alpha3, by_value):
+    federation = FakeFederation(np.zeros((40, 2)), sizes=np.ones(40, dtype=np.int64))
+    selector = AFL(10, alpha1=0.7, alpha2=0.0, alpha3=alpha3)
+    state = {**selector.init(federation.population), "losses": np.arange(40.0)}
+    chosen, _ = selector.select(state, federation)
+    assert (chosen[:by_value] >= 28).all()  # 0.7 * 40 is 28, and not 27.999...
+    assert len(chosen) == 10
 
 
 def test_afl_survives_valuations_that_would_underflow_a_softmax():

@@ -14,6 +14,7 @@ from fedcor.errors import FedcorError
 from fedcor.experiment import load_experiment
 from fedcor.guard import screen_losses
 from fedcor.ledger import ANSWER_BYTES, CURRENT, Ledger
+from fedcor.rng import stream
 from fedcor.runner import build_simulation
 from fedcor.selectors.base import Memoryless
 from fedcor.simulate import LearningRate, SimulatedRound
@@ -77,7 +78,9 @@ def test_fmnist_2spc_by_hand():
     assert rounds[3].bytes_down == 3 * n * M
     assert rounds[3].probed == 3 * n
     trainings = (rounds[3].bytes_up - 3 * n * ANSWER_BYTES) / M
-    assert 2 * c < trainings <= 3 * c
+    rng = stream(1, "select", 3)
+    tried = {k for _ in range(2) for k in rng.choice(n, size=c, replace=False).tolist()}
+    assert trainings == len(tried | set(rounds[3].selected))
 
 
 def test_a_warm_up_after_an_unknown_model_pays_for_the_model_where_it_is_not_known():
@@ -353,6 +356,25 @@ def test_the_dead_neither_answer_nor_deliver():
         federation.ledger.bytes_up
         == int((~dead).sum()) * 2 * ANSWER_BYTES + int((~dead[:C]).sum()) * s.engine.model_bytes
     )
+
+
+def test_the_dead_are_billed_once_a_round():
+    s = dataclasses.replace(simulation(), faults=Faults(dropout=0.5))
+    federation = SimulatedRound(s, s.start)
+    everyone, M = np.arange(N), s.engine.model_bytes
+    federation.losses(everyone)
+    assert (federation.ledger.bytes_down, federation.ledger.questions) == (N * M, N)
+    federation.losses(np.array([3, 3, 3]))
+    federation.losses(everyone)
+    federation._train(everyone)
+    assert (federation.ledger.bytes_down, federation.ledger.questions) == (N * M, N)
+
+
+def test_unusable_reported_losses_are_counted(monkeypatch):
+    s = simulation("afl")
+    monkeypatch.setattr(s.engine, "losses", lambda model, clients: np.full(len(clients), np.nan))
+    (record, _), *_ = s.run(1)
+    assert record.refused == C
 
 
 def test_updates_that_are_not_finite_are_refused_and_counted(monkeypatch):

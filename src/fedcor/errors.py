@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = ["ConfigError", "DataError", "FedcorError", "MissingExtraError", "RecordError", "suggest"]
 
@@ -21,6 +22,9 @@ class ConfigError(FedcorError, ValueError):
     def __init__(self, key: str, given: object, allowed: str, hint: str = "") -> None:
         self.key, self.given, self.allowed, self.hint = key, given, allowed, hint
         super().__init__(f"{key} = {given!r}: {allowed}" + (f" ({hint})" if hint else ""))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # an error may cross from a worker process to its parent
+        return type(self), (self.key, self.given, self.allowed, self.hint)
 
     def under(self, table: str) -> ConfigError:
         """The same complaint, with the key as it stands inside `table`."""
@@ -39,7 +43,11 @@ class MissingExtraError(FedcorError, ImportError):
     """A part of fedcor that was not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
+        self.package, self.extra = package, extra
         super().__init__(f"this needs {package}, which is not installed: pip install 'fedcor[{extra}]'")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.package, self.extra)
 
 
 def suggest(word: str, options: Iterable[str]) -> str:

@@ -23,6 +23,7 @@ class Ledger:
         self.model_bytes = model_bytes
         current = np.zeros(clients, dtype=bool) if holders is None else holders.copy()
         self._holders: dict[int, BoolArray] = {CURRENT: current}  # version -> (N,) who has it
+        self._sent: dict[int, BoolArray] = {CURRENT: current.copy()}  # version -> (N,) who was sent it, the dead too
         self.bytes_down = self.bytes_up = self.questions = 0
 
     def holders(self, version: int = CURRENT) -> BoolArray:  # (N,)
@@ -31,14 +32,15 @@ class Ledger:
     def new_version(self) -> int:
         version = max(self._holders) + 1
         self._holders[version] = np.zeros_like(self._holders[CURRENT])
+        self._sent[version] = np.zeros_like(self._holders[CURRENT])
         return version
 
     def send(self, version: int, clients: IntArray, alive: BoolArray) -> None:
-        """The model goes to each of `clients` that lacks it; the dead do not receive it, but the bytes have gone."""
-        holders = self._holders[version]
-        missing = clients[~holders[clients]]
+        """The model goes once to each of `clients` that lacks it; the dead do not receive it, but the bytes have gone."""
+        missing = clients[~self._sent[version][clients]]
         self.bytes_down += len(missing) * self.model_bytes
-        holders[missing] = alive[missing]
+        self._sent[version][missing] = True
+        self._holders[version][missing] = alive[missing]
 
     def question(self, asked: int, answered: int) -> None:
         self.questions += asked

@@ -26,7 +26,17 @@ from filelock import FileLock, Timeout
 from fedcor.errors import RecordError
 from fedcor.types import Array
 
-__all__ = ["Run", "RunWriter", "count_rounds", "open_run", "read_run", "read_runs", "save_arrays", "write_whole"]
+__all__ = [
+    "Run",
+    "RunWriter",
+    "count_rounds",
+    "has_run",
+    "open_run",
+    "read_run",
+    "read_runs",
+    "save_arrays",
+    "write_whole",
+]
 
 RECORD = "rounds.jsonl"
 CHECKPOINT = Path("checkpoint") / "state.npz"
@@ -99,6 +109,14 @@ def count_rounds(folder: Path) -> int:
         return 0
 
 
+def has_run(folder: Path) -> bool:
+    """Whether a run has begun there: its header is whole."""
+    try:
+        return b"\n" in (folder / RECORD).read_bytes()
+    except FileNotFoundError:
+        return False
+
+
 def read_runs(folder: Path) -> list[Run]:
     """Every run in `folder` and below it, in the order of their paths."""
     if not folder.is_dir():
@@ -106,23 +124,50 @@ def read_runs(folder: Path) -> list[Run]:
     paths = sorted(folder.rglob(RECORD))
     if not paths:
         raise RecordError(f"no run in {folder}: no {RECORD} there or below; fedcor run or fedcor compare makes one")
-    return [read_run(path.parent) for path in paths if b"\n" in path.read_bytes()]  # not those that only just began
+    return [read_run(path.parent) for path in paths if has_run(path.parent)]
 
 
 class RunWriter:
-    """Appends to one run's folder. Made by `open_run`, which holds the lock."""
+    """Writes one run's folder. Made by `open_run`, which holds the lock; nothing is written before `begin`."""
 
-    def __init__(self, folder: Path, file: TextIO, checkpoint: Mapping[str, Array] | None) -> None:
-        self.folder, self._file, self.checkpoint = folder, file, checkpoint
+    def __init__(
+        self, folder: Path, header: Mapping[str, Any], before: Run | None, checkpoint: Mapping[str, Array] | None
+    ) -> None:
+        self.folder, self.checkpoint = folder, checkpoint
+        self._header, self._before = header, before
+        self._file: TextIO | None = None
+
+    @property
+    def done(self) -> int:
+        """Rounds that need not be run again."""
+        return int(self.checkpoint["round"]) if self.checkpoint else 0
+
+    def begin(self) -> None:
+        """Lay the record as it was at the last checkpoint, and open it for more."""
+        kept: list[Mapping[str, Any]] = []
+        if self._before is None:
+            (self.folder / CHECKPOINT).unlink(missing_ok=True)  # of a record that is gone
+        else:
+            kept = self._before.rounds[: self.done]
+            # The settings may ask for more rounds; all else stays as the run began, the library versions too.
+            self._header = {**self._before.header, "config": self._header["config"]}
+        write_whole(self.folder / RECORD, "".join(map(_line, [self._header, *kept])).encode())
+        self._file = (self.folder / RECORD).open("a", encoding="utf-8")
 
     def append(self, entry: Mapping[str, Any]) -> None:
+        assert self._file is not None, "begin() comes first"
         self._file.write(_line(entry))
         self._file.flush()
 
     def save(self, arrays: Mapping[str, Array]) -> None:
         """Checkpoint: first the record is on the disk, then the state that follows from it."""
+        assert self._file is not None, "begin() comes first"
         os.fsync(self._file.fileno())
         save_arrays(self.folder / CHECKPOINT, arrays)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 def _line(entry: Mapping[str, Any]) -> str:
@@ -142,34 +187,33 @@ def open_run(folder: Path, header: Mapping[str, Any], *, resume: bool) -> Iterat
         lock.acquire()
     except Timeout:
         raise RecordError(f"{folder} is in use: another process is writing this run") from None
+    writer = None
     try:
         header = {"kind": "header", **header}
-        checkpoint = _prepare(folder, header, resume)
-        with (folder / RECORD).open("a", encoding="utf-8") as file:
-            yield RunWriter(folder, file, checkpoint)
+        before, checkpoint = _look(folder, header, resume)
+        writer = RunWriter(folder, header, before, checkpoint)
+        yield writer
     finally:
+        if writer is not None:
+            writer.close()
         lock.release()
 
 
-def _prepare(folder: Path, header: Mapping[str, Any], resume: bool) -> dict[str, Array] | None:
-    """Lay the record as it was at the last checkpoint; refuse to touch a run that is not ours to go on with."""
-    record = folder / RECORD
-    rounds: list[Mapping[str, Any]] = []
-    checkpoint = None
-    if record.exists() and record.read_bytes().count(b"\n"):
-        if not resume:
-            raise RecordError(f"{folder} already holds a run: add --resume to go on with it, or choose another folder")
-        run = read_run(folder)
-        _check_same(folder, run.header, json.loads(_line(header)))
-        checkpoint = _read_checkpoint(folder / CHECKPOINT)
-        done = int(checkpoint["round"]) if checkpoint else 0
-        if len(run.rounds) < done:
-            raise RecordError(
-                f"{record} has {len(run.rounds)} rounds, but the checkpoint beside it was made after {done}"
-            )
-        rounds = run.rounds[:done]
-    write_whole(record, "".join(map(_line, [header, *rounds])).encode())
-    return checkpoint
+def _look(folder: Path, header: Mapping[str, Any], resume: bool) -> tuple[Run | None, dict[str, Array] | None]:
+    """The run that is there and its checkpoint; refuses one that is not ours to go on with."""
+    if not has_run(folder):
+        return None, None
+    if not resume:
+        raise RecordError(f"{folder} already holds a run: add --resume to go on with it, or choose another folder")
+    run = read_run(folder)
+    _check_same(folder, run.header, json.loads(_line(header)))
+    checkpoint = _read_checkpoint(folder / CHECKPOINT)
+    done = int(checkpoint["round"]) if checkpoint else 0
+    if len(run.rounds) < done:
+        raise RecordError(
+            f"{run.path / RECORD} has {len(run.rounds)} rounds, but the checkpoint beside it was made after {done}"
+        )
+    return run, checkpoint
 
 
 def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

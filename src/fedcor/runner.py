@@ -19,12 +19,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 from fedcor.data import Dataset, load
 from fedcor.engine import Engine, LocalTraining, build_model
-from fedcor.errors import ConfigError, FedcorError
+from fedcor.errors import ConfigError, FedcorError, RecordError
 from fedcor.experiment import Experiment
-from fedcor.record import count_rounds, open_run
+from fedcor.record import count_rounds, has_run, open_run
 from fedcor.rng import stream
 from fedcor.simulate import LearningRate, Progress, RoundRecord, Simulation
 
@@ -76,7 +77,9 @@ def run(
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> None:
     """One run in the folder `out`; with `resume`, from where it was left. A finished run is left as it is."""
-    torch.set_num_threads(1)  # sums in one order, whatever machine: runs are equal bit for bit
+    # Sums in one order, however many cores there are: runs are equal bit for bit.
+    torch.set_num_threads(1)
+    threadpool_limits(1)
     header = {
         "format": 1,
         "experiment": experiment.name,
@@ -92,9 +95,12 @@ def run(
     }
     rounds = experiment.training.rounds
     with open_run(out, header, resume=resume) as writer:
-        if writer.checkpoint is not None and int(writer.checkpoint["round"]) >= rounds:
+        if writer.done >= rounds:
             return
-        simulation = build_simulation(experiment, seed)
+        simulation = build_simulation(
+            experiment, seed
+        )  # what only the data can tell is refused before anything is written
+        writer.begin()
         start = Progress.from_arrays(writer.checkpoint, simulation.engine.device) if writer.checkpoint else None
         for record, progress in simulation.run(rounds, start):
             writer.append(dataclasses.asdict(record))
@@ -119,11 +125,15 @@ def compare_jobs(
 ) -> list[Job]:
     """Every selector on every seed, seed by seed, each in `out/<selector>/seed-<n>`."""
     variants = [experiment.with_selector(name) for name in selectors]
-    return [
+    jobs = [
         Job(variant, seed, out / folder_name(variant.selector) / f"seed-{seed}", resume)
         for seed in seeds
         for variant in variants
     ]
+    taken = [str(job.out) for job in jobs if has_run(job.out)]
+    if taken and not resume:  # all are looked at before any is begun
+        raise RecordError(f"{taken[0]} already holds a run: add --resume to go on with it, or choose another --out")
+    return jobs
 
 
 def folder_name(selector: str) -> str:

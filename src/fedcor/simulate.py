@@ -113,6 +113,7 @@ class SimulatedRound:
         self._model, self._known = progress.model, progress.known.copy()
         self.ledger = Ledger(clients, self._engine.model_bytes, progress.holders)
         self.refused = 0
+        self._asked = np.zeros(clients, dtype=bool)
         self._trained: dict[int, Tensor] = {}  # client -> its usable result of this round
         self._asked_to_train: set[int] = set()
         # (participants, their weights) -> candidate model, its version, its losses
@@ -120,8 +121,9 @@ class SimulatedRound:
 
     def losses(self, clients: IntArray) -> FloatArray:
         clients = self._checked(clients)
-        unknown = clients[np.isnan(self._known[clients])]
-        self._known[unknown] = self._ask(CURRENT, self._model, unknown)
+        unasked = np.unique(clients[np.isnan(self._known[clients]) & ~self._asked[clients]])
+        self._known[unasked] = self._ask(CURRENT, self._model, unasked)
+        self._asked[unasked] = True  # who did not answer is not asked again in this round
         return self._known[clients]
 
     def loss_changes(self, selection: IntArray) -> FloatArray:
@@ -155,7 +157,7 @@ class SimulatedRound:
             self.round,
             chosen,
             participants,
-            read_losses=lambda: screen_losses(self._engine.losses(self._model, participants))[0],
+            read_losses=lambda: self._screened(self._engine.losses(self._model, participants)),
             read_updates=lambda: (self._results(participants) - self._model).cpu().numpy(),
         )
         self.ledger.close_round(version)
@@ -192,10 +194,14 @@ class SimulatedRound:
         answers = np.full(len(clients), np.nan)
         self.ledger.send(version, clients, self._alive)
         alive = self._alive[clients]
-        answers[alive], refused = screen_losses(self._engine.losses(model, clients[alive]))
-        self.refused += refused
+        answers[alive] = self._screened(self._engine.losses(model, clients[alive]))
         self.ledger.question(asked=len(clients), answered=int(alive.sum()))
         return answers
+
+    def _screened(self, losses: FloatArray) -> FloatArray:
+        clean, refused = screen_losses(losses)
+        self.refused += refused
+        return clean
 
     def _train(self, selection: IntArray) -> tuple[IntArray, FloatArray]:
         """Who of the selection delivered a usable result (sorted), and each one's weight in the mean."""

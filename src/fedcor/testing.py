@@ -68,13 +68,14 @@ class FakeFederation:
         return self.centres[clients] + shrink[:, None] * (self.model - self.centres[clients])
 
     def losses(self, clients: IntArray) -> FloatArray:
+        self._check(clients)
         self.asked.append(np.asarray(clients))
         return np.where(self.answering[clients], self.loss_of(self.model)[clients], np.nan)
 
     def loss_changes(self, selection: IntArray) -> FloatArray:
+        self._check(selection)
         self.tried.append(np.asarray(selection))
-        delivered = np.unique(selection)
-        delivered = delivered[self.answering[delivered]]
+        delivered = selection[self.answering[selection]]
         changes = np.full(len(self.centres), np.nan)
         if len(delivered):
             known = self.available[self.answering[self.available]]
@@ -82,15 +83,19 @@ class FakeFederation:
             changes[known] = (self.loss_of(candidate) - self.loss_of(self.model))[known]
         return changes
 
+    def _check(self, clients: IntArray) -> None:
+        strangers = np.setdiff1d(clients, self.available)
+        assert not len(strangers), f"round {self.round}: asked clients that are not available: {strangers}"
+
     def train(self, chosen: IntArray) -> Outcome:
         """The chosen train, the model moves, the next round begins."""
-        delivered = np.unique(chosen)
-        delivered = delivered[self.answering[delivered]]
-        updates = self.trained(delivered) - self.model
-        losses = self.loss_of(self.model)[delivered]
-        outcome = Outcome(self.round, chosen, delivered, lambda: losses, lambda: updates)
+        delivered = chosen[self.answering[chosen]]  # a client drawn twice counts twice
+        participated = np.unique(delivered)
+        updates = self.trained(participated) - self.model
+        losses = self.loss_of(self.model)[participated]
+        outcome = Outcome(self.round, chosen, participated, lambda: losses, lambda: updates)
         if len(delivered):
-            self.model = self.model + updates.mean(axis=0)
+            self.model = self.trained(delivered).mean(axis=0)
         self.round += 1
         self.rng = stream(self.seed, "select", self.round)
         return outcome
@@ -102,10 +107,10 @@ def round_trip(state: State) -> State:
     for name, array in state.items():
         assert isinstance(array, np.ndarray), f"the state {name!r} is a {type(array).__name__}, not a NumPy array"
         assert not array.dtype.hasobject, f"the state {name!r} holds Python objects, which no checkpoint takes"
-    np.savez(file, **dict(state))  # type: ignore[arg-type]
+    np.savez(file, **{f"selector/{name}": array for name, array in state.items()})  # type: ignore[arg-type]
     file.seek(0)
     with np.load(file, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+        return {name.removeprefix("selector/"): archive[name] for name in archive.files}
 
 
 def check_selector(selector: Selector, clients: int = 12, rounds: int = 25) -> None:

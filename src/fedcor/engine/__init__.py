@@ -1,6 +1,12 @@
 """Who trains: models, local training, evaluation, aggregation and faults. Needs torch; knows nothing of selectors."""
 
+import os
+
 from fedcor.errors import MissingExtraError
+
+# MKL's products may differ in the last bit with the alignment of their operands, so with who trains beside whom; this mode
+# forbids it, at no measurable cost. It must be set before torch computes anything.
+os.environ.setdefault("MKL_CBWR", "AUTO")
 
 try:
     import torch

@@ -23,10 +23,10 @@ __all__ = ["Engine", "Scores", "trainer_for"]
 _EVALUATION_ROWS = 1000
 
 
-def trainer_for(module: nn.Module, vector: ModelVector) -> Trainer:
-    """The faster of the two paths for this module's structure (see train.py)."""
+def trainer_for(module: nn.Module, vector: ModelVector, largest: int) -> Trainer:
+    """The faster of the two paths for this module's structure (see train.py); `largest` is the size of the largest client."""
     layers = dense_stack(module)
-    return LoopTrainer(module, vector) if layers is None else StackedTrainer(layers, vector)
+    return LoopTrainer(module, vector) if layers is None else StackedTrainer(layers, vector, largest)
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,6 @@ class Engine:
         self._convolutional = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
         if self._convolutional:
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._train = trainer_for(self.module, self.vector)
-
         parts = [self._held_out_last(k, part) for k, part in enumerate(parts)]
         sizes = np.array([len(part) for part in parts])
         held = np.floor(holdout * sizes).astype(np.int64)
@@ -68,6 +66,7 @@ class Engine:
         self._rows = [np.arange(end - size, end - h) for end, size, h in zip(ends, sizes, held, strict=True)]
         # The loss of a client is taken over all of its data, or over the held-out part where there is one.
         self._measured = [torch.arange(end - (h or size), end) for end, size, h in zip(ends, sizes, held, strict=True)]
+        self._train = trainer_for(self.module, self.vector, int(sizes.max()))
         self.population = Population(np.array([len(rows) for rows in self._rows]))
         order = torch.from_numpy(np.concatenate(parts))
         self._x, self._y = self._images(torch.from_numpy(data.train_x)[order]), self._labels(data.train_y)[order]

@@ -37,7 +37,7 @@ class DenseLayer:
 
 def dense_stack(module: nn.Module) -> list[DenseLayer] | None:
     """The layers of a Sequential of Linear, each but the last followed by a ReLU and perhaps dropout; None if it is not one."""
-    if not isinstance(module, nn.Sequential):
+    if type(module) is not nn.Sequential or any(_touched(layer) for layer in module.modules()):
         return None
     layers: list[DenseLayer] = []
     for child in module:
@@ -52,22 +52,31 @@ def dense_stack(module: nn.Module) -> list[DenseLayer] | None:
             layers[-1] = DenseLayer(last.dropout, True, last.width)
         else:
             return None
+    if 2 * len(layers) != len(list(module.parameters())):  # a layer that is used twice
+        return None
     if not layers or layers[-1].relu or layers[-1].dropout or any(layer.dropout >= 1 for layer in layers):
         return None
     return layers
 
 
+def _touched(layer: nn.Module) -> bool:
+    """Frozen parameters and hooks are a user's own business: the general path honours them."""
+    frozen = any(not parameter.requires_grad for parameter in layer.parameters())
+    return frozen or bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
+
+
 class StackedTrainer:
     """See the module's text."""
 
-    def __init__(self, layers: list[DenseLayer], vector: ModelVector) -> None:
+    def __init__(self, layers: list[DenseLayer], vector: ModelVector, largest: int) -> None:
         self.layers, self.vector = layers, vector
+        self.largest = largest  # samples of the largest client: no batch has more rows than that
 
     @torch.no_grad()
     def __call__(self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, how: LocalTraining) -> Tensor:
         x = x.flatten(1)
-        C, B, steps = len(work), how.batch_size, work[0].steps
-        rows, share = self._batches(work, B)  # (steps, C * B), (steps, C, B, 1)
+        C, B, steps = len(work), min(how.batch_size, self.largest), work[0].steps
+        rows, share = self._batches(work, how.batch_size, B)  # (steps, C * B), (steps, C, B, 1)
         masks = [mask.to(x.device) for mask in self._masks(work, share)]  # (steps, C, B, width), of layers with dropout
         rows, share = rows.to(x.device), share.to(x.device)
         tensors = [t.expand(C, *t.shape).clone() for t in self.vector.split(model)]
@@ -102,13 +111,13 @@ class StackedTrainer:
         return torch.cat(parts, dim=1)
 
     @staticmethod
-    def _batches(work: list[Assignment], B: int) -> tuple[Tensor, Tensor]:
+    def _batches(work: list[Assignment], batch_size: int, B: int) -> tuple[Tensor, Tensor]:
         """Every step's rows, short batches filled up with a row of theirs, and each row's share of its batch."""
         steps = work[0].steps
         rows = np.empty((steps, len(work), B), dtype=np.int64)
         share = np.zeros((steps, len(work), B, 1), dtype=np.float32)
         for c, assignment in enumerate(work):
-            for step, batch in enumerate(assignment.batches(B)):
+            for step, batch in enumerate(assignment.batches(batch_size)):
                 n = len(batch)
                 rows[step, c, :n] = batch
                 rows[step, c, n:] = batch[0]

@@ -2,8 +2,8 @@
 
 Which path trains a model is decided by its structure, once (`trainer_for` in engine.py):
     stacked   a Sequential of Linear, Dropout and ReLU: all clients at once, gradients by hand (see stacked.py)
-    loop      anything else, client by client; with convolutions in channels-last layout, which is about twice as fast
-              on a CPU as the default layout and four times as fast as vmap
+    loop      anything else, client by client; with convolutions in channels-last layout, which is faster
+              on a CPU than the default layout and than vmap (docs/speed.md)
 Both are held equal to the plain loop in plain.py.
 """
 
@@ -75,6 +75,8 @@ class LoopTrainer:
 
     def __init__(self, module: nn.Module, vector: ModelVector) -> None:
         self.module, self.vector = module, vector
+        # Whole-number buffers (a batch normalisation's count) are not in the vector: each training begins with the first ones.
+        self.counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         self.dropouts = [layer for layer in module.modules() if isinstance(layer, ClientDropout)]
 
     def __call__(self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, how: LocalTraining) -> Tensor:
@@ -90,7 +92,9 @@ class LoopTrainer:
 
     def _train(self, model: Tensor, assignment: Assignment, x: Tensor, y: Tensor, how: LocalTraining) -> Tensor:
         self.vector.write(self.module, model)
-        parameters: list[Tensor] = list(self.module.parameters())
+        parameters: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
+        for buffer, start in self.counters:
+            buffer.copy_(start)
         anchors = [p.detach().clone() for p in parameters] if how.proximal else []
         dropout = assignment.dropout_stream()
         for layer in self.dropouts:

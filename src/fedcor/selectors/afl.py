@@ -52,10 +52,10 @@ class AFL:
         available = rng.permutation(federation.available)  # shuffled, and sorted stably: ties fall at random
         count = min(self.clients_per_round, len(available))
         v = self.valuations(state)[available]
-        kept = np.argsort(v, kind="stable")[int(self.alpha1 * len(available)) :]  # 1.
+        kept = np.argsort(v, kind="stable")[_whole(self.alpha1 * len(available)) :]  # 1.
         # The largest of logits + Gumbel noise are a draw by softmax without replacement that cannot underflow.
         keys = self.alpha2 * v[kept] + rng.gumbel(size=len(kept))
-        chosen = available[kept[np.argsort(-keys)[: int((1 - self.alpha3) * count)]]]  # 2.
+        chosen = available[kept[np.argsort(-keys)[: _whole((1 - self.alpha3) * count)]]]  # 2.
         rest = np.setdiff1d(available, chosen)
         return np.concatenate([chosen, uniform(rng, rest, count - len(chosen))]), state  # 3.
 
@@ -68,3 +68,8 @@ class AFL:
         first = np.isnan(state["initial_loss"])
         initial = np.array(outcome.losses[reported].mean()) if first else state["initial_loss"]
         return {**state, "losses": losses, "initial_loss": initial}
+
+
+def _whole(share: float) -> int:
+    """Rounded down, but not by the last bit of a float: (1 - 0.8) * 10 is 2."""
+    return int(share + 1e-9)
