@@ -132,6 +132,13 @@ def test_compare_report_and_resume(tmp_path):
     assert "random" in unknown.stderr
 
 
+def test_an_error_in_a_worker_is_told_as_it_is(tmp_path):
+    done = fedcor("compare", "digits", "--set", "partition.clients=5000", "--jobs", "2", "--out", "o", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "partition.clients = 5000" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_users_own_selector_and_model(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
@@ -219,6 +226,8 @@ def test_on_a_terminal_there_is_live_progress_and_a_table(tmp_path):
     os.close(leader)
     text = shown.decode()
     assert "6/6" in text
+    assert "rounds/s" in text
+    assert "0:00:0" in text  # time left
     assert "1/1 runs" in text
     assert "mean" in text
 

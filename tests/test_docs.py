@@ -30,7 +30,7 @@ def test_the_readmes_python_runs(tmp_path):
 def test_every_fedcor_command_in_a_document_parses(path):
     text = path.read_text(encoding="utf-8")
     commands = re.findall(
-        r"(?:^|`|&& |do )(fedcor (?:demo|run|compare|report|data)\b[^`\n;#&]*)", text, flags=re.MULTILINE
+        r"(?:^|`|&& |do )(fedcor (?:demo|run|compare|reproduce|report|data)\b[^`\n;#&]*)", text, flags=re.MULTILINE
     )
     for command in commands:
         _parser().parse_args(shlex.split(command)[1:])

@@ -46,6 +46,18 @@ def users_stack(shape, classes):
     )
 
 
+def too_few_outputs(shape, classes):
+    return nn.Linear(shape[0], classes - 1)
+
+
+def wrong_inputs(shape, classes):
+    return nn.Linear(shape[0] + 1, classes)
+
+
+def failing(shape, classes):
+    raise ZeroDivisionError
+
+
 def dataset(shape=(12,), n=120, classes=3, seed=0):
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((n + 40, *shape)).astype(np.float32)
@@ -62,7 +74,7 @@ MODELS = {
     "a user's stack": (f"{__name__}:users_stack", (12,), {}, StackedTrainer),
     "a user's module": (f"{__name__}:Residual", (12,), {"width": 6}, LoopTrainer),
 }
-# Clients of unequal size: a single sample, less than a batch, not a multiple of it, a multiple of it.
+# Clients of unequal size, the first two smaller than a batch.
 PARTS = [np.arange(0, 2), np.arange(2, 9), np.arange(9, 51), np.arange(51, 82), np.arange(82, 120)]
 
 
@@ -172,6 +184,109 @@ def test_what_is_not_a_stack_of_dense_layers_goes_the_general_way(module):
     assert isinstance(trainer_for(module, ModelVector(module), 8), LoopTrainer)
 
 
+class OwnForward(nn.Sequential):
+    def forward(self, x):
+        return 2.0 * super().forward(x)
+
+
+def frozen_first_layer():
+    module = users_stack((12,), 3)
+    module[0].requires_grad_(False)
+    return module
+
+
+def hooked():
+    module = users_stack((12,), 3)
+    module[0].register_forward_hook(lambda layer, inputs, output: output * 0.5)
+    return module
+
+
+def one_layer_twice():
+    shared = nn.Linear(12, 12)
+    return nn.Sequential(shared, nn.ReLU(), shared, nn.ReLU(), nn.Linear(12, 3))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: OwnForward(nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3)), frozen_first_layer, hooked, one_layer_twice],
+    ids=["own forward", "frozen", "hooked", "shared"],
+)
+def test_what_only_looks_like_a_stack_is_trained_as_it_is_written(make):
+    torch.manual_seed(0)
+    module = make()
+    how = LocalTraining(8, 4, 0.1, weight_decay=0.01)
+    engine = Engine(dataset(), PARTS, module, how, 3)
+    assert isinstance(engine._train, LoopTrainer)
+    fast = engine.train(engine.initial_model, [2, 4], 0, 0.1)
+    work = [Assignment(k, 0, 3, engine._rows[k], 4) for k in (2, 4)]
+    slow = train_plainly(module, engine.initial_model, work, engine._x, engine._y, how)
+    assert torch.allclose(fast, slow, rtol=1e-4, atol=1e-5)
+
+
+def test_whole_number_buffers_do_not_leak_from_one_training_to_the_next():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4, momentum=None), nn.ReLU(), nn.Linear(4, 3))
+    engine = Engine(dataset(), PARTS, module, LocalTraining(8, 4, 0.1), 3)
+    first = engine.train(engine.initial_model, [2], 0, 0.1)
+    engine.train(engine.initial_model, [3, 4], 0, 0.1)
+    assert torch.equal(first, engine.train(engine.initial_model, [2], 0, 0.1))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 5, 7, 11, 13, 25])
+@pytest.mark.parametrize("hidden", [[13, 7], [5], []])
+def test_company_does_not_matter_for_odd_shapes_either(batch_size, hidden):
+    data = dataset((13,), classes=5)
+    module = build_model("mlp", (13,), 5, 3, {"hidden": hidden, "dropout": 0.3})
+    engine = Engine(data, PARTS, module, LocalTraining(batch_size, 4, 0.1), 3)
+    together = engine.train(engine.initial_model, [1, 2, 3, 4], 2, 0.1)
+    for clients in ([3], [4, 3], [3, 1, 4], [0, 1, 3]):
+        assert torch.equal(together[2], engine.train(engine.initial_model, clients, 2, 0.1)[clients.index(3)])
+
+
+def test_a_batch_larger_than_any_client_costs_no_more_than_the_client():
+    small, huge = (engine_of("mlp", LocalTraining(B, 3, 0.1)) for B in (42, 100_000))
+    assert huge._train.largest == 42
+    assert torch.equal(
+        small.train(small.initial_model, [1, 2], 0, 0.1), huge.train(small.initial_model, [1, 2], 0, 0.1)
+    )
+
+
+def test_the_learning_rate_is_that_of_the_round():
+    """One step on the whole data of a client: the change is exactly proportional to the rate."""
+    engine = engine_of("logistic", LocalTraining(50, 1, 0.1))
+    w = engine.initial_model
+    one, two = (engine.train(w, [2], 0, rate)[0] - w for rate in (0.1, 0.2))
+    assert torch.allclose(2 * one, two, atol=1e-6)
+
+
+def test_masks_keep_the_mean():
+    layer = ClientDropout(0.2).train()
+    layer.stream = stream(0, "masks")
+    mask = layer(torch.ones(200, 100))
+    assert set(mask.unique().tolist()) == {0.0, 1.25}
+    assert float((mask == 0).float().mean()) == pytest.approx(0.2, abs=0.01)
+
+
+def test_the_data_is_shuffled_anew_for_every_pass_round_and_client():
+    def order(client, round, start=0):
+        work = Assignment(client, round, 3, np.arange(40), 4)
+        return np.concatenate(work.batches(20)[start : start + 2]).tolist()
+
+    orders = [order(1, 0), order(1, 0, 2), order(1, 1), order(2, 0), list(range(40))]
+    assert len({tuple(o) for o in orders}) == 5
+
+
+def test_the_cnn_is_the_papers_layer_by_layer():
+    module = build_model("cnn", (3, 32, 32), 10, 1)
+    weights = list(module.parameters())
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32))
+    h = F.relu(F.max_pool2d(F.conv2d(x, *weights[0:2]), 2))
+    h = F.relu(F.max_pool2d(F.conv2d(h, *weights[2:4]), 2))
+    h = F.relu(F.conv2d(h, *weights[4:6])).flatten(1)
+    expected = F.linear(F.relu(F.linear(h, *weights[6:8])), *weights[8:10])
+    assert torch.allclose(module(x), expected, atol=1e-6)
+
+
 # --- evaluation -----------------------------------------------------------------------------------------------------
 
 
@@ -245,8 +360,13 @@ def test_dropout_without_a_stream_says_so():
     [
         ("mpl", {}, 'did you mean "mlp"'),
         ("cnn", {}, "needs images"),
-        ("mlp", {"hidden": [0.5]}, "could not be built"),
+        ("mlp", {"hidden": [0.5]}, "hidden"),
+        ("mlp", {"hidden": [-3]}, "hidden = .*at least 1"),
+        ("mlp", {"dropout": float("nan")}, "dropout"),
         (f"{__name__}:dataset", {}, "must make a torch.nn.Module"),
+        (f"{__name__}:too_few_outputs", {}, "must give scores of shape .batch, 3., but two samples gave .2, 2."),
+        (f"{__name__}:wrong_inputs", {}, "cannot take samples of shape"),
+        (f"{__name__}:failing", {}, "could not be built"),
     ],
 )
 def test_models_that_cannot_be_built(name, options, message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 
 from fedcor.config import build_dataclass
-from fedcor.errors import ConfigError, FedcorError
+from fedcor.engine import Faults
+from fedcor.errors import ConfigError, FedcorError, MissingExtraError
 from fedcor.experiment import load_experiment, preset_names
 from fedcor.runner import build_simulation, compare_jobs
-from fedcor.selectors import FedCor, PowerOfChoice
+from fedcor.selectors import AFL, FedCor, PowerOfChoice
+from fedcor.simulate import LearningRate
 
 PRESETS = ["cifar10-1spc", "cifar10-2spc", "cifar10-dir", "digits", "fmnist-1spc", "fmnist-2spc", "fmnist-dir"]
 
@@ -76,6 +79,11 @@ def test_the_presets_are_the_papers(name, target, chosen, kind, shards):
         ("selectors.fedcor.beta=1.5", "selectors.fedcor.beta = 1.5: must lie strictly between 0 and 1"),
         ("selectors.fedcor.beat=0.5", 'selectors.fedcor.beat.*did you mean "beta"'),
         ("selectors=3", "selectors = 3: must be a table"),
+        ("selectors.random=3", "selectors.random = 3: must be a table"),
+        ("selectors.fedcro.beta=0.5", 'fedcro.*did you mean "fedcor"'),
+        ("selectors.afl.alpha1=5", "selectors.afl.alpha1 = 5.0: must lie in"),
+        ("optimiser.name=3", "optimiser.name = 3: must be one of"),
+        ("model.name=3", "model.name = 3: must be given"),
         ("training=3", "training = 3: must be a table"),
         ("optimiser.name=fedporx", 'optimiser.name.*did you mean "fedprox"'),
         ("optimiser.mu=0.1", "optimiser.mu = 0.1: no such key"),
@@ -90,6 +98,28 @@ def test_the_presets_are_the_papers(name, target, chosen, kind, shards):
 def test_mistakes_are_refused_by_name(change, told):
     with pytest.raises(ConfigError, match=told):
         load_experiment("digits", [change])
+
+
+def test_a_pull_that_is_not_finite():
+    with pytest.raises(ConfigError, match="optimiser.mu = inf"):
+        load_experiment("digits", ["optimiser.name=fedprox", "optimiser.mu=inf"])
+
+
+def test_every_setting_reaches_the_simulation():
+    changes = [
+        "training.batch_size=7", "training.local_steps=3", "training.learning_rate=0.3", "training.milestones=[2]",
+        "training.factor=0.1", "training.weight_decay=0.2", "optimiser.name=fedprox", "optimiser.mu=0.4",
+        "data.holdout=0.25", "faults.stragglers=0.5", "faults.dropout=0.1", "faults.availability=0.9",
+    ]  # fmt: skip
+    simulation = build_simulation(load_experiment("digits", changes, "afl"), 5)
+    how = simulation.engine.how
+    assert (how.batch_size, how.local_steps, how.weight_decay, how.proximal) == (7, 3, 0.2, 0.4)
+    assert simulation.learning_rate == LearningRate(0.3, (2,), 0.1)
+    assert simulation.faults == Faults(0.9, 0.1, 0.5)
+    assert simulation.seed == simulation.engine.seed == 5
+    assert isinstance(simulation.selector, AFL)
+    assert simulation.engine.population.sizes.sum() < 0.85 * 1438  # a quarter of each client is held out
+    assert [record.learning_rate for record, _ in simulation.run(3)] == pytest.approx([0.3, 0.3, 0.03])
 
 
 def test_more_candidates_than_clients():
@@ -165,7 +195,8 @@ def test_device_auto_takes_what_there_is():
 def test_the_description_has_every_hyper_parameter_of_the_one_that_runs():
     described = load_experiment("digits", selector="afl").describe()
     assert described["selectors"] == {"afl": {"clients_per_round": 10, "alpha1": 0.75, "alpha2": 0.01, "alpha3": 0.1}}
-    assert json.loads(json.dumps(described)) == json.loads(json.dumps(described, default=str))
+    assert described["training"]["rounds"] == 100
+    assert json.loads(json.dumps(described))["partition"]["clients"] == 50
 
 
 def test_a_comparison_is_checked_whole_before_it_runs(tmp_path):
@@ -209,6 +240,13 @@ def test_tables_become_dataclasses():
     ):
         with pytest.raises(ConfigError):
             build_dataclass(Fields, wrong)
+
+
+@pytest.mark.parametrize("error", [ConfigError("a", 1, "b", "c"), MissingExtraError("x", "y")], ids=repr)
+def test_errors_cross_from_a_worker_to_its_parent(error):
+    copied = pickle.loads(pickle.dumps(error))
+    assert str(copied) == str(error)
+    assert type(copied) is type(error)
 
 
 def test_config_errors_are_value_errors_of_the_one_tree():

@@ -22,7 +22,6 @@ NEVER = {
     ("report", "engine"),
     ("report", "runner"),
     ("data", "selectors"),
-    ("report", "record"),
 }
 GP_MAY_IMPORT = {"gp", "types"}
 

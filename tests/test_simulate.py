@@ -344,6 +344,17 @@ def test_a_round_that_nobody_survives_leaves_the_model_and_what_is_known():
     assert not progress.holders.any()
 
 
+def test_stragglers_deliver_what_they_had_time_for():
+    s = dataclasses.replace(simulation(), faults=Faults(stragglers=0.9))
+    federation = SimulatedRound(s, s.start)
+    federation._train(np.arange(C))
+    steps = s.faults.steps(1, 0, N, s.engine.how.local_steps)
+    assert len(set(steps[:C].tolist())) > 1
+    for k in range(C):
+        alone = s.engine.train(s.engine.initial_model, [k], 0, s.learning_rate.at(0), [int(steps[k])])[0]
+        assert torch.equal(federation._trained[k], alone)
+
+
 def test_the_dead_neither_answer_nor_deliver():
     s = dataclasses.replace(simulation(), faults=Faults(dropout=0.5))
     federation = SimulatedRound(s, s.start)

@@ -298,8 +298,8 @@ def broken(key: str) -> FakeRun:
     [
         ([], "no runs.*fedcor compare"),
         ([run([0.1]), run([0.2])], "two runs of toy, random, seed 1.*one at a time"),
-        ([run([0.1]), run([0.1], seed=2, target=0.6)], r"different targets \(0.5, 0.6\)"),
-        ([run([0.1]), run([0.1], seed=2, target=None)], "different targets"),
+        ([run([0.1]), run([0.1], seed=2, target=0.6)], "target_accuracy is 0.5 in one and 0.6 in another"),
+        ([run([0.1]), run([0.1], seed=2, target=None)], "different settings"),
         ([broken("test_accuracy")], "seed 1.*'test_accuracy'.*run it again"),
         ([broken("round")], "'round'"),
         ([FakeRun({"experiment": "toy"}, [])], "'config'"),

@@ -81,7 +81,7 @@ class Experiment:
         name = options.pop("name", "fedavg")
         if name not in OPTIMISERS:
             raise ConfigError(
-                "optimiser.name", name, f"must be one of {', '.join(OPTIMISERS)}", suggest(name, OPTIMISERS)
+                "optimiser.name", name, f"must be one of {', '.join(OPTIMISERS)}", suggest(str(name), OPTIMISERS)
             )
         try:
             return build_dataclass(OPTIMISERS[name], options)
@@ -99,14 +99,24 @@ class Experiment:
         if self.target_accuracy is not None and not 0.0 < self.target_accuracy <= 1.0:
             raise ConfigError("target_accuracy", self.target_accuracy, "must lie in (0, 1]")
         self.build_optimiser()
+        for (
+            name,
+            options,
+        ) in self.selectors.items():  # a misspelt name or key is refused even where another selector runs
+            if not isinstance(options, Mapping):
+                raise ConfigError(f"selectors.{name}", options, "must be a table of settings")
+            if name != self.selector:
+                dataclasses.replace(self, selector=name).build_selector()
         selector = self.build_selector()
         candidates = getattr(selector, "candidates", None)
         if candidates is not None and candidates > self.partition.clients:
             raise ConfigError(
                 f"selectors.{self.selector}.candidates", candidates, f"must be at most {self.partition.clients} clients"
             )
-        if "name" not in self.model:
-            raise ConfigError("model.name", None, "must be given: mlp, cnn, logistic, or module:factory")
+        if not isinstance(self.model.get("name"), str):
+            raise ConfigError(
+                "model.name", self.model.get("name"), "must be given: mlp, cnn, logistic, or module:factory"
+            )
         try:
             check_model_options(self.model["name"], {k: v for k, v in self.model.items() if k != "name"})
         except ConfigError as error:

@@ -30,6 +30,7 @@ __all__ = [
     "Run",
     "RunWriter",
     "count_rounds",
+    "differences",
     "has_run",
     "open_run",
     "read_run",
@@ -221,18 +222,19 @@ def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) ->
     for key in ("experiment", "selector", "seed"):
         if old.get(key) != new.get(key):
             raise RecordError(f"{folder} holds another run: its {key} is {old.get(key)!r}, not {new.get(key)!r}")
-    differing = _differences(old.get("config", {}), new.get("config", {}))
+    differing = differences(old.get("config", {}), new.get("config", {}))
     differing.pop("training.rounds", None)
     if differing:
         told = "; ".join(f"{key} is {was!r} there, {now!r} here" for key, (was, now) in differing.items())
         raise RecordError(f"{folder} holds a run with other settings: {told}")
 
 
-def _differences(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
+def differences(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
+    """Where two trees of settings differ: dotted key -> (old, new)."""
     if isinstance(old, dict) and isinstance(new, dict):
         found: dict[str, tuple[Any, Any]] = {}
         for key in sorted({*old, *new}):
-            found |= _differences(old.get(key), new.get(key), f"{path}.{key}".removeprefix("."))
+            found |= differences(old.get(key), new.get(key), f"{path}.{key}".removeprefix("."))
         return found
     return {} if old == new else {path: (old, new)}
 

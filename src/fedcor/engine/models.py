@@ -51,6 +51,10 @@ def mask_scale(p: float) -> np.float32:
 
 def mlp(shape: Sequence[int], classes: int, hidden: Sequence[int] = (64, 30), dropout: float = 0.5) -> nn.Module:
     """The paper's MLP; dropout stands before the ReLU, as in its published implementation."""
+    if not 0.0 <= dropout < 1.0:
+        raise ConfigError("dropout", dropout, "must lie in [0, 1)")
+    if any(isinstance(width, bool) or not isinstance(width, int) or width < 1 for width in hidden):
+        raise ConfigError("hidden", list(hidden), "must be a list of whole numbers of at least 1")
     widths = [math.prod(shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in itertools.pairwise(widths):
@@ -113,15 +117,30 @@ def build_model(
         torch.manual_seed(stream_seed(seed, "weights"))
         try:
             module = factory(tuple(shape), classes, **(options or {}))
-        except (TypeError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
+        except ConfigError:
+            raise
+        except Exception as error:  # a user's factory may fail in any way
             raise ConfigError(
                 "name", name, f"could not be built for samples of shape {tuple(shape)}: {error}"
             ) from error
-    if not isinstance(module, nn.Module):
-        raise ConfigError("name", name, f"must make a torch.nn.Module, but made a {type(module).__name__}")
+        if not isinstance(module, nn.Module):
+            raise ConfigError("name", name, f"must make a torch.nn.Module, but made a {type(module).__name__}")
+        _check_forward(name, module, shape, classes)
     return _with_client_dropout(module)
+
+
+def _check_forward(name: str, module: nn.Module, shape: Sequence[int], classes: int) -> None:
+    """The module takes two samples and gives one score a class for each."""
+    training = module.training
+    try:
+        with torch.no_grad():
+            scores = module.eval()(torch.zeros(2, *shape))
+    except Exception as error:  # a user's module may fail in any way
+        raise ConfigError("name", name, f"cannot take samples of shape {tuple(shape)}: {error}") from error
+    if not isinstance(scores, Tensor) or scores.shape != (2, classes):
+        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise ConfigError("name", name, f"must give scores of shape (batch, {classes}), but two samples gave {got}")
+    module.train(training)
 
 
 def _with_client_dropout(module: nn.Module) -> nn.Module:

@@ -22,6 +22,7 @@ import numpy as np
 from scipy import stats
 
 from fedcor.errors import RecordError, suggest
+from fedcor.record import differences
 from fedcor.types import FloatArray
 
 __all__ = [
@@ -65,6 +66,7 @@ class Curve:
     seed: int
     planned: int  # rounds the run is meant to have
     target: float | None
+    settings: Mapping[str, Any]  # what runs must share to be compared
     accuracy: FloatArray  # (T,)
     down: FloatArray  # (T,) bytes of each round
     up: FloatArray  # (T,)
@@ -89,6 +91,7 @@ def curve_of(run: Run) -> Curve:
             seed=int(header["seed"]),
             planned=int(config["training"]["rounds"]),
             target=None if target is None else float(target),
+            settings=_settings(config),
             accuracy=np.nan_to_num(_column(run, "test_accuracy"), nan=0.0, posinf=0.0, neginf=0.0),
             down=_column(run, "bytes_down"),
             up=_column(run, "bytes_up"),
@@ -99,6 +102,12 @@ def curve_of(run: Run) -> Curve:
     if order != list(range(curve.done)) or not np.isfinite([curve.down, curve.up]).all():
         raise RecordError(f"{name}: rounds are missing, out of order or without bytes; run it again or leave it out")
     return curve
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What two runs must share to be compared: all but who chooses, and for how long."""
+    settings = {key: value for key, value in config.items() if key not in ("selector", "selectors")}
+    return {**settings, "training": {key: value for key, value in config["training"].items() if key != "rounds"}}
 
 
 def _column(run: Run, key: str) -> FloatArray:
@@ -262,12 +271,13 @@ def _experiment(name: str, found: Mapping[str, Mapping[int, Curve]], baseline: s
     elif baseline not in found:
         hint = suggest(baseline, found) or f"there is {', '.join(found)}"
         raise RecordError(f'{name} has no run of the baseline "{baseline}": {hint}')
-    targets = {curve.target for curves in found.values() for curve in curves.values()}
-    if len(targets) > 1:
-        listed = ", ".join(sorted(map(str, targets)))
-        raise RecordError(f"runs of {name} have different targets ({listed}): report their folders one at a time")
+    first, *others = (curve for curves in found.values() for curve in curves.values())
+    for other in others:  # runs are compared only when all but the choice is the same
+        for key, (one, two) in differences(first.settings, other.settings).items():
+            told = f"{key} is {one!r} in one and {two!r} in another"
+            raise RecordError(f"runs of {name} have different settings ({told}): report their folders one at a time")
     selectors = tuple(_selector(key, found[key], None if key == baseline else found[baseline]) for key in found)
-    return ExperimentSummary(name, targets.pop(), baseline, selectors)
+    return ExperimentSummary(name, first.target, baseline, selectors)
 
 
 def _selector(name: str, curves: Mapping[int, Curve], baseline: Mapping[int, Curve] | None) -> SelectorSummary:
