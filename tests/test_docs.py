@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcor.cli import _parser
+from fedcor.cli import _parser, main
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -36,6 +36,19 @@ def test_every_fedcor_command_in_a_document_parses(path):
         _parser().parse_args(shlex.split(command)[1:])
     if path.name == "README.md":
         assert len(commands) >= 6
+
+
+def test_the_documented_experiment_runs(tmp_path):
+    (file,) = blocks(ROOT / "docs" / "experiments.md", "toml")
+    (tmp_path / "mine.toml").write_text(file)
+    assert main(["run", str(tmp_path / "mine.toml"), "--rounds", "3", "--out", str(tmp_path / "o")]) == 0
+
+
+def test_the_documented_changes_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (commands,) = blocks(ROOT / "docs" / "experiments.md", "bash")
+    for command in commands.splitlines():
+        assert main([*shlex.split(command)[1:], "--rounds", "2"]) == 0
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

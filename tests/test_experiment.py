@@ -68,6 +68,13 @@ def test_the_presets_are_the_papers(name, target, chosen, kind, shards):
         ("training.rounds=2.5", "training.rounds = 2.5: must be a whole number"),
         ("training.learning_rate=0", "training.learning_rate = 0.0: must be a finite number above 0"),
         ("training.weight_decay=-1", "training.weight_decay"),
+        ("training.learning_rate=1e39", "training.learning_rate"),
+        ("training.device=abacus", "training.device = 'abacus': must be auto, cpu, cuda or mps"),
+        ("model.dropout=nan", "model.dropout = nan: must be a finite number"),
+        ("model.hidden=[nan]", "model.hidden = nan: must be a finite number"),
+        ("selectors.fedcor.clients_per_round=3", "is set for all by training.clients_per_round"),
+        ("selectors.mod:Class.k=3", "quote a name that has a colon"),
+        ('model={name="math:pi"}', "must be a function or class"),
         ("training.milestones=[1,'a']", "training.milestones = 'a': must be a whole number"),
         ("training.milestones=3", "training.milestones = 3: must be a list"),
         ("training.clients_per_round=51", "training.clients_per_round = 51: must be at most partition.clients = 50"),
@@ -136,6 +143,18 @@ def test_changes_are_read_as_toml_or_as_text():
     assert experiment.training.milestones == (3,)
 
 
+def test_a_users_selector_takes_options_by_its_quoted_name(tmp_path, monkeypatch):
+    (tmp_path / "package_of_mine").mkdir()
+    (tmp_path / "package_of_mine" / "chooser.py").write_text(
+        "from dataclasses import dataclass\nfrom fedcor import Random\n"
+        "@dataclass(frozen=True)\nclass Mine(Random):\n    k: int = 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    name = "package_of_mine.chooser:Mine"
+    experiment = load_experiment("digits", [f'selectors."{name}".k=3'], name)
+    assert experiment.build_selector().k == 3
+
+
 def test_a_toml_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(
@@ -183,8 +202,8 @@ def test_what_only_the_data_can_tell_is_refused_by_name_as_well():
         build_simulation(load_experiment("digits", ["data.name=digist"], "random"), 1)
     with pytest.raises(ConfigError, match="model.name"):
         build_simulation(load_experiment("digits", ['model={name="cnn"}'], "random"), 1)
-    with pytest.raises(ConfigError, match="training.device = 'abacus': cannot be used here"):
-        build_simulation(load_experiment("digits", ["training.device=abacus"], "random"), 1)
+    with pytest.raises(ConfigError, match="training.device = 'cuda:77': cannot be used here"):
+        build_simulation(load_experiment("digits", ['training.device="cuda:77"'], "random"), 1)
 
 
 def test_device_auto_takes_what_there_is():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +55,9 @@ REPRODUCE = ["table1", "convergence", "toy", "normality", "stationarity", "inter
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
+    for output in (sys.stdout, sys.stderr):  # a locale that lacks a character gets a mark for it, not an error
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(errors="replace")
     try:
         code: int = options.command(options)
         sys.stdout.flush()
@@ -65,7 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of our output (head, say) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 141  # as if SIGPIPE had ended us: what was not done yet is not done
+    except OSError as error:
+        print(f"fedcor: {error}; what was recorded is kept, and --resume goes on from it", file=sys.stderr)
+        return 2
+    except MemoryError:
+        print("fedcor: not enough memory for these settings", file=sys.stderr)
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,10 +87,13 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=formatter,
     )
+    parser.add_argument("--version", action="version", version=f"fedcor {version('fedcor')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     demo = commands.add_parser("demo", help="FedCor beside its baselines on embedded data, in about a minute")
-    demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for the runs (default: %(default)s)")
+    demo.add_argument(
+        "--out", type=_folder, default=Path("runs/demo"), help="folder for the runs (default: %(default)s)"
+    )
     demo.add_argument("--jobs", type=_whole, default=os.cpu_count() or 1, help="processes (default: all cores)")
     demo.set_defaults(command=_demo)
 
@@ -117,11 +131,13 @@ def _parser() -> argparse.ArgumentParser:
     again.add_argument(
         "--quick", action="store_true", help="everything on the embedded digits, in minutes: a rehearsal"
     )
-    again.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="default: %(default)s; goes on there")
+    again.add_argument(
+        "--out", type=_folder, default=Path("runs/reproduce"), help="default: %(default)s; goes on there"
+    )
     again.set_defaults(command=_reproduce)
 
     report = commands.add_parser("report", help="tables from finished or running runs")
-    report.add_argument("folder", type=Path, metavar="DIR", help="a run's folder, or one with runs below it")
+    report.add_argument("folder", type=_folder, metavar="DIR", help="a run's folder, or one with runs below it")
     report.add_argument("--baseline", help="selector to compare with (default: random)")
     form = report.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="every number, as JSON")
@@ -134,7 +150,9 @@ def _parser() -> argparse.ArgumentParser:
     listing.set_defaults(command=_data_list)
     fetch = actions.add_parser("fetch", help="get a data set and verify it by its content")
     fetch.add_argument("name", metavar="NAME", help="fmnist or cifar10")
-    fetch.add_argument("--from", dest="source", type=Path, metavar="PATH", help="a local file or folder that holds it")
+    fetch.add_argument(
+        "--from", dest="source", type=_folder, metavar="PATH", help="a local file or folder that holds it"
+    )
     fetch.set_defaults(command=_data_fetch)
     return parser
 
@@ -145,23 +163,30 @@ def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="change any setting; repeatable"
     )
-    parser.add_argument("--out", type=Path, help="folder for the result (default: below runs/)")
+    parser.add_argument("--out", type=_folder, help="folder for the result (default: below runs/)")
     parser.add_argument("--resume", action="store_true", help="go on with what is in the folder already")
 
 
 def _whole(text: str) -> int:
     if not text.isdecimal() or (value := int(text)) > 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2147483648")
     return value
+
+
+def _folder(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the name of the folder is empty")
+    return Path(text).expanduser()
 
 
 def _seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in text.split(","):
         low, dash, high = part.partition("-")
-        seeds += range(_whole(low), _whole(high) + 1) if dash else [_whole(low)]
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise argparse.ArgumentTypeError(f"{text!r} names no seed, or one twice; write 1-5 or 1,2,7")
+        first, last = _whole(low), _whole(high if dash else low)
+        seeds += range(first, min(last, first + 10_000) + 1)
+    if not seeds or len(seeds) > 10_000 or len(set(seeds)) < len(seeds):
+        raise argparse.ArgumentTypeError(f"{text!r} names no seed, one twice, or too many; write 1-5 or 1,2,7")
     return seeds
 
 
@@ -252,12 +277,17 @@ def _run_all(jobs: Sequence[Job], processes: int, *, quiet: bool = False) -> Non
 
 
 def _print_finished(folder: Path) -> None:
-    """One JSON line a finished run, for whoever reads it: people on a terminal get the table instead."""
+    """One JSON line a finished run, for whoever reads it; a sentence on a terminal."""
     run = read_run(folder)
+    accuracies = [entry.get("test_accuracy") or 0.0 for entry in run.rounds]
+    idle = sum(not entry.get("participated") for entry in run.rounds)
+    if idle:
+        print(
+            f"fedcor: {folder}: in {idle} of {len(run.rounds)} rounds nobody delivered a usable update", file=sys.stderr
+        )
     if sys.stdout.isatty():
-        print(f"{folder}: {len(run.rounds)} rounds, test accuracy {run.rounds[-1]['test_accuracy']:.3f}")
+        print(f"{folder}: {len(run.rounds)} rounds, test accuracy {accuracies[-1]:.3f}")
         return
-    accuracies = [entry["test_accuracy"] for entry in run.rounds]
     line = {
         "run": str(folder),
         "selector": run.header["selector"],
@@ -285,7 +315,9 @@ def _print_tables(folder: Path, baseline: str | None = None) -> None:
     from fedcor.report.summary import summarise
     from fedcor.report.tables import render
 
-    render(summarise(read_runs(folder), baseline), Console())
+    console = Console()
+    console.width = max(console.width, 80)  # narrower than this, columns would be lost
+    render(summarise(read_runs(folder), baseline), console)
 
 
 def _data_list(options: argparse.Namespace) -> int:  # noqa: ARG001

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -49,10 +50,12 @@ class TrainingSettings:
             if getattr(self, key) < 1:
                 raise ConfigError(key, getattr(self, key), "must be a whole number of at least 1")
         for key in ("learning_rate", "factor"):
-            if not 0.0 < getattr(self, key) < float("inf"):
-                raise ConfigError(key, getattr(self, key), "must be a finite number above 0")
-        if not 0.0 <= self.weight_decay < float("inf"):
-            raise ConfigError("weight_decay", self.weight_decay, "must be a finite number of at least 0")
+            if not 0.0 < getattr(self, key) <= 1e6:
+                raise ConfigError(key, getattr(self, key), "must be a finite number above 0, and at most a million")
+        if not 0.0 <= self.weight_decay <= 1e6:
+            raise ConfigError("weight_decay", self.weight_decay, "must be a finite number from 0 to a million")
+        if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
+            raise ConfigError("device", self.device, "must be auto, cpu, cuda or mps")
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,11 @@ class Experiment:
         ) in self.selectors.items():  # a misspelt name or key is refused even where another selector runs
             if not isinstance(options, Mapping):
                 raise ConfigError(f"selectors.{name}", options, "must be a table of settings")
+            if "clients_per_round" in options:
+                given = options["clients_per_round"]
+                raise ConfigError(
+                    f"selectors.{name}.clients_per_round", given, "is set for all by training.clients_per_round"
+                )
             if name != self.selector:
                 dataclasses.replace(self, selector=name).build_selector()
         selector = self.build_selector()
@@ -121,6 +129,7 @@ class Experiment:
             check_model_options(self.model["name"], {k: v for k, v in self.model.items() if k != "name"})
         except ConfigError as error:
             raise error.under("model") from None
+        _check_finite(self.describe())
         return self
 
     def with_selector(self, name: str) -> Experiment:
@@ -193,18 +202,42 @@ def _read(source: str) -> dict[str, Any]:
 
 
 def _apply(raw: dict[str, Any], change: str) -> None:
-    """One `--set table.key=value`; the value is read as TOML, or as a text where it is not TOML."""
+    """One `--set table.key=value`; key and value are read as TOML, or the value as a text where it is not TOML."""
     key, equals, text = change.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError("--set", change, "must have the form key=value, for example training.rounds=50")
+    try:
+        path = _keys(tomllib.loads(f"{key} = 0")) if equals else []
+    except tomllib.TOMLDecodeError:
+        path = []
+    if not path:
+        example = "for example training.rounds=50; quote a name that has a colon: 'selectors.\"module:Class\".key=1'"
+        raise ConfigError("--set", change, f"must have the form key=value, {example}")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    *tables, last = key.strip().split(".")
+    *tables, last = path
     here = raw
     for table in tables:
         here = here.setdefault(table, {})
         if not isinstance(here, dict):
             raise ConfigError("--set", change, f"{table} is not a table of settings")
     here[last] = value
+
+
+def _keys(table: Any) -> list[str]:
+    """The dotted key of a table that holds nothing else."""
+    if not isinstance(table, dict):
+        return []
+    ((key, below),) = table.items()
+    return [key, *_keys(below)]
+
+
+def _check_finite(settings: Any, path: str = "") -> None:
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            _check_finite(value, f"{path}.{key}".removeprefix("."))
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            _check_finite(value, path)
+    elif isinstance(settings, float) and not math.isfinite(settings):
+        raise ConfigError(path, settings, "must be a finite number")

@@ -89,7 +89,7 @@ def read_run(folder: Path) -> Run:
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise RecordError(
                 f"{path}, line {number}: not JSON ({error}); the file was changed by hand or damaged"
             ) from error
@@ -106,7 +106,7 @@ def count_rounds(folder: Path) -> int:
     """How many rounds the record has so far; 0 when there is none."""
     try:
         return max(0, (folder / RECORD).read_bytes().count(b"\n") - 1)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0
 
 
@@ -114,7 +114,7 @@ def has_run(folder: Path) -> bool:
     """Whether a run has begun there: its header is whole."""
     try:
         return b"\n" in (folder / RECORD).read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
@@ -173,7 +173,7 @@ class RunWriter:
 
 def _line(entry: Mapping[str, Any]) -> str:
     clean = {key: None if isinstance(v, float) and not np.isfinite(v) else v for key, v in entry.items()}
-    return json.dumps(clean, separators=(",", ":"), allow_nan=False) + "\n"
+    return json.dumps(clean, separators=(",", ":"), allow_nan=False, default=repr) + "\n"
 
 
 @contextmanager
@@ -242,8 +242,10 @@ def differences(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]
 def _read_checkpoint(path: Path) -> dict[str, Array] | None:
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+            arrays = {name: archive[name] for name in archive.files}
+            int(arrays["round"])
+            return arrays
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise RecordError(f"the checkpoint {path} is damaged ({error}); delete it to begin this run again") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        raise RecordError(f"the checkpoint {path} is damaged; delete it to begin this run again") from error

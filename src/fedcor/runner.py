@@ -10,7 +10,7 @@ import os
 import platform
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from fedcor.experiment import Experiment
 from fedcor.record import count_rounds, has_run, open_run
 from fedcor.rng import stream
 from fedcor.simulate import LearningRate, Progress, RoundRecord, Simulation
+from fedcor.types import Array
 
 __all__ = ["Job", "build_simulation", "compare_jobs", "in_processes", "run", "run_jobs"]
 
@@ -101,13 +102,27 @@ def run(
             experiment, seed
         )  # what only the data can tell is refused before anything is written
         writer.begin()
-        start = Progress.from_arrays(writer.checkpoint, simulation.engine.device) if writer.checkpoint else None
+        start = _progress(writer.checkpoint, simulation, out) if writer.checkpoint else None
         for record, progress in simulation.run(rounds, start):
             writer.append(dataclasses.asdict(record))
             if progress.round % CHECKPOINT_EVERY == 0 or progress.round == rounds:
                 writer.save(progress.to_arrays())
             if on_round is not None:
                 on_round(record)
+
+
+def _progress(checkpoint: Mapping[str, Array], simulation: Simulation, out: Path) -> Progress:
+    try:
+        progress = Progress.from_arrays(checkpoint, simulation.engine.device)
+        fits = (
+            progress.model.shape == simulation.engine.initial_model.shape
+            and progress.known.shape == progress.holders.shape
+        )
+    except (KeyError, TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise RecordError(f"the checkpoint in {out} does not fit this run; delete it to begin this run again")
+    return progress
 
 
 @dataclass(frozen=True)
@@ -148,11 +163,18 @@ def run_jobs(jobs: Sequence[Job], processes: int) -> Iterator[Job | None]:
         run(job.experiment, job.seed, job.out, resume=True)
         yield job
     jobs = [job for job in jobs if job not in done_before]
-    tasks: dict[Callable[[], None], Job] = {
-        functools.partial(run, job.experiment, job.seed, job.out, resume=job.resume): job for job in jobs
-    }
+    tasks: dict[Callable[[], None], Job] = {functools.partial(_run_job, job): job for job in jobs}
     for task in in_processes(list(tasks), processes):
         yield None if task is None else tasks[task]
+
+
+def _run_job(job: Job) -> None:
+    try:
+        run(job.experiment, job.seed, job.out, resume=job.resume)
+    except (ConfigError, RecordError):
+        raise
+    except FedcorError as error:  # of many runs, say which
+        raise FedcorError(f"{job.out}: {error}") from error
 
 
 def in_processes(tasks: Sequence[Callable[[], None]], processes: int) -> Iterator[Callable[[], None] | None]:

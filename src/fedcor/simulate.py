@@ -108,6 +108,7 @@ class SimulatedRound:
         self.rng = stream(simulation.seed, "select", self.round)
         clients, seed, faults = self._engine.population.count, simulation.seed, simulation.faults
         self.available = faults.available(seed, self.round, clients)
+        self.available.flags.writeable = self.weights.flags.writeable = False  # a selector only reads them
         self._alive = ~faults.dropped(seed, self.round, clients)
         self._steps = faults.steps(seed, self.round, clients, self._engine.how.local_steps)
         self._model, self._known = progress.model, progress.known.copy()
@@ -247,7 +248,10 @@ class Simulation:
     def start(self) -> Progress:
         clients = self.engine.population.count
         unknown, nobody = np.full(clients, np.nan), np.zeros(clients, dtype=bool)
-        return Progress(0, self.engine.initial_model, unknown, nobody, self.selector.init(self.engine.population))
+        with _naming("the selector failed in init"):
+            state = self.selector.init(self.engine.population)
+            _check_state(state)
+        return Progress(0, self.engine.initial_model, unknown, nobody, state)
 
     def run(self, rounds: int, progress: Progress | None = None) -> Iterator[tuple[RoundRecord, Progress]]:
         """The record of each round and where it leaves the federation, from `progress` on."""

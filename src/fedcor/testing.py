@@ -10,7 +10,7 @@ The fake federation has quadratic clients, so each answer is known in closed for
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ class FakeFederation:
         self.learning_rate, self.local_steps, self.seed = learning_rate, local_steps, seed
         self.available = np.arange(clients) if available is None else np.sort(np.fromiter(available, np.int64))
         self.answering = ~np.isin(np.arange(clients), np.fromiter(silent, np.int64))
+        self.available.flags.writeable = self.weights.flags.writeable = False
         self.model = np.zeros(centres.shape[1])  # (dim,) w
         self.round = 0
         self.rng = stream(seed, "select", 0)
@@ -144,10 +145,13 @@ def _play(selector: Selector, federation: FakeFederation, rounds: int, *, checkp
     choices = []
     for _ in range(rounds):
         before = {name: array.copy() for name, array in state.items()}
-        chosen, after = selector.select(state, federation)
+        answer = selector.select(state, federation)
+        assert isinstance(answer, tuple) and len(answer) == 2, f"select returned {answer!r}, not (choice, state)"  # noqa: PT018
+        chosen, after = answer
         _check_choice(selector, federation, chosen)
         outcome = federation.train(chosen)
         observed = selector.observe(after, outcome)
+        assert isinstance(observed, Mapping), f"observe returned {observed!r}, not a state"
         for name, array in before.items():
             same = np.array_equal(array, state[name], equal_nan=array.dtype.kind == "f")
             assert same, f"select or observe changed the state {name!r} in place: return a new one"
@@ -158,6 +162,7 @@ def _play(selector: Selector, federation: FakeFederation, rounds: int, *, checkp
 
 def _check_choice(selector: Selector, federation: FakeFederation, chosen: IntArray) -> None:
     assert isinstance(chosen, np.ndarray), f"the choice is a {type(chosen).__name__}, not an array"
+    assert chosen.ndim == 1, f"the choice has {chosen.ndim} dimensions, not one"
     assert chosen.dtype.kind == "i", f"the choice has the type {chosen.dtype}, not whole numbers"
     strangers = np.setdiff1d(chosen, federation.available)
     assert not len(strangers), f"round {federation.round}: chose clients that are not available: {strangers}"

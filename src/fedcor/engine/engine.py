@@ -14,6 +14,7 @@ from fedcor.data import Dataset
 from fedcor.engine.models import ModelVector
 from fedcor.engine.stacked import StackedTrainer, dense_stack
 from fedcor.engine.train import Assignment, LocalTraining, LoopTrainer, Trainer
+from fedcor.errors import FedcorError
 from fedcor.rng import stream
 from fedcor.types import FloatArray, IntArray, Population
 
@@ -148,7 +149,12 @@ class Engine:
         losses, correct = [], []
         for start in range(0, len(x), _EVALUATION_ROWS):
             labels = y[start : start + _EVALUATION_ROWS]
-            scores = self.module(x[start : start + _EVALUATION_ROWS])
+            try:
+                scores = self.module(x[start : start + _EVALUATION_ROWS])
+            except Exception as error:  # a user's module may fail on any batch
+                raise FedcorError(
+                    f"the model failed while it was evaluated: {type(error).__name__}: {error}"
+                ) from error
             losses.append(F.cross_entropy(scores, labels, reduction="none"))
             correct.append(scores.argmax(dim=1) == labels)
         return torch.cat(losses), torch.cat(correct)

@@ -92,13 +92,19 @@ def model_factory(name: str) -> Callable[..., nn.Module]:
         return MODELS[name]
     if ":" in name:
         factory: Callable[..., nn.Module] = load_object(name, "name")
+        if not callable(factory):
+            raise ConfigError("name", name, "must be a function or class that makes a module")
         return factory
     raise ConfigError("name", name, f"must be one of {', '.join(MODELS)}, or module:factory", suggest(name, MODELS))
 
 
 def check_model_options(name: str, options: Mapping[str, Any]) -> None:
     """Refuse options that the factory does not take, before anything is loaded."""
-    parameters = inspect.signature(model_factory(name)).parameters
+    factory = model_factory(name)
+    try:
+        parameters = inspect.signature(factory).parameters
+    except ValueError:  # some built-in callables do not tell
+        return
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     names = list(parameters)[2:]

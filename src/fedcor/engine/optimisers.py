@@ -52,8 +52,8 @@ class FedProx(FedAvg):
     mu: float = 0.01
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.mu < float("inf"):
-            raise ConfigError("mu", self.mu, "must be a finite number of at least 0")
+        if not 0.0 <= self.mu <= 1e6:
+            raise ConfigError("mu", self.mu, "must be a finite number from 0 to a million")
 
     @property
     def proximal(self) -> float:

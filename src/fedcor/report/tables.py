@@ -185,7 +185,7 @@ def _seeds(selectors: Sequence[SelectorSummary]) -> str:
 def to_json(summary: Summary) -> str:
     """The whole summary, with the list of metrics; keys in the order of the records, null where there is no number."""
     metrics = [{"key": m.key, "title": m.title, "unit": m.unit, "better": m.better} for m in METRICS]
-    return json.dumps({"metrics": metrics, **asdict(summary)}, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    return json.dumps({"metrics": metrics, **asdict(summary)}, indent=2, allow_nan=False, ensure_ascii=True) + "\n"
 
 
 def to_csv(summary: Summary) -> str:

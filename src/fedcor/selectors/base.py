@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from fedcor.errors import ConfigError
 from fedcor.types import IntArray, Outcome, Population, State
 
 __all__ = ["Memoryless", "check_at_least", "check_fraction", "check_positive", "uniform"]
+
+
+_NUMBERS = (int, float, np.integer, np.floating)
 
 
 class Memoryless:
@@ -28,18 +29,18 @@ def uniform(rng: np.random.Generator, available: IntArray, count: int) -> IntArr
 
 
 def check_at_least(key: str, given: object, least: int) -> None:
-    if isinstance(given, bool) or not isinstance(given, int) or given < least:
+    if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < least:
         raise ConfigError(key, given, f"must be a whole number of at least {least}")
 
 
-def check_fraction(key: str, given: float, *, closed: bool = False) -> None:
+def check_fraction(key: str, given: object, *, closed: bool = False) -> None:
     """Within (0, 1), or [0, 1] where `closed`."""
-    if not (0.0 <= given <= 1.0 if closed else 0.0 < given < 1.0):
+    if not isinstance(given, _NUMBERS) or not (0.0 <= given <= 1.0 if closed else 0.0 < given < 1.0):
         raise ConfigError(key, given, "must lie in [0, 1]" if closed else "must lie strictly between 0 and 1")
 
 
-def check_positive(key: str, given: float, *, zero: bool = False) -> None:
-    if not math.isfinite(given) or given < 0 or (given == 0 and not zero):
+def check_positive(key: str, given: object, *, zero: bool = False) -> None:
+    if not isinstance(given, _NUMBERS) or not (0.0 <= given <= 1e100) or (given == 0 and not zero):
         raise ConfigError(
             key, given, "must be a finite number of at least 0" if zero else "must be a finite number above 0"
         )

@@ -33,6 +33,8 @@ class PowerOfChoice(Memoryless):
                 )
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
+        if not len(federation.available):
+            return federation.available, state
         d = min(self.candidates or 2 * self.clients_per_round, len(federation.available))
         p = federation.weights[federation.available]
         candidates = federation.rng.choice(federation.available, size=d, replace=False, p=p / p.sum())

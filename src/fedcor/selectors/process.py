@@ -95,9 +95,9 @@ class ProcessSelector(ABC):
         samples = np.concatenate([state["samples"], measured])
         rounds = np.concatenate([state["sample_rounds"], np.full(len(measured), t)])
         used = np.isin(rounds, np.unique(rounds[rounds < t])[-history:] if history else []) | (rounds == t)
-        fitted = fit(
-            X, Samples(samples[used], self.discount ** (t - rounds[used])), self.noise**2, steps, self.gp_learning_rate
-        )
+        weights = self.discount ** (t - rounds[used])
+        with np.errstate(all="ignore"):  # losses that run away may overflow the fit: then the embedding stays as it was
+            fitted = fit(X, Samples(samples[used], weights), self.noise**2, steps, self.gp_learning_rate)
         kept = np.isin(rounds, np.unique(rounds)[-max(self.warmup_history, self.history, 1) :])
         return {
             **state,
