@@ -99,13 +99,8 @@ def test_the_numbers_behind_the_figures(folder):
         assert result["purity"] > 2 * result["chance"]
     chosen = numbers(folder, "annealing-frequencies-digits")["times_chosen"]["1spc"]
     assert all(sum(counts) == pytest.approx(15 * 10, abs=1) for counts in chosen.values())
-    assert set(chosen) == {"beta-0.5", "beta-0.75", "fedcor", "random"}
-    assert set(numbers(folder, "interval-digits")["curves"]["2spc"]) == {
-        "interval-5",
-        "fedcor",
-        "interval-500",
-        "random",
-    }
+    assert set(chosen) == {"β = 0.5", "β = 0.75", "β = 0.95", "random"}
+    assert set(numbers(folder, "interval-digits")["curves"]["2spc"]) == {"Δt = 5", "Δt = 10", "Δt = 500", "random"}
 
 
 def test_running_it_again_goes_on_and_changes_nothing(folder):

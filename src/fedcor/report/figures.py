@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,17 @@ def _row(panels: int, width: float = 3.6, height: float = 3.0) -> tuple[Figure, 
     return figure, axes
 
 
+def _say(figure: Figure, caption: str) -> None:
+    """What the figure shows of what, below it, in lines that fit."""
+    text = textwrap.fill(caption, width=int(17 * figure.get_figwidth()))
+    figure.supxlabel(text, fontsize=7.5, color="#444444")
+
+
 def _look(label: str, i: int) -> dict[str, Any]:
     styles = ["-", "--", ":", "-."]
+    free = [colour for colour in PALETTE if colour not in COLOURS.values()]
     return {
-        "color": COLOURS.get(label, PALETTE[i % len(PALETTE)]),
+        "color": COLOURS.get(label, free[i % len(free)]),
         "linestyle": STYLES.get(label, styles[i % len(styles)]),
     }
 
@@ -77,7 +85,7 @@ def curves(
         ax.set_xlabel("communication round")
     axes[0].set_ylabel("test accuracy")
     axes[-1].legend(fontsize=8, loc="lower right", framealpha=0.9)
-    figure.supxlabel(caption, fontsize=7.5, color="#444444")
+    _say(figure, caption)
     return figure
 
 
@@ -113,7 +121,7 @@ def histograms(panels: Mapping[str, Sequence[Mapping[str, Any]]], caption: str) 
         row[0].set_ylabel(f"{setting}\ndensity", fontsize=8)
     for ax in grid[-1]:
         ax.set_xlabel("standardised component", fontsize=8)
-    figure.supxlabel(caption, fontsize=7.5, color="#444444")
+    _say(figure, caption)
     return figure
 
 
@@ -147,7 +155,7 @@ def similarities(series: Mapping[str, Mapping[str, Sequence[float]]], reference:
     ax.set_ylabel("cosine similarity of covariances")
     ax.set_ylim(top=1.005)
     ax.legend(fontsize=8, loc="lower right")
-    figure.supxlabel(caption, fontsize=7.5, color="#444444")
+    _say(figure, caption)
     return figure
 
 
@@ -168,7 +176,7 @@ def frequencies(panels: Mapping[str, Mapping[str, Sequence[float]]], caption: st
         ax.set_ylim(bottom=0)
     axes[0].set_ylabel("times chosen a run")
     axes[-1].legend(fontsize=8)
-    figure.supxlabel(caption, fontsize=7.5, color="#444444")
+    _say(figure, caption)
     return figure
 
 
@@ -193,7 +201,7 @@ def client_map(points: Sequence[Sequence[float]], labels: Sequence[int], caption
             )
     ax.set_xlabel("t-SNE 1")
     ax.set_ylabel("t-SNE 2")
-    figure.supxlabel(caption, fontsize=7.5, color="#444444")
+    _say(figure, caption)
     return figure
 
 
@@ -219,7 +227,7 @@ def toy_picture(toy: Mapping[str, Any], caption: str) -> Figure:
     ax.set_xlabel("first coordinate")
     ax.set_ylabel("second coordinate")
     ax.legend(fontsize=8, loc="upper left", framealpha=0.9)
-    figure.supxlabel(caption, fontsize=7.5, color="#444444")
+    _say(figure, caption)
     return figure
 
 

@@ -32,10 +32,11 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[int, str], None
 
 @dataclass(frozen=True)
 class Variant:
-    """A selector with some of its hyper-parameters changed, and the name of its folder and curve."""
+    """A selector with some of its hyper-parameters changed: the name of its curve, and of its folder."""
 
     label: str
     selector: str
+    folder: str
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -107,7 +108,7 @@ class Plan:
         }
 
     def _folder(self, setting: str, variant: Variant, seed: int) -> Path:
-        return self.out / "runs" / f"{self.dataset}-{setting}" / variant.label / f"seed-{seed}"
+        return self.out / "runs" / f"{self.dataset}-{setting}" / variant.folder / f"seed-{seed}"
 
     def _read(self, setting: str, variant: Variant, seed: int) -> Run:
         """The run, cut to this plan's rounds: an earlier command may have run it further."""

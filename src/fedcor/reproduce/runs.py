@@ -17,7 +17,7 @@ from fedcor.types import FloatArray
 
 __all__ = ["annealing", "convergence", "interval", "table1"]
 
-FOUR = [Variant(name, name) for name in ("random", "afl", "power_of_choice", "fedcor")]
+FOUR = [Variant(name, name, name) for name in ("random", "afl", "power_of_choice", "fedcor")]
 SMOOTH = 10  # rounds that a curve's point is the mean of
 
 
@@ -112,7 +112,7 @@ def interval(plan: Plan) -> list[Path]:
         "digits": [(5, 0.95), (10, 0.95), (500, 0.99)],
     }
     variants = [_fedcor(plan, f"Δt = {dt}", interval=dt, beta=beta) for dt, beta in table[plan.dataset]]
-    return _draw_curves(plan, "interval", plan.runs([*variants, Variant("random", "random")]))
+    return _draw_curves(plan, "interval", plan.runs([*variants, Variant("random", "random", "random")]))
 
 
 def annealing(plan: Plan) -> list[Path]:
@@ -121,14 +121,17 @@ def annealing(plan: Plan) -> list[Path]:
 
     table = {"fmnist": (0.5, 0.75, 0.95), "cifar10": (0.9, 0.95, 0.97), "digits": (0.5, 0.75, 0.95)}
     variants = [_fedcor(plan, f"β = {beta}", beta=beta) for beta in table[plan.dataset]]
-    runs = plan.runs([*variants, Variant("random", "random")])
+    runs = plan.runs([*variants, Variant("random", "random", "random")])
     paths = _draw_curves(plan, "annealing", runs)
     counts = {
         setting: {label: _times_chosen(of_one).round(2).tolist() for label, of_one in by_label.items()}
         for setting, by_label in runs.items()
     }
     saved = plan.save("annealing-frequencies", {"times_chosen": counts})
-    caption = f"{_caption(plan, runs)}; clients ordered within each run, then averaged over seeds"
+    seeds = ", ".join(map(str, plan.seeds))
+    caption = (
+        f"{plan.dataset}, seeds {seeds}; clients ordered within each run by how often they were chosen, mean over seeds"
+    )
     return [
         *paths,
         saved,
@@ -137,14 +140,12 @@ def annealing(plan: Plan) -> list[Path]:
 
 
 def _fedcor(plan: Plan, label: str, **options: float) -> Variant:
-    """A FedCor variant; the one with the preset's own options shares the folder of Table 1's."""
+    """A FedCor variant; the one with the preset's own options shares the folder of Table 1's runs."""
     preset = plan.experiment(plan.settings[0]).selectors["fedcor"]
-    same = all(preset.get(key) == value for key, value in options.items())
-    return (
-        Variant("fedcor", "fedcor")
-        if same
-        else Variant(label.replace(" = ", "-").replace("Δt", "interval").replace("β", "beta"), "fedcor", options)
-    )
+    if all(preset.get(key) == value for key, value in options.items()):
+        return Variant(label, "fedcor", "fedcor")
+    folder = "-".join(["fedcor", *(f"{key}-{value}" for key, value in options.items())])
+    return Variant(label, "fedcor", folder, options)
 
 
 def _times_chosen(runs: Sequence[Run]) -> FloatArray:
