@@ -71,16 +71,14 @@ def curves(
             )
         if setting in target:
             ax.axhline(target[setting], color="grey", linewidth=0.8)
-            ax.text(
-                0.99,
-                target[setting],
-                " target",
-                ha="right",
-                va="bottom",
-                fontsize=7,
-                color="grey",
-                transform=ax.get_yaxis_transform(),
-            )
+            place = {
+                "ha": "left",
+                "va": "bottom",
+                "fontsize": 7,
+                "color": "grey",
+                "transform": ax.get_yaxis_transform(),
+            }
+            ax.text(0.01, target[setting], "target", **place)
         ax.set_title(TITLES.get(setting, setting), fontsize=10)
         ax.set_xlabel("communication round")
     axes[0].set_ylabel("test accuracy")
@@ -181,24 +179,16 @@ def frequencies(panels: Mapping[str, Mapping[str, Sequence[float]]], caption: st
 
 
 def client_map(points: Sequence[Sequence[float]], labels: Sequence[int], caption: str) -> Figure:
-    """Clients in the plane, each marked and coloured by the label it holds."""
+    """Clients in the plane, coloured by the label they hold; its number stands beside its cluster."""
     figure, (ax,) = _row(1, width=5.2, height=4.6)
     place, label = np.asarray(points), np.asarray(labels)
     colours = [*PALETTE[:7], "#999999", "#7B3294", "#A6761D"]
     for value in np.unique(label):
         mine = place[label == value]
         ax.scatter(mine[:, 0], mine[:, 1], s=60, color=colours[value % len(colours)], alpha=0.35, linewidth=0)
-        for x, y in mine:
-            ax.text(
-                x,
-                y,
-                str(value),
-                ha="center",
-                va="center",
-                fontsize=8,
-                color=colours[value % len(colours)],
-                weight="bold",
-            )
+        x, y = np.median(mine, axis=0)
+        place = {"textcoords": "offset points", "xytext": (11, 8), "fontsize": 10, "weight": "bold"}
+        ax.annotate(f"{value}", (x, y), color=colours[value % len(colours)], **place)
     ax.set_xlabel("t-SNE 1")
     ax.set_ylabel("t-SNE 2")
     _say(figure, caption)
