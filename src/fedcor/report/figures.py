@@ -71,14 +71,15 @@ def curves(
             )
         if setting in target:
             ax.axhline(target[setting], color="grey", linewidth=0.8)
-            place = {
-                "ha": "left",
-                "va": "bottom",
-                "fontsize": 7,
-                "color": "grey",
-                "transform": ax.get_yaxis_transform(),
-            }
-            ax.text(0.01, target[setting], "target", **place)
+            ax.text(
+                0.01,
+                target[setting],
+                "target",
+                va="bottom",
+                fontsize=7,
+                color="grey",
+                transform=ax.get_yaxis_transform(),
+            )
         ax.set_title(TITLES.get(setting, setting), fontsize=10)
         ax.set_xlabel("communication round")
     axes[0].set_ylabel("test accuracy")
@@ -186,9 +187,10 @@ def client_map(points: Sequence[Sequence[float]], labels: Sequence[int], caption
     for value in np.unique(label):
         mine = place[label == value]
         ax.scatter(mine[:, 0], mine[:, 1], s=60, color=colours[value % len(colours)], alpha=0.35, linewidth=0)
-        x, y = np.median(mine, axis=0)
-        place = {"textcoords": "offset points", "xytext": (11, 8), "fontsize": 10, "weight": "bold"}
-        ax.annotate(f"{value}", (x, y), color=colours[value % len(colours)], **place)
+        colour, (x, y) = colours[value % len(colours)], np.median(mine, axis=0)
+        ax.annotate(
+            str(value), (x, y), xytext=(11, 8), textcoords="offset points", fontsize=10, weight="bold", color=colour
+        )
     ax.set_xlabel("t-SNE 1")
     ax.set_ylabel("t-SNE 2")
     _say(figure, caption)
