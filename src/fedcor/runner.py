@@ -98,10 +98,8 @@ def run(
     with open_run(out, header, resume=resume) as writer:
         if writer.done >= rounds:
             return
-        simulation = build_simulation(
-            experiment, seed
-        )  # what only the data can tell is refused before anything is written
-        writer.begin()
+        simulation = build_simulation(experiment, seed)
+        writer.begin()  # after what only the data can tell was not refused
         start = _progress(writer.checkpoint, simulation, out) if writer.checkpoint else None
         for record, progress in simulation.run(rounds, start):
             writer.append(dataclasses.asdict(record))
