@@ -28,7 +28,7 @@ EXPERIMENT = (
     "a preset (digits, fmnist-2spc, fmnist-1spc, fmnist-dir, cifar10-2spc, cifar10-1spc, cifar10-dir) or a TOML file"
 )
 EXAMPLES = """examples:
-  fedcor demo                                         FedCor beside its baselines, in about a minute
+  fedcor demo                                         FedCor beside its baselines, in under a minute
   fedcor data fetch fmnist                            get a data set, verified
   fedcor run fmnist-2spc --selector fedcor --seed 1   one run; add --resume to go on with it
   fedcor compare fmnist-2spc --seeds 1-5 --jobs 2     paired runs of the paper's four selectors
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fedcor {version('fedcor')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    demo = commands.add_parser("demo", help="FedCor beside its baselines on embedded data, in about a minute")
+    demo = commands.add_parser("demo", help="FedCor beside its baselines on embedded data, in under a minute")
     demo.add_argument(
         "--out", type=_folder, default=Path("runs/demo"), help="folder for the runs (default: %(default)s)"
     )
