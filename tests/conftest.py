@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import hypothesis
 import pytest
 import torch
@@ -9,6 +11,8 @@ import torch
 hypothesis.settings.register_profile("fedcor", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.load_profile("fedcor")
 torch.set_num_threads(1)
+# A shell that starts this in the background lets interrupts be ignored, and our children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
