@@ -292,7 +292,7 @@ def test_the_cnn_is_the_papers_layer_by_layer():
 
 @pytest.mark.parametrize("model", ["mlp with dropout", "cnn", "a user's module"])
 def test_losses_and_scores_equal_a_loop_over_clients(model, monkeypatch):
-    monkeypatch.setattr("fedcor.engine.engine._EVALUATION_ROWS", 17)
+    monkeypatch.setattr("fedcor.engine.engine._DENSE_ROWS", 17)
     engine = engine_of(model, LocalTraining(8, 3, 0.1))
     trained = engine.train(engine.initial_model, [3], 0, 0.1)[0]
     losses = engine.losses(trained, np.arange(5))

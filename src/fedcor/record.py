@@ -27,6 +27,7 @@ from fedcor.errors import RecordError
 from fedcor.types import Array
 
 __all__ = [
+    "RoundRecord",
     "Run",
     "RunWriter",
     "count_rounds",
@@ -41,6 +42,23 @@ __all__ = [
 
 RECORD = "rounds.jsonl"
 CHECKPOINT = Path("checkpoint") / "state.npz"
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One line of the record: what was chosen, what came of it, what it cost."""
+
+    round: int
+    selected: list[int]
+    participated: list[int]
+    test_accuracy: float
+    test_loss: float
+    learning_rate: float
+    probed: int  # losses that clients were asked for
+    refused: int  # answers and updates that were unusable numbers
+    bytes_down: int
+    bytes_up: int
+    seconds: float
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from fedcor.data import Dataset, load
 from fedcor.engine import Engine, LocalTraining, build_model
 from fedcor.errors import ConfigError, FedcorError, RecordError
 from fedcor.experiment import Experiment
-from fedcor.record import count_rounds, has_run, open_run
+from fedcor.record import RoundRecord, count_rounds, has_run, open_run
 from fedcor.rng import stream
-from fedcor.simulate import LearningRate, Progress, RoundRecord, Simulation
+from fedcor.simulate import LearningRate, Progress, Simulation
 from fedcor.types import Array
 
 __all__ = ["Job", "build_simulation", "compare_jobs", "in_processes", "run", "run_jobs"]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,30 +15,13 @@ from torch import Tensor
 
 from fedcor.engine import Engine, Faults
 from fedcor.engine.optimisers import Optimiser
-from fedcor.errors import FedcorError
-from fedcor.guard import screen_losses
+from fedcor.guard import check_clients, check_state, naming, screen_losses
 from fedcor.ledger import CURRENT, Ledger
+from fedcor.record import RoundRecord
 from fedcor.rng import stream
 from fedcor.types import Array, BoolArray, FloatArray, IntArray, Outcome, Selector, State
 
-__all__ = ["LearningRate", "Progress", "RoundRecord", "SimulatedRound", "Simulation"]
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """One line of the record: what was chosen, what came of it, what it cost."""
-
-    round: int
-    selected: list[int]
-    participated: list[int]
-    test_accuracy: float
-    test_loss: float
-    learning_rate: float
-    probed: int  # losses that clients were asked for
-    refused: int  # answers and updates that were unusable numbers
-    bytes_down: int
-    bytes_up: int
-    seconds: float
+__all__ = ["LearningRate", "Progress", "SimulatedRound", "Simulation"]
 
 
 @dataclass(frozen=True)
@@ -77,26 +58,6 @@ class Progress:
         return cls(int(arrays["round"]), model, arrays["known"], arrays["holders"], state)
 
 
-@contextmanager
-def _naming(stage: str) -> Iterator[None]:
-    """An error in a selector (perhaps a user's own) is told with its round, its verb and its line, not as ours."""
-    try:
-        yield
-    except FedcorError:
-        raise
-    except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        raise FedcorError(f"{stage}: {type(error).__name__}: {error} ({last.filename}, line {last.lineno})") from error
-
-
-def _check_state(state: State) -> None:
-    if not isinstance(state, Mapping):
-        raise FedcorError(f"a selector's state is a mapping of names to arrays, not a {type(state).__name__}")
-    for name, value in state.items():
-        if not isinstance(name, str) or not isinstance(value, np.ndarray) or value.dtype.hasobject:
-            raise FedcorError(f"the selector's state {name!r} is not a plain NumPy array, which every checkpoint needs")
-
-
 class SimulatedRound:
     """One round of a simulated federation: answers a selector's questions, and bills them."""
 
@@ -121,7 +82,7 @@ class SimulatedRound:
         self._candidates: dict[tuple[bytes, bytes], tuple[Tensor, int, FloatArray]] = {}
 
     def losses(self, clients: IntArray) -> FloatArray:
-        clients = self._checked(clients)
+        clients = check_clients(clients, self.available, self.round)
         unasked = np.unique(clients[np.isnan(self._known[clients]) & ~self._asked[clients]])
         self._known[unasked] = self._ask(CURRENT, self._model, unasked)
         self._asked[unasked] = True  # who did not answer is not asked again in this round
@@ -143,7 +104,7 @@ class SimulatedRound:
 
     def close(self, chosen: IntArray, state: State) -> tuple[Progress, Outcome]:
         """Train the chosen, aggregate, and hand on to the next round; a training done for a question is not done again."""
-        chosen = self._checked(chosen)
+        chosen = check_clients(chosen, self.available, self.round)
         participants, weights = self._train(chosen)
         model, known, version = self._model, self._known, None
         if not len(participants):  # nobody delivered: the model stays, and so does what is known of it
@@ -180,16 +141,6 @@ class SimulatedRound:
             seconds=round(time.perf_counter() - started, 6),
         )
 
-    def _checked(self, clients: IntArray) -> IntArray:
-        clients = np.asarray(clients)
-        if clients.ndim != 1 or (clients.size and clients.dtype.kind not in "iu"):
-            raise FedcorError(f"round {self.round}: the selector named {clients!r}, which is not a list of client ids")
-        clients = clients.astype(np.int64)
-        strangers = np.setdiff1d(clients, self.available)
-        if len(strangers):
-            raise FedcorError(f"round {self.round}: the selector named clients that are not available: {strangers}")
-        return clients
-
     def _ask(self, version: int, model: Tensor, clients: IntArray) -> FloatArray:
         """Each client's loss of `model`; NaN from the dead and for unusable answers."""
         answers = np.full(len(clients), np.nan)
@@ -206,7 +157,7 @@ class SimulatedRound:
 
     def _train(self, selection: IntArray) -> tuple[IntArray, FloatArray]:
         """Who of the selection delivered a usable result (sorted), and each one's weight in the mean."""
-        clients, times = np.unique(self._checked(selection), return_counts=True)
+        clients, times = np.unique(check_clients(selection, self.available, self.round), return_counts=True)
         asked = np.array([k for k in clients.tolist() if k not in self._asked_to_train], dtype=np.int64)
         self._asked_to_train.update(asked.tolist())
         self.ledger.send(CURRENT, asked, self._alive)
@@ -248,9 +199,9 @@ class Simulation:
     def start(self) -> Progress:
         clients = self.engine.population.count
         unknown, nobody = np.full(clients, np.nan), np.zeros(clients, dtype=bool)
-        with _naming("the selector failed in init"):
+        with naming("the selector failed in init"):
             state = self.selector.init(self.engine.population)
-            _check_state(state)
+            check_state(state)
         return Progress(0, self.engine.initial_model, unknown, nobody, state)
 
     def run(self, rounds: int, progress: Progress | None = None) -> Iterator[tuple[RoundRecord, Progress]]:
@@ -259,11 +210,11 @@ class Simulation:
         for _ in range(progress.round, rounds):
             started = time.perf_counter()
             federation = SimulatedRound(self, progress)
-            with _naming(f"round {progress.round}: the selector failed in select"):
+            with naming(f"round {progress.round}: the selector failed in select"):
                 chosen, state = self.selector.select(progress.state, federation)
             progress, outcome = federation.close(chosen, state)
-            with _naming(f"round {outcome.round}: the selector failed in observe"):
+            with naming(f"round {outcome.round}: the selector failed in observe"):
                 state = self.selector.observe(state, outcome)
-                _check_state(state)
+                check_state(state)
             progress = dataclasses.replace(progress, state=state)
             yield federation.record(outcome, progress.model, started), progress

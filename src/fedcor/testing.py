@@ -133,15 +133,30 @@ def check_selector(selector: Selector, clients: int = 12, rounds: int = 25) -> N
         _play(selector, FakeFederation.example(clients, available=range(0, 2 * few, 2)), rounds)
     _play(selector, FakeFederation.example(clients, silent=range(clients // 2)), rounds)
     _play(selector, FakeFederation.example(clients, silent=range(clients)), rounds)
+    join = getattr(selector, "join", None)
+    if join is not None:  # half of the clients come when the others have trained for a while
+        early, late = FakeFederation.example(clients // 2), FakeFederation.example(clients)
+        state = selector.init(early.population)
+        for _ in range(rounds):
+            chosen, state = selector.select(state, early)
+            state = selector.observe(state, early.train(chosen))
+        _play(selector, late, rounds, state=join(round_trip(state), late.population))
 
 
 def _same(one: list[IntArray], other: list[IntArray]) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def _play(selector: Selector, federation: FakeFederation, rounds: int, *, checkpoint: bool = False) -> list[IntArray]:
+def _play(
+    selector: Selector,
+    federation: FakeFederation,
+    rounds: int,
+    *,
+    checkpoint: bool = False,
+    state: State | None = None,
+) -> list[IntArray]:
     """Every round's choice; each is held to the rules of a choice."""
-    state = selector.init(federation.population)
+    state = selector.init(federation.population) if state is None else state
     choices = []
     for _ in range(rounds):
         before = {name: array.copy() for name, array in state.items()}

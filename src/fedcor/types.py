@@ -107,7 +107,11 @@ class Outcome:
 
 @runtime_checkable
 class Selector(Protocol):
-    """Who trains next: a frozen dataclass of hyper-parameters with three pure verbs; its state is kept outside it."""
+    """Who trains next: a frozen dataclass of hyper-parameters with three pure verbs; its state is kept outside it.
+
+    A fourth verb, `join(state, population) -> State`, is optional: it takes in clients that came later (they stand at the
+    end of the population) and sizes that became known. A selector without it begins afresh when a client joins.
+    """
 
     def init(self, population: Population) -> State: ...
 

@@ -20,8 +20,9 @@ from fedcor.types import FloatArray, IntArray, Population
 
 __all__ = ["Engine", "Scores", "trainer_for"]
 
-# Rows a forward pass takes at once: large enough to run at matrix-product speed, small enough to stay in the cache.
-_EVALUATION_ROWS = 1000
+# Rows a forward pass takes at once: large enough to run at matrix-product speed, small enough to stay in the cache,
+# where a row's feature maps weigh far more than a row of a dense layer.
+_DENSE_ROWS, _CONVOLUTION_ROWS = 1000, 100
 
 
 def trainer_for(module: nn.Module, vector: ModelVector, largest: int) -> Trainer:
@@ -147,10 +148,11 @@ class Engine:
         self.vector.write(self.module, model)
         self.module.eval()
         losses, correct = [], []
-        for start in range(0, len(x), _EVALUATION_ROWS):
-            labels = y[start : start + _EVALUATION_ROWS]
+        rows = _CONVOLUTION_ROWS if self._convolutional else _DENSE_ROWS
+        for start in range(0, len(x), rows):
+            labels = y[start : start + rows]
             try:
-                scores = self.module(x[start : start + _EVALUATION_ROWS])
+                scores = self.module(x[start : start + rows])
             except Exception as error:  # a user's module may fail on any batch
                 raise FedcorError(
                     f"the model failed while it was evaluated: {type(error).__name__}: {error}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcor.selectors.base import check_at_least, check_fraction, check_positive, uniform
+from fedcor.selectors.base import check_at_least, check_fraction, check_positive, lengthened, uniform
 from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, State
 
 __all__ = ["AFL"]
@@ -40,6 +40,10 @@ class AFL:
             "losses": np.full(population.count, np.nan),  # (N,) last reported, NaN before
             "initial_loss": np.array(np.nan),
         }
+
+    def join(self, state: State, population: Population) -> State:
+        losses = lengthened(state["losses"], population.count, np.nan)
+        return {**state, "root_sizes": np.sqrt(population.sizes), "losses": losses}
 
     def valuations(self, state: State) -> FloatArray:
         """(N,) v_k; all equal losses before anyone reported."""

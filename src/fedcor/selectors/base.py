@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from fedcor.errors import ConfigError
-from fedcor.types import IntArray, Outcome, Population, State
+from fedcor.types import Array, IntArray, Outcome, Population, State
 
-__all__ = ["Memoryless", "check_at_least", "check_fraction", "check_positive", "uniform"]
+__all__ = ["Memoryless", "check_at_least", "check_fraction", "check_positive", "lengthened", "uniform"]
 
 
 _NUMBERS = (int, float, np.integer, np.floating)
@@ -22,10 +22,19 @@ class Memoryless:
     def observe(self, state: State, outcome: Outcome) -> State:  # noqa: ARG002
         return state
 
+    def join(self, state: State, population: Population) -> State:  # noqa: ARG002
+        return state
+
 
 def uniform(rng: np.random.Generator, available: IntArray, count: int) -> IntArray:
     """`count` of the available clients (all, if there are fewer), uniformly without replacement."""
     return rng.choice(available, size=min(count, len(available)), replace=False)
+
+
+def lengthened(array: Array, count: int, value: Array | float) -> Array:
+    """`array` with `count` entries along its last axis, the new ones being `value`."""
+    new = np.full((*array.shape[:-1], count - array.shape[-1]), value, dtype=array.dtype)
+    return np.concatenate([array, new], axis=-1)
 
 
 def check_at_least(key: str, given: object, least: int) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcor.gp import Samples, fit
-from fedcor.selectors.base import check_at_least, check_fraction, check_positive, uniform
+from fedcor.selectors.base import check_at_least, check_fraction, check_positive, lengthened, uniform
 from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, State
 
 __all__ = ["ProcessSelector"]
@@ -81,6 +81,18 @@ class ProcessSelector(ABC):
 
     def observe(self, state: State, outcome: Outcome) -> State:  # noqa: ARG002
         return state
+
+    def join(self, state: State, population: Population) -> State:
+        """A client that came later is taken for an average one until its own loss changes are measured."""
+        X, count = state["embedding"], population.count
+        if len(X):
+            X = np.concatenate([X, np.repeat(X.mean(axis=0, keepdims=True), count - len(X), axis=0)])
+        return {
+            **state,
+            "embedding": X,
+            "samples": lengthened(state["samples"], count, np.nan),
+            "picked": lengthened(state["picked"], count, 0),
+        }
 
     def _learn(
         self, state: State, federation: Federation, selections: list[IntArray], history: int, steps: int
