@@ -138,8 +138,8 @@ def check_selector(selector: Selector, clients: int = 12, rounds: int = 25) -> N
         early, late = FakeFederation.example(clients // 2), FakeFederation.example(clients)
         state = selector.init(early.population)
         for _ in range(rounds):
-            chosen, state = selector.select(state, early)
-            state = selector.observe(state, early.train(chosen))
+            early_choice, state = selector.select(state, early)
+            state = selector.observe(state, early.train(early_choice))
         _play(selector, late, rounds, state=join(round_trip(state), late.population))
 
 

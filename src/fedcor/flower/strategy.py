@@ -1,0 +1,465 @@
+"""Any Flower strategy with active client selection: it configures, aggregates and evaluates as before; we say who trains.
+
+Flower's own loop runs (`Strategy.start`). Selection happens in configure_train, which may ask the nodes before it answers;
+everything that a round needs to be repeated after a crash is written when the round is over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
+
+from fedcor.errors import ConfigError, FedcorError, RecordError
+from fedcor.flower.exchange import LOG, Exchange
+from fedcor.flower.introduce import introduce
+from fedcor.flower.memory import pack, restore, snapshot, unpack
+from fedcor.flower.roster import Roster
+from fedcor.flower.round import FlowerRound, Knowledge, SomeNodes, Terms, limited
+from fedcor.flower.screen import metrics_fault, metrics_of, number
+from fedcor.guard import check_state, naming, screen_losses
+from fedcor.record import RoundRecord, RunWriter, open_run, write_whole
+from fedcor.selectors import FedCor, build_selector
+from fedcor.types import Array as NumPyArray
+from fedcor.types import IntArray, Outcome, Population, Selector, State
+
+__all__ = ["FedCorStrategy", "SelectingStrategy", "select_with"]
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+_LOSSES = ("loss", "eval_loss", "eval-loss", "val_loss", "val-loss", "test_loss", "train_loss", "train-loss")
+_ACCURACIES = ("accuracy", "test_accuracy", "eval_accuracy", "eval_acc", "eval-acc", "val_acc", "acc")
+_RATES = ("lr", "learning-rate", "learning_rate")
+
+
+class SelectingStrategy(Strategy):
+    """`strategy` with its clients chosen by `selector`. Made by `select_with`, which says what the arguments mean."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        selector: Selector,
+        *,
+        checkpoint: str | Path | None = None,
+        seed: int = 0,
+        wait_for: int | None = None,
+        probe_timeout: float = 60.0,
+        attempts: int = 5,
+        loss_key: str | None = None,
+        name: str = "flower",
+    ) -> None:
+        if not isinstance(strategy, Strategy):
+            raise ConfigError("strategy", strategy, "must be a flwr.serverapp.strategy.Strategy")
+        if not isinstance(selector, Selector):
+            raise ConfigError("selector", selector, "must have the verbs init, select and observe")
+        for key, value in (("probe_timeout", probe_timeout), ("attempts", attempts)):
+            if not value > 0:
+                raise ConfigError(key, value, "must be above 0")
+        self.strategy, self.selector = strategy, selector
+        self._folder = None if checkpoint is None else Path(checkpoint).expanduser()
+        self._seed, self._attempts, self._name = seed, attempts, name
+        least = int(getattr(strategy, "min_available_nodes", 1))
+        self._wait_for = wait_for or max(least, int(getattr(selector, "clients_per_round", 1)))
+        self._terms = Terms(
+            strategy,
+            seed,
+            train_timeout=3600.0,
+            probe_timeout=probe_timeout,
+            evaluate_config=ConfigRecord(),
+            loss_keys=_LOSSES if loss_key is None else (loss_key,),
+            arrays_key=str(getattr(strategy, "arrayrecord_key", "arrays")),
+            config_key=str(getattr(strategy, "configrecord_key", "config")),
+            weight_key=str(getattr(strategy, "weighted_by_key", "num-examples")),
+        )
+        self._roster, self._knowledge = Roster(), Knowledge()
+        self._state: State | None = None
+        self._population: Population | None = None  # that the state was made for
+        self._begun = snapshot(strategy)  # to tell, later, what has changed
+        self._before = 0  # rounds done before this start
+        self._awaited = False
+        self._evaluated = False  # the round's evaluation comes from the server
+        self._writer: RunWriter | None = None
+        self._evaluation: dict[int, Message] = {}
+
+    # --- the loop
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """As Flower's `Strategy.start`, from the last finished round on where there is a checkpoint."""
+        train_config = ConfigRecord() if train_config is None else train_config
+        evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
+        self._terms = dataclasses.replace(self._terms, train_timeout=timeout, evaluate_config=evaluate_config)
+        self._evaluated, self._rounds = evaluate_fn is not None, num_rounds
+        self._first_config = dict(train_config.items())
+        with ExitStack() as stack:
+            arrays = initial_arrays
+            if self._folder is not None:
+                self._writer = stack.enter_context(open_run(self._folder, self._header(num_rounds), resume=True))
+                stack.callback(self._forget_writer)
+                if self._writer.checkpoint is not None:
+                    arrays = self._resume(self._writer.checkpoint, initial_arrays, train_config)
+                self._writer.begin()
+            if self._before >= num_rounds:
+                LOG.info("all %d rounds were done before: %s", num_rounds, self._folder)
+                return Result(arrays=arrays)
+            result = super().start(
+                grid,
+                arrays,
+                num_rounds - self._before,
+                timeout,
+                train_config,
+                evaluate_config,
+                None if evaluate_fn is None else self._recorded(evaluate_fn),
+            )
+        return _shifted(result, self._before)
+
+    def _recorded(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            if server_round == 0 and self._before:
+                return None  # this model was evaluated when its round ended
+            metrics = evaluate_fn(server_round + self._before, arrays)
+            if server_round:
+                self._finish(arrays, metrics)
+            return metrics
+
+        return evaluate
+
+    def summary(self) -> None:
+        LOG.info("\t├──> Selection: %s", self.selector)
+        LOG.info("\t├──> Waits for %d nodes; probes answer within %g s", self._wait_for, self._terms.probe_timeout)
+        self.strategy.summary()
+
+    # --- one round
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        if getattr(self.strategy, "fraction_train", 1.0) == 0.0:
+            return self.strategy.configure_train(server_round + self._before, arrays, config, grid)
+        self._started = time.perf_counter()
+        self._grid, self._arrays, self._config = grid, arrays, config
+        self._outcome: Outcome | None = None
+        self._exchange = Exchange(grid, self._roster, server_round + self._before - 1)
+        self._refused = self._probed = 0
+        return self._select(attempt=0)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        if getattr(self.strategy, "fraction_train", 1.0) == 0.0:
+            return self.strategy.aggregate_train(server_round + self._before, replies)
+        for attempt in range(1, self._attempts + 1):
+            self._round.collect(replies)
+            arrays, metrics, outcome, self._knowledge = self._round.close()
+            self._refused += self._round.refused
+            self._probed += self._round.probed
+            if arrays is not None:
+                self._arrays = arrays
+                break
+            told = dict(self._exchange.faults)
+            LOG.error("round %d: NOBODY delivered a usable update: %s", self._exchange.round + 1, told)
+            if attempt == self._attempts:
+                raise FedcorError(
+                    f"round {self._exchange.round + 1}: {attempt} attempts, and nobody delivered a usable update ({told}); "
+                    "look at the nodes' logs. What was finished is kept: with a checkpoint, the same start goes on from it"
+                )
+            LOG.error("round %d: attempt %d of %d", self._exchange.round + 1, attempt + 1, self._attempts)
+            replies = self._grid.send_and_receive(self._select(attempt), timeout=self._terms.train_timeout)
+        for key, value in self._round.configured.items():
+            self._config[key] = value
+        with naming(f"round {outcome.round + 1}: the selector failed in observe"):
+            self._state = self.selector.observe(self._next_state, outcome)
+            check_state(self._state)
+        self._outcome = outcome
+        return arrays, metrics
+
+    def _select(self, attempt: int) -> list[Message]:
+        """Who trains now: the messages that have not gone out for a question yet."""
+        available = self._reachable(again=attempt > 0)
+        state = self._grown()
+        self._round = FlowerRound(
+            self._terms, self._exchange, self._arrays, self._config, self._knowledge, available, attempt
+        )
+        with naming(f"round {self._exchange.round + 1}: the selector failed in select"):
+            chosen, self._next_state = self.selector.select(state, self._round)
+        messages = self._round.pending(chosen)
+        LOG.info(
+            "configure_train: selected clients %s (of %d reachable, %d asked)",
+            chosen.tolist(),
+            len(available),
+            self._round.probed,
+        )
+        return messages
+
+    def _grown(self) -> State:
+        """The selector's memory, for the clients that there are by now."""
+        population = self._roster.population()
+        if self._state is None or self._population is None:
+            self._state = self._new_state(population)
+        elif not np.array_equal(self._population.sizes, population.sizes):
+            join = getattr(self.selector, "join", None)
+            if join is not None:
+                self._state = join(self._state, population)
+            elif self._population.count < population.count:
+                LOG.warning("%s cannot take in new clients: its memory begins afresh", type(self.selector).__name__)
+                self._state = self._new_state(population)
+        self._population = population
+        return self._state
+
+    def _new_state(self, population: Population) -> State:
+        with naming("the selector failed in init"):
+            state = self.selector.init(population)
+            check_state(state)
+        return state
+
+    # --- who is there
+
+    def _reachable(self, *, again: bool = False) -> IntArray:
+        """Clients that may be asked or chosen. At first the wanted number of nodes is waited for, later only for anyone."""
+        wanted = 1 if self._awaited else max(self._wait_for, len(self._roster))
+        end = time.monotonic() + (self._terms.probe_timeout if len(self._roster) else float("inf"))
+        told = -1
+        while True:
+            nodes = list(self._grid.get_node_ids())
+            if len(nodes) >= wanted or (nodes and time.monotonic() > end):
+                self._enrol(nodes)
+                available = self._roster.reachable(nodes, self._exchange.round)
+                if len(available):
+                    self._awaited = True
+                    return available
+                LOG.error("round %d: %d nodes, but none says who it is", self._exchange.round + 1, len(nodes))
+            elif told != len(nodes):
+                told = len(nodes)
+                LOG.info("Waiting for nodes to connect: %d connected (minimum required: %d).", told, wanted)
+            time.sleep(1.0 if again or self._awaited else 0.2)
+
+    def _enrol(self, nodes: list[int]) -> None:
+        strangers = self._roster.strangers(nodes)
+        if not strangers:
+            return
+        if self._roster.names and self._awaited:
+            LOG.info("round %d: %d new nodes", self._exchange.round + 1, len(strangers))
+        claims = introduce(self._exchange, strangers, self._terms.probe_timeout)
+        self._roster.enrol(claims)
+
+    # --- evaluation
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        nodes = list(grid.get_node_ids())
+        clients = self._roster.reachable(nodes, server_round + self._before - 1)
+        some = [self._roster.node(client) for client in clients.tolist()] or nodes
+        with limited(self.strategy, len(some)):
+            messages = list(
+                self.strategy.configure_evaluate(server_round + self._before, arrays, config, SomeNodes(grid, some))
+            )
+        self._evaluation = {self._roster.client(m.metadata.dst_node_id): m for m in messages}
+        self._exchange.sent(messages)
+        return messages
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        usable: dict[int, Message] = {}
+        for client, reply in self._exchange.received(self._evaluation, replies).items():
+            metrics = metrics_of(reply.content)
+            if metrics is None or self._terms.weight_key not in metrics:
+                self._exchange.refuse(client, "malformed", f"an evaluation without {self._terms.weight_key!r}")
+            elif (wrong := metrics_fault(metrics)) is not None:
+                self._exchange.refuse(client, *wrong)
+            else:
+                usable[client] = reply
+                loss, _ = screen_losses(np.array([number(metrics, *self._terms.loss_keys)]))
+                if np.isfinite(loss[0]):  # it came anyway: nobody need ask for it in the next round
+                    self._knowledge.losses[client] = float(loss[0])
+        metrics = self.strategy.aggregate_evaluate(server_round + self._before, list(usable.values()))
+        if not self._evaluated:
+            self._finish(self._arrays, metrics)
+        return metrics
+
+    # --- the record
+
+    def _finish(self, arrays: ArrayRecord, metrics: MetricRecord | None) -> None:
+        """The round is over: write its line, and what the next one needs."""
+        if self._writer is None or self._outcome is None:
+            return
+        scores = MetricRecord() if metrics is None else metrics
+        rates = [self._config[key] for key in _RATES if isinstance(self._config.get(key), int | float)]
+        record = RoundRecord(
+            round=self._outcome.round,
+            selected=self._outcome.selected.tolist(),
+            participated=self._outcome.participated.tolist(),
+            test_accuracy=number(scores, *_ACCURACIES),
+            test_loss=number(scores, *self._terms.loss_keys),
+            learning_rate=float(rates[0]) if rates else float("nan"),  # type: ignore[arg-type]
+            probed=self._probed,
+            refused=self._refused,
+            bytes_down=self._exchange.bytes_down,
+            bytes_up=self._exchange.bytes_up,
+            seconds=round(time.perf_counter() - self._started, 6),
+        )
+        done = record.round + 1
+        self._writer.append({**dataclasses.asdict(record), "faults": dict(self._exchange.faults)})
+        names = "".join(f"{client}\t{name}\n" for client, name in enumerate(self._roster.names))
+        write_whole(self._writer.folder / "clients.tsv", names.encode())
+        self._writer.save(self._to_arrays(done, arrays))
+
+    def _to_arrays(self, done: int, arrays: ArrayRecord) -> dict[str, NumPyArray]:
+        assert self._state is not None
+        assert self._population is not None
+        now = snapshot(self.strategy)
+        memory = {key: value for key, value in now.items() if not _unchanged(value, self._begun.get(key, _NEW))}
+        config = {k: v for k, v in self._config.items() if not isinstance(v, bytes) and v != self._first_config.get(k)}
+        known = sorted(self._knowledge.losses)
+        return {
+            "round": np.array(done),
+            "sizes": self._population.sizes,
+            "known_clients": np.array(known, dtype=np.int64),
+            "known_losses": np.array([self._knowledge.losses[client] for client in known]),
+            **{f"roster/{name}": array for name, array in self._roster.to_arrays().items()},
+            **{f"selector/{name}": array for name, array in self._state.items()},
+            **pack({"arrays": arrays}, "model"),
+            **pack(memory, "strategy"),
+            **pack(config, "config"),
+        }
+
+    def _resume(
+        self, checkpoint: dict[str, NumPyArray] | Any, initial: ArrayRecord, train_config: ConfigRecord
+    ) -> ArrayRecord:
+        """Stand where the last finished round left off; the nodes will be met anew."""
+        try:
+            arrays: ArrayRecord = unpack(checkpoint, "model")["arrays"]
+            if [(n, a.shape) for n, a in arrays.items()] != [(n, a.shape) for n, a in initial.items()]:
+                raise RecordError(
+                    f"the model in {self._folder} has other arrays than the one that this run begins with"
+                )
+            part = {prefix: _below(checkpoint, f"{prefix}/") for prefix in ("roster", "selector")}
+            self._roster = Roster.from_arrays(part["roster"])
+            self._state, self._population = part["selector"], Population(checkpoint["sizes"])
+            losses = dict(zip(checkpoint["known_clients"].tolist(), checkpoint["known_losses"].tolist(), strict=True))
+            self._knowledge = Knowledge(losses)
+            restore(self.strategy, {**snapshot(self.strategy), **unpack(checkpoint, "strategy")})
+            for key, value in unpack(checkpoint, "config").items():
+                train_config[key] = value
+        except (KeyError, ValueError, AttributeError) as error:
+            raise RecordError(f"the checkpoint in {self._folder} does not fit this run: {error!r}") from error
+        self._before = int(checkpoint["round"])
+        LOG.info("going on after round %d of %d, from %s", self._before, self._rounds, self._folder)
+        return arrays
+
+    def _forget_writer(self) -> None:
+        self._writer = None
+
+    def _header(self, rounds: int) -> dict[str, Any]:
+        described = dataclasses.asdict(self.selector)  # type: ignore[call-overload]
+        selector = type(self.selector).__name__.lower()
+        return {
+            "format": 1,
+            "experiment": self._name,
+            "selector": selector,
+            "seed": self._seed,
+            "config": {
+                "strategy": type(self.strategy).__name__,
+                "selectors": {selector: described},
+                "training": {"rounds": rounds, "clients_per_round": described.get("clients_per_round")},
+            },
+            "versions": {
+                "fedcor": version("fedcor"),
+                "flwr": version("flwr"),
+                "python": platform.python_version(),
+                "numpy": np.__version__,
+            },
+        }
+
+
+class FedCorStrategy(SelectingStrategy):
+    """FedCor's selection around a Flower strategy (FedAvg unless another is given).
+
+    `options` are the selector's own (warmup, interval, beta, ...); the rest is as in `select_with`.
+    """
+
+    def __init__(
+        self,
+        clients_per_round: int,
+        strategy: Strategy | None = None,
+        *,
+        checkpoint: str | Path | None = None,
+        seed: int = 0,
+        wait_for: int | None = None,
+        probe_timeout: float = 60.0,
+        attempts: int = 5,
+        loss_key: str | None = None,
+        name: str = "flower",
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            FedAvg() if strategy is None else strategy,
+            build_selector("fedcor", clients_per_round, options),
+            checkpoint=checkpoint,
+            seed=seed,
+            wait_for=wait_for,
+            probe_timeout=probe_timeout,
+            attempts=attempts,
+            loss_key=loss_key,
+            name=name,
+        )
+
+    selector: FedCor
+
+
+def select_with(
+    strategy: Strategy, selector: Selector | str, *, clients_per_round: int | None = None, **settings: Any
+) -> SelectingStrategy:
+    """`strategy` as it is, with its clients chosen by `selector`: an object, or a name with `clients_per_round`.
+
+    checkpoint     folder for the record and the state; a start with the same folder goes on where it was left
+    seed           of the selector's draws
+    wait_for       nodes that must be connected before the first round (default: clients_per_round)
+    probe_timeout  seconds within which a node answers a question; the deadline of training is `timeout` of `start`
+    attempts       how often a round in which nobody delivered is tried before the run ends with an error
+    loss_key       metric that holds a client's loss (default: the first of loss, eval_loss, val_loss, train_loss ...)
+    name           of the experiment, in the record
+    """
+    if isinstance(selector, str):
+        if clients_per_round is None:
+            raise ConfigError("clients_per_round", None, "must be given with a selector's name")
+        selector = build_selector(selector, clients_per_round)
+    elif clients_per_round is not None:
+        raise ConfigError("clients_per_round", clients_per_round, "is set by the selector that you gave")
+    return SelectingStrategy(strategy, selector, **settings)
+
+
+_NEW = object()
+
+
+def _unchanged(value: Any, before: Any) -> bool:
+    """Settings stay the user's to change between two starts; only what the rounds themselves changed is memory."""
+    return isinstance(value, bool | int | float | str | type(None)) and value == before
+
+
+def _below(arrays: Any, prefix: str) -> dict[str, NumPyArray]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def _shifted(result: Result, by: int) -> Result:
+    """The result with the rounds' true numbers."""
+    for name, value in vars(result).items():
+        if isinstance(value, dict):
+            setattr(result, name, {key + by if key else key: item for key, item in value.items()})
+    return result

@@ -1,0 +1,44 @@
+"""What the strategy and the client's mod say to each other: one small record beside Flower's own.
+
+    ask = "identity"    who are you?                    -> name, partition, examples
+    ask = "model"       a train or evaluate message as the app knows it, whose model may be left out when the client
+                        holds that version already      -> the app's own reply, or missing = True
+
+A client without the mod is asked nothing but plain train and evaluate messages, with the model in each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+__all__ = ["MISSING", "NOTE", "identity_note", "model_note", "payload_bytes", "version_of"]
+
+NOTE = "fedcor"  # the record's key in a message's content
+MISSING = "missing"
+
+
+def identity_note() -> ConfigRecord:
+    return ConfigRecord({"ask": "identity"})
+
+
+def model_note(key: str, version: str, keep: list[str]) -> ConfigRecord:
+    """The model under `key` is `version`; of all versions that you were sent, keep these."""
+    return ConfigRecord({"ask": "model", "key": key, "version": version, "keep": keep})
+
+
+def version_of(arrays: ArrayRecord) -> str:
+    """A model's version is its content: equal models have equal versions, after a restart too."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, array in arrays.items():
+        digest.update(f"{name}|{array.dtype}|{array.shape}|{len(array.data)}|".encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def payload_bytes(content: RecordDict) -> int:
+    """What a message's content weighs on the wire, without the transport's own overhead."""
+    arrays = sum(record.count_bytes() for record in content.array_records.values())
+    rest = [*content.metric_records.values(), *content.config_records.values()]
+    return arrays + sum(len(record.deflate()) for record in rest)

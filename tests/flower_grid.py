@@ -1,0 +1,165 @@
+"""A small grid in memory that behaves as Flower's were seen to: nodes that run a ClientApp here, and every way to fail."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedcor.flower import answers_probes
+
+
+class MemoryGrid(Grid):
+    """Nodes with random ids; each runs `app` with its own context. `trouble[partition]` spoils what it would reply."""
+
+    def __init__(self, app: ClientApp, nodes: int, seed: int = 0, shuffle: bool = True) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self.app, self._rng, self._shuffle = app, np.random.default_rng(seed), shuffle
+        self.contexts: dict[int, Context] = {}
+        self.trouble: dict[int, Callable[[Message, Message], Message | None]] = {}
+        self.sent: list[Message] = []
+        self._replies: dict[str, Message] = {}
+        self._partitions = itertools.count()
+        for _ in range(nodes):
+            self.join()
+
+    def join(self, partition: int | None = None) -> int:
+        """A node comes (again): its id is new, its memory is empty."""
+        node = int(self._rng.integers(2**40))
+        partition = next(self._partitions) if partition is None else partition
+        config = {"partition-id": partition, "num-partitions": 0}
+        self.contexts[node] = Context(1, node, config, RecordDict(), {})
+        return node
+
+    def leave(self, partition: int) -> None:
+        del self.contexts[self.node_of(partition)]
+
+    def node_of(self, partition: int) -> int:
+        return next(node for node, c in self.contexts.items() if c.node_config["partition-id"] == partition)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.contexts)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=node.to_bytes(8, "big")) for node in self.contexts]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        identifiers = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
+            self.sent.append(message)
+            identifiers.append(message.metadata.message_id)
+            context = self.contexts.get(message.metadata.dst_node_id)
+            if context is None:  # the SuperLink answers for a node that is gone
+                reply: Message | None = error(message, ErrorCode.NODE_UNAVAILABLE, "node unavailable")
+                assert reply is not None
+                reply.metadata.__dict__["_src_node_id"] = 1
+            else:
+                reply = self._run(message, context)
+            if reply is not None:
+                self._replies[message.metadata.message_id] = reply
+        return identifiers
+
+    def _run(self, message: Message, context: Context) -> Message | None:
+        about = message.metadata
+        copied = Message(RecordDict(dict(message.content.items())), about.dst_node_id, about.message_type)
+        copied.metadata.__dict__["_message_id"] = about.message_id
+        try:
+            reply: Message | None = self.app(copied, context)
+        except Exception as failure:
+            reply = error(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, repr(failure))
+        spoil = self.trouble.get(int(context.node_config["partition-id"]))
+        return spoil(message, reply) if spoil is not None and reply is not None else reply
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        found = [self._replies.pop(identifier) for identifier in message_ids if identifier in self._replies]
+        return [found[i] for i in self._rng.permutation(len(found))] if self._shuffle else found
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        pending = set(self.push_messages(messages))
+        replies = list(self.pull_messages(pending))
+        if len(replies) < len(pending):
+            time.sleep(timeout or 0.0)
+        return replies
+
+    def set_run(self, run): ...
+
+    def create_message(self, *_args, **_options):
+        raise NotImplementedError
+
+    @property
+    def run(self):
+        raise NotImplementedError
+
+
+def error(message: Message, code: int, reason: str) -> Message:
+    return Message(Error(code=code, reason=reason), reply_to=message)
+
+
+# --- a NumPy client: quadratic losses, known in closed form ---------------------------------------------------------------
+
+CENTRES = np.random.default_rng(5).standard_normal((40, 3)).astype(np.float32)
+RATE, STEPS = 0.1, 3
+
+
+def sizes(partition: int) -> int:
+    return 10 + partition
+
+
+def initial() -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.zeros(2, np.float32)), "b": Array(np.zeros(1, np.float32))})
+
+
+def vector(arrays: ArrayRecord) -> np.ndarray:
+    return np.concatenate([array.numpy() for array in arrays.values()])
+
+
+def record(values: np.ndarray) -> ArrayRecord:
+    return ArrayRecord({"w": Array(values[:2]), "b": Array(values[2:])})
+
+
+def loss(partition: int, values: np.ndarray) -> float:
+    return float(0.5 * ((values - CENTRES[partition]) ** 2).sum())
+
+
+def numpy_app(mods=None, loss_name: str = "loss") -> ClientApp:
+    mods = [answers_probes(examples=lambda c: sizes(int(c.node_config["partition-id"])))] if mods is None else mods
+    app = ClientApp(mods=mods)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        k, w = int(context.node_config["partition-id"]), vector(message.content["arrays"])
+        before = loss(k, w)
+        mu = float(message.content["config"].get("proximal-mu", 0.0))
+        start = w.copy()
+        for _ in range(STEPS):
+            w = w - np.float32(RATE) * ((w - CENTRES[k]) + np.float32(mu) * (w - start))
+        metrics = MetricRecord({loss_name: before, "num-examples": sizes(k)})
+        return Message(RecordDict({"arrays": record(w), "metrics": metrics}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        k = int(context.node_config["partition-id"])
+        value = loss(k, vector(message.content["arrays"]))
+        metrics = MetricRecord({loss_name: value, "accuracy": 1 / (1 + value), "num-examples": sizes(k)})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def server_score(_round: int, arrays: ArrayRecord) -> MetricRecord:
+    mean = float(np.mean([loss(k, vector(arrays)) for k in range(12)]))
+    return MetricRecord({"accuracy": 1 / (1 + mean), "loss": mean})
+
+
+def config(**values) -> ConfigRecord:
+    return ConfigRecord(values)

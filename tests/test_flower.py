@@ -1,0 +1,674 @@
+"""The strategy against a grid in memory: its choices, its bytes, every fault, and going on after a crash."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+
+import flower_grid
+import numpy as np
+import pytest
+from flower_grid import MemoryGrid, error, initial, loss, numpy_app, record, server_score, vector
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp.strategy import Bulyan, FedAdam, FedAvg, FedAvgM, FedMedian, FedProx, FedTrimmedAvg, Krum
+
+from fedcor.errors import ConfigError, FedcorError, RecordError
+from fedcor.flower import FedCorStrategy, SelectingStrategy, answers_probes, select_with
+from fedcor.flower.memory import pack, restore, snapshot, unpack
+from fedcor.flower.roster import Claim, Roster
+from fedcor.flower.wire import NOTE, payload_bytes, version_of
+from fedcor.record import read_run
+from fedcor.report.summary import summarise
+from fedcor.rng import stream
+from fedcor.selectors import AFL, FedCor, Full, PowerOfChoice, Proxy, Random
+from fedcor.types import Outcome
+
+QUICK = {"warmup": 3, "interval": 3, "warmup_steps": 20, "refit_steps": 20}
+
+
+def quiet(strategy=None):
+    return FedAvg(fraction_evaluate=0.0) if strategy is None else strategy
+
+
+def run(selector, grid, rounds=6, *, strategy=None, folder=None, timeout=0.05, **settings):
+    """(the wrapped strategy, Flower's result) of a whole run."""
+    settings = {"probe_timeout": 0.05, "wait_for": len(grid.contexts), **settings}
+    selecting = select_with(quiet(strategy), selector, checkpoint=folder, **settings)
+    arrays = settings.pop("arrays", None) or initial()
+    return selecting, selecting.start(grid, arrays, num_rounds=rounds, timeout=timeout, evaluate_fn=server_score)
+
+
+def lines(folder):
+    return read_run(folder).rounds
+
+
+def train_messages(grid):
+    return [m for m in grid.sent if m.metadata.message_type == "train"]
+
+
+# --- the same choices as a loop by hand -----------------------------------------------------------------------------------
+
+
+class ByHand:
+    """The same federation without Flower: the slow, obvious twin."""
+
+    def __init__(self, clients, seed=0):
+        self.round, self.seed, self.clients = 0, seed, clients
+        self.model = np.zeros(3, np.float32)
+        sizes = np.array([flower_grid.sizes(k) for k in range(clients)])
+        self.weights, self.sizes = sizes / sizes.sum(), sizes
+        self.available = np.arange(clients)
+
+    @property
+    def rng(self):
+        self._rng = getattr(self, "_rng", None) or stream(self.seed, "select", self.round)
+        return self._rng
+
+    def losses(self, clients):
+        return np.array([loss(int(k), self.model) for k in clients])
+
+    def trained(self, k):
+        w = self.model
+        for _ in range(flower_grid.STEPS):
+            w = w - np.float32(flower_grid.RATE) * (w - flower_grid.CENTRES[k])
+        return w
+
+    def mean(self, chosen):
+        chosen = np.sort(chosen)
+        total = sum(int(self.sizes[k]) for k in chosen)
+        out = None
+        for k in chosen:
+            term = self.trained(k) * (int(self.sizes[k]) / total)
+            out = term if out is None else out + term
+        return out
+
+    def loss_changes(self, selection):
+        candidate = self.mean(selection)
+        return np.array([loss(k, candidate) - loss(k, self.model) for k in range(self.clients)])
+
+    def train(self, chosen):
+        participated = np.unique(chosen)
+        before, results = self.losses(participated), np.array([self.trained(k) for k in participated])
+        updates = results - self.model
+        outcome = Outcome(self.round, chosen, participated, lambda: before, lambda: updates)
+        self.model = self.mean(chosen)
+        self.round += 1
+        self._rng = None
+        return outcome
+
+
+SELECTORS = [
+    Random(3),
+    Random(3, replacement=True),
+    AFL(3),
+    PowerOfChoice(3),
+    FedCor(3, **QUICK),
+    FedCor(3, samples_per_refit=2, **QUICK),
+    Proxy(3, **QUICK),
+    Full(),
+]
+
+
+@pytest.mark.parametrize("selector", SELECTORS, ids=repr)
+def test_every_selector_chooses_as_in_a_loop_by_hand(selector, tmp_path):
+    from fedcor.types import Population
+
+    _, result = run(selector, MemoryGrid(numpy_app(), 12), rounds=8, folder=tmp_path)
+    twin = ByHand(12)
+    state, chosen_by_twin = selector.init(Population(twin.sizes)), []
+    for _ in range(8):
+        chosen, state = selector.select(state, twin)
+        state = selector.observe(state, twin.train(chosen))
+        chosen_by_twin.append(chosen.tolist())
+    assert [entry["selected"] for entry in lines(tmp_path)] == chosen_by_twin
+    assert vector(result.arrays) == pytest.approx(twin.model, abs=1e-6)
+
+
+def test_a_warm_up_round_trains_its_clients_once():
+    grid = MemoryGrid(numpy_app(), 12)
+    run(FedCor(3, warmup=4, warmup_steps=5), grid, rounds=4)
+    assert len(train_messages(grid)) == 4 * 3
+
+
+def test_the_outcome_carries_losses_and_updates(tmp_path):
+    seen = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Watching(Random):
+        def observe(self, state, outcome):
+            seen.append((outcome.participated, outcome.losses, outcome.updates))
+            return state
+
+    run(Watching(3), MemoryGrid(numpy_app(), 12), rounds=2)
+    twin = ByHand(12)
+    for participated, losses, updates in seen:
+        expected = twin.train(participated)
+        assert losses == pytest.approx(expected.losses)
+        assert updates == pytest.approx(expected.updates, abs=1e-6)
+
+
+# --- every strategy's own aggregation ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FedAvg(fraction_evaluate=0.0),
+        lambda: FedProx(fraction_evaluate=0.0, proximal_mu=0.5),
+        lambda: FedAdam(fraction_evaluate=0.0, eta=0.05, beta_1=0.9, beta_2=0.99),
+        lambda: FedAvgM(fraction_evaluate=0.0, server_momentum=0.5),
+        lambda: FedTrimmedAvg(fraction_evaluate=0.0, beta=0.2),
+        lambda: FedMedian(fraction_evaluate=0.0),
+        lambda: Krum(fraction_evaluate=0.0, num_malicious_nodes=1),
+        lambda: Bulyan(fraction_evaluate=0.0, num_malicious_nodes=1),
+    ],
+    ids=["FedAvg", "FedProx", "FedAdam", "FedAvgM", "FedTrimmedAvg", "FedMedian", "Krum", "Bulyan"],
+)
+def test_a_strategy_aggregates_as_it_does_alone(make):
+    """With everyone chosen, nothing but the choice is ours: the model is the one that the bare strategy makes."""
+    alone = make().start(MemoryGrid(numpy_app(), 7, shuffle=False), initial(), num_rounds=4)
+    _, ours = run(Full(), MemoryGrid(numpy_app(), 7), rounds=4, strategy=make())
+    assert vector(ours.arrays) == pytest.approx(vector(alone.arrays), abs=1e-6)
+    # Trying candidates out leaves no trace in the strategy.
+    asking = run(FedCor(7, warmup=4, warmup_steps=5), MemoryGrid(numpy_app(), 7), rounds=4, strategy=make())[1]
+    assert vector(asking.arrays) == pytest.approx(vector(alone.arrays), abs=1e-6)
+
+
+def test_a_strategy_that_changes_its_configuration_does_so_once_a_round(tmp_path):
+    class Decaying(FedAvg):
+        def configure_train(self, server_round, arrays, config, grid):
+            config["lr"] = float(config["lr"]) * 0.5
+            return super().configure_train(server_round, arrays, config, grid)
+
+    selecting = select_with(Decaying(fraction_evaluate=0.0), FedCor(3, **QUICK), checkpoint=tmp_path, wait_for=12)
+    selecting.start(
+        MemoryGrid(numpy_app(), 12), initial(), num_rounds=4, train_config=ConfigRecord({"lr": 1.0}), timeout=0.1
+    )
+    assert [entry["learning_rate"] for entry in lines(tmp_path)] == [0.5, 0.25, 0.125, 0.0625]
+
+
+def test_the_strategys_share_and_minimum_do_not_hold_the_choice_back():
+    strategy = FedAvg(fraction_train=0.1, min_train_nodes=2, min_available_nodes=12, fraction_evaluate=0.0)
+    selecting, _ = run(Random(5), grid := MemoryGrid(numpy_app(), 12), rounds=2, strategy=strategy)
+    assert len(train_messages(grid)) == 10
+    assert (strategy.fraction_train, strategy.min_train_nodes, strategy.min_available_nodes) == (0.1, 2, 12)
+    assert selecting.strategy is strategy
+
+
+def test_training_that_is_switched_off_stays_off():
+    grid = MemoryGrid(numpy_app(), 4)
+    run(Random(2), grid, rounds=2, strategy=FedAvg(fraction_train=0.0, fraction_evaluate=0.0))
+    assert not train_messages(grid)
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_record_counts_the_bytes_that_went(tmp_path):
+    grid = MemoryGrid(numpy_app(), 12)
+    run(FedCor(3, **QUICK), grid, rounds=8, folder=tmp_path)
+    assert sum(entry["bytes_down"] for entry in lines(tmp_path)) == sum(payload_bytes(m.content) for m in grid.sent)
+
+
+def test_no_node_is_sent_a_model_twice():
+    grid = MemoryGrid(numpy_app(), 12)
+    run(FedCor(3, samples_per_refit=2, **QUICK), grid, rounds=8)
+    seen, models = set(), 0
+    for message in grid.sent:
+        for arrays in message.content.array_records.values():
+            models += 1
+            seen.add((message.metadata.dst_node_id, version_of(arrays)))
+    assert len(seen) == models > 12
+
+
+def test_random_selection_sends_plain_messages():
+    grid = MemoryGrid(numpy_app(), 12)
+    run(Random(3), grid, rounds=3)
+    assert all(NOTE not in message.content for message in train_messages(grid))
+
+
+def test_a_node_that_lost_the_model_gets_it_again(tmp_path):
+    class Forgetful(Random):
+        def select(self, state, federation):
+            federation.losses(federation.available)
+            for context in grid.contexts.values():
+                context.state.clear()  # every node restarts between the question and the training
+            return super().select(state, federation)
+
+    grid = MemoryGrid(numpy_app(), 4)
+    run(dataclasses.make_dataclass("F", [], bases=(Forgetful,), frozen=True)(2), grid, rounds=3, folder=tmp_path)
+    assert all(len(entry["participated"]) == 2 for entry in lines(tmp_path))
+    assert all(not entry["faults"] for entry in lines(tmp_path))
+
+
+def test_losses_that_an_evaluation_brought_are_not_asked_for_again(tmp_path):
+    grid = MemoryGrid(numpy_app(), 6)
+    selecting = select_with(FedAvg(), FedCor(2, warmup=9, warmup_steps=5), checkpoint=tmp_path, wait_for=6)
+    selecting.start(grid, initial(), num_rounds=3, timeout=0.1)
+    assert [entry["probed"] for entry in lines(tmp_path)] == [12, 6, 6]
+    assert lines(tmp_path)[0]["test_accuracy"] > 0  # the clients' own evaluation, where the server has none
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------------
+
+
+def spoilt_training(change):
+    def spoil(message, reply):
+        return change(message, reply) if message.metadata.message_type == "train" else reply
+
+    return spoil
+
+
+def with_content(message, arrays=None, metrics=None):
+    arrays = record(np.ones(3, np.float32)) if arrays is None else arrays
+    metrics = MetricRecord({"loss": 1.0, "num-examples": 10}) if metrics is None else metrics
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+
+def arrays_of(**named):
+    return ArrayRecord({name: Array(values) for name, values in named.items()})
+
+
+GOOD = {"w": np.ones(2, np.float32), "b": np.ones(1, np.float32)}
+FAULTS = {
+    "dead": ("late", lambda _m, _r: None),
+    "gone": ("unreachable", lambda m, _r: error(m, ErrorCode.NODE_UNAVAILABLE, "gone")),
+    "raised": ("error", lambda m, _r: error(m, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "boom " * 200)),
+    "nan": ("unusable", lambda m, _r: with_content(m, arrays_of(**{**GOOD, "w": np.array([1, np.nan], np.float32)}))),
+    "infinite": ("unusable", lambda m, _r: with_content(m, arrays_of(**{**GOOD, "w": np.array([1, np.inf])}))),
+    "absurd": ("unusable", lambda m, _r: with_content(m, arrays_of(**{**GOOD, "w": np.array([1, 1e30])}))),
+    "wrong shape": ("malformed", lambda m, _r: with_content(m, arrays_of(**{**GOOD, "w": np.ones(5, np.float32)}))),
+    "wrong names": ("malformed", lambda m, _r: with_content(m, arrays_of(v=np.ones(3, np.float32)))),
+    "texts": ("malformed", lambda m, _r: with_content(m, arrays_of(**{**GOOD, "w": np.array(["a", "b"])}))),
+    "torn bytes": (
+        "malformed",
+        lambda m, _r: with_content(
+            m,
+            ArrayRecord({"w": Array("float32", [2], "numpy.ndarray", b"\x93NUMPY torn"), "b": Array(GOOD["b"])}),
+        ),
+    ),
+    "no arrays": ("malformed", lambda m, _r: Message(RecordDict({"metrics": MetricRecord({"a": 1})}), reply_to=m)),
+    "no weight": ("malformed", lambda m, _r: with_content(m, metrics=MetricRecord({"loss": 1.0}))),
+    "other metrics": ("malformed", lambda m, _r: with_content(m, metrics=MetricRecord({"num-examples": 3}))),
+    "negative weight": (
+        "unusable",
+        lambda m, _r: with_content(m, metrics=MetricRecord({"loss": 1.0, "num-examples": -5})),
+    ),
+    "weight of all": (
+        "unusable",
+        lambda m, _r: with_content(m, metrics=MetricRecord({"loss": 1.0, "num-examples": 1e300})),
+    ),
+    "nan metric": (
+        "unusable",
+        lambda m, _r: with_content(m, metrics=MetricRecord({"loss": float("nan"), "num-examples": 5})),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_bad_reply_is_counted_and_left_out(name, tmp_path):
+    kind, change = FAULTS[name]
+    grid, clean = MemoryGrid(numpy_app(), 5), MemoryGrid(numpy_app(), 5)
+    grid.trouble[2] = spoilt_training(change)
+    _, result = run(Full(), grid, rounds=1, folder=tmp_path / "bad")
+    (entry,) = lines(tmp_path / "bad")
+    assert entry["participated"] == [0, 1, 3, 4]
+    assert entry["selected"] == [0, 1, 2, 3, 4]
+    assert entry["faults"] == {kind: 1}
+    clean.leave(2)
+    _, without = run(Full(), clean, rounds=1)
+    assert vector(result.arrays) == pytest.approx(vector(without.arrays))
+
+
+@pytest.mark.parametrize("name", ["dead", "gone"])
+def test_a_node_that_cannot_be_reached_is_not_chosen_next(name, tmp_path):
+    grid = MemoryGrid(numpy_app(), 5)
+    grid.trouble[2] = lambda m, r: r if NOTE in m.content and not m.content.array_records else FAULTS[name][1](m, r)
+    run(Full(), grid, rounds=12, folder=tmp_path)
+    tried = [entry["round"] for entry in lines(tmp_path) if 2 in entry["selected"]]
+    assert tried == [0, 2, 5, 10]  # left alone for 1, 2, 4 rounds
+
+
+def test_a_round_ends_within_its_deadline():
+    grid = MemoryGrid(numpy_app(), 5)
+    grid.trouble[2] = lambda m, r: r if NOTE in m.content and not m.content.array_records else None
+    started = time.perf_counter()
+    run(FedCor(3, warmup=1, warmup_steps=5), grid, rounds=1, timeout=0.3, probe_timeout=0.2)
+    assert time.perf_counter() - started < 3
+
+
+@pytest.mark.parametrize("answer", [float("nan"), float("inf"), 1e12, -1e12])
+def test_a_bad_answer_to_a_probe_is_no_answer(answer, tmp_path):
+    def spoil(message, reply):
+        if message.metadata.message_type != "evaluate" or not reply.content.metric_records:
+            return reply
+        return Message(RecordDict({"metrics": MetricRecord({"loss": answer, "num-examples": 1})}), reply_to=message)
+
+    grid = MemoryGrid(numpy_app(), 6)
+    grid.trouble[4] = spoil
+    asked = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Asking(Random):
+        def select(self, state, federation):
+            asked.append((federation.losses(federation.available), federation.loss_changes(np.array([0, 1]))))
+            return super().select(state, federation)
+
+    run(Asking(2), grid, rounds=2, folder=tmp_path)
+    for losses, changes in asked:
+        assert np.isnan(losses[4])
+        assert np.isnan(changes[4])
+        assert np.isfinite(np.delete(losses, 4)).all()
+        assert np.isfinite(np.delete(changes, 4)).all()
+    assert lines(tmp_path)[0]["refused"] == 2
+    assert lines(tmp_path)[0]["faults"] == {"unusable": 2}
+
+
+def test_a_client_that_never_answers_probes_does_not_stop_fedcor(tmp_path):
+    grid = MemoryGrid(numpy_app(), 8)
+    grid.trouble[3] = lambda m, r: error(m, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "x") if m.content.array_records else r
+    run(FedCor(3, **QUICK), grid, rounds=8, folder=tmp_path)
+    assert len(lines(tmp_path)) == 8
+    assert all(entry["participated"] for entry in lines(tmp_path))
+
+
+def test_a_round_without_anyone_is_loud_and_tried_again(tmp_path, caplog):
+    grid, failures = MemoryGrid(numpy_app(), 5), []
+
+    def fail_twice(message, reply):
+        if len(failures) < 10:
+            failures.append(message)
+            return error(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "boom")
+        return reply
+
+    grid.trouble = dict.fromkeys(range(5), spoilt_training(fail_twice))
+    with caplog.at_level(logging.INFO, "flwr.fedcor"):
+        _attached(caplog)
+        run(Full(), grid, rounds=2, folder=tmp_path)
+    assert "NOBODY" in caplog.text
+    assert "attempt 3 of 5" in caplog.text
+    first, second = lines(tmp_path)
+    assert first["participated"] == second["participated"] == [0, 1, 2, 3, 4]
+    assert first["faults"] == {"error": 10}
+
+
+def test_a_federation_that_never_delivers_ends_with_an_error_and_keeps_what_was_done(tmp_path):
+    grid = MemoryGrid(numpy_app(), 4)
+    run(Random(2), grid, rounds=2, folder=tmp_path)
+    grid.trouble = dict.fromkeys(range(4), lambda m, _r: error(m, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "boom"))
+    with pytest.raises(FedcorError, match="3 attempts, and nobody delivered"):
+        run(Random(2), grid, rounds=4, folder=tmp_path, attempts=3)
+    assert len(lines(tmp_path)) == 2
+    grid.trouble = {}
+    run(Random(2), grid, rounds=4, folder=tmp_path)
+    assert len(lines(tmp_path)) == 4
+
+
+def _attached(caplog):
+    logging.getLogger("flwr").addHandler(caplog.handler)
+
+
+@pytest.fixture(autouse=True)
+def detached(caplog):
+    yield
+    logging.getLogger("flwr").removeHandler(caplog.handler)
+
+
+# --- who is who -----------------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_follow_the_partitions_whatever_the_nodes_are_called():
+    for seed in range(3):
+        selecting, _ = run(Random(3), grid := MemoryGrid(numpy_app(), 12, seed=seed), rounds=1)
+        for partition in range(12):
+            assert selecting._roster.client(grid.node_of(partition)) == partition
+
+
+def test_a_node_that_comes_late_is_taken_in(tmp_path):
+    for selector in (FedCor(3, **QUICK), AFL(3), PowerOfChoice(3), Random(3), Full()):
+        grid, folder = MemoryGrid(numpy_app(), 6), tmp_path / type(selector).__name__
+
+        def score(server_round, arrays, grid=grid):
+            if server_round == 4:
+                grid.join()
+                grid.join()
+            return server_score(server_round, arrays)
+
+        selecting = select_with(quiet(), selector, checkpoint=folder, wait_for=6)
+        selecting.start(grid, initial(), num_rounds=25, evaluate_fn=score, timeout=0.1)
+        chosen = [k for entry in lines(folder) for k in entry["selected"]]
+        assert {6, 7} <= set(chosen)
+        assert (folder / "clients.tsv").read_text().splitlines()[-1] == "7\tpartition-7"
+
+
+def test_a_selector_that_cannot_grow_begins_afresh(tmp_path, caplog):
+    @dataclasses.dataclass(frozen=True)
+    class Counting:
+        clients_per_round: int
+
+        def init(self, population):
+            return {"seen": np.zeros(population.count)}
+
+        def select(self, state, federation):
+            return np.argsort(state["seen"], kind="stable")[: self.clients_per_round], state
+
+        def observe(self, state, outcome):
+            seen = state["seen"].copy()
+            seen[outcome.participated] += 1
+            return {"seen": seen}
+
+    grid = MemoryGrid(numpy_app(), 3)
+
+    def score(server_round, arrays):
+        if server_round == 2:
+            grid.join()
+        return server_score(server_round, arrays)
+
+    with caplog.at_level(logging.WARNING, "flwr.fedcor"):
+        _attached(caplog)
+        select_with(quiet(), Counting(1), checkpoint=tmp_path).start(
+            grid, initial(), num_rounds=6, evaluate_fn=score, timeout=0.1
+        )
+    assert "begins afresh" in caplog.text
+    assert [entry["selected"] for entry in lines(tmp_path)] == [[0], [1], [0], [1], [2], [3]]
+
+
+def test_a_node_that_left_is_not_waited_for(tmp_path):
+    grid = MemoryGrid(numpy_app(), 6)
+
+    def score(server_round, arrays):
+        if server_round == 2:
+            for partition in (0, 1, 2, 3, 4):
+                grid.leave(partition)
+        return server_score(server_round, arrays)
+
+    strategy = FedAvg(min_available_nodes=6, min_train_nodes=6, min_evaluate_nodes=6)
+    selecting = select_with(strategy, FedCor(3, **QUICK), checkpoint=tmp_path, probe_timeout=0.1)
+    selecting.start(grid, initial(), num_rounds=5, evaluate_fn=score, timeout=0.1)
+    assert [entry["selected"] for entry in lines(tmp_path)][2:] == [[5]] * 3
+
+
+def test_a_client_keeps_its_number_when_its_node_restarts(tmp_path):
+    grid = MemoryGrid(numpy_app(), 6)
+
+    def score(server_round, arrays):
+        if server_round == 2:
+            grid.leave(3)
+            grid.join(partition=3)
+        return server_score(server_round, arrays)
+
+    selecting = select_with(quiet(), Full(), checkpoint=tmp_path)
+    selecting.start(grid, initial(), num_rounds=4, evaluate_fn=score, timeout=0.1)
+    assert all(entry["participated"] == [0, 1, 2, 3, 4, 5] for entry in lines(tmp_path))
+
+
+def test_clients_without_the_mod_are_asked_with_plain_messages(tmp_path):
+    grid = MemoryGrid(numpy_app(mods=[], loss_name="eval_loss"), 8)
+    run(FedCor(3, **QUICK), grid, rounds=6, folder=tmp_path)
+    entries = lines(tmp_path)
+    assert all(len(entry["participated"]) == 3 for entry in entries)
+    assert entries[0]["probed"] == 16
+    assert all(not entry["faults"] for entry in entries)
+    assert all(NOTE not in m.content for m in grid.sent if m.content.array_records)
+    assert "key-" in (tmp_path / "clients.tsv").read_text()
+
+
+def test_a_name_of_its_own_comes_before_the_partition(tmp_path):
+    run(Random(1), MemoryGrid(numpy_app(mods=[answers_probes(name="north")]), 1), rounds=1, folder=tmp_path)
+    assert (tmp_path / "clients.tsv").read_text() == "0\tnorth\n"
+
+
+def test_the_roster():
+    roster = Roster()
+    roster.enrol({70: Claim("partition-10"), 5: Claim("partition-2", 30), 9: Claim("east"), 8: Claim("partition-1", 10)})
+    assert roster.names == ["partition-1", "partition-2", "partition-10", "east"]
+    assert roster.population().sizes.tolist() == [10, 30, 20, 20]
+    assert roster.strangers([5, 6]) == [6]
+    roster.enrol({6: Claim("partition-2")})  # a restart: the same client on another node
+    assert roster.node(1) == 6
+    assert roster.client(5) == -1
+    assert roster.reachable([5, 8, 70], 0).tolist() == [0, 2]
+    roster.failed(0, 0)
+    assert roster.reachable([8, 70], 1).tolist() == [2]
+    assert roster.reachable([8], 1).tolist() == [0]  # nobody else is there: it is tried again
+    assert roster.reachable([8, 70], 2).tolist() == [0, 2]
+    again = Roster.from_arrays(roster.to_arrays())
+    assert again.names == roster.names
+    assert again.population().sizes.tolist() == [10, 30, 20, 20]
+    assert again.strangers([6, 8]) == [6, 8]
+
+
+# --- going on ------------------------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """As kill -9: nothing of ours gets to clean up in between."""
+
+
+STRATEGIES = {
+    "FedAvg": lambda: FedAvg(fraction_evaluate=0.0),
+    "FedAdam": lambda: FedAdam(fraction_evaluate=0.0, eta=0.05, beta_1=0.9, beta_2=0.99),
+    "FedAvgM": lambda: FedAvgM(fraction_evaluate=0.0, server_momentum=0.5),
+}
+
+
+@pytest.mark.parametrize("selector", [FedCor(3, **QUICK), AFL(3), PowerOfChoice(3)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("where", ["train", "evaluate", "score"])
+def test_a_run_that_was_killed_goes_on_as_if_it_was_not(selector, name, where, tmp_path):
+    _, whole = run(selector, MemoryGrid(numpy_app(), 12), rounds=12, strategy=STRATEGIES[name](), folder=tmp_path / "a")
+    grid, state = MemoryGrid(numpy_app(), 12, seed=1), {"round": 0, "messages": 0}
+
+    def score(server_round, arrays):
+        state["round"] = server_round
+        if server_round == 7 and where == "score":
+            raise Killed
+        return server_score(server_round, arrays)
+
+    def kill(message, reply):
+        if state["round"] == 6 and message.metadata.message_type == where and where != "score":
+            raise Killed
+        return reply
+
+    grid.trouble = dict.fromkeys(range(12), kill)
+    selecting = select_with(STRATEGIES[name](), selector, checkpoint=tmp_path / "b", wait_for=12)
+    killed = False
+    try:
+        selecting.start(grid, initial(), num_rounds=12, timeout=0.1, evaluate_fn=score)
+    except Killed:
+        killed = True
+    if where != "evaluate":  # not every selector asks in round 7
+        assert killed
+        assert len(lines(tmp_path / "b")) == 6
+    grid = MemoryGrid(numpy_app(), 12, seed=2)  # the server has started again: other node ids, empty memories
+    _, rest = run(selector, grid, rounds=12, strategy=STRATEGIES[name](), folder=tmp_path / "b")
+    assert [e["selected"] for e in lines(tmp_path / "b")] == [e["selected"] for e in lines(tmp_path / "a")]
+    assert vector(rest.arrays).tolist() == vector(whole.arrays).tolist()
+    if killed:
+        assert min(rest.train_metrics_clientapp) == 7
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path):
+    run(Random(2), MemoryGrid(numpy_app(), 4), rounds=3, folder=tmp_path)
+    before = (tmp_path / "rounds.jsonl").read_bytes()
+    _, result = run(Random(2), grid := MemoryGrid(numpy_app(), 4), rounds=3, folder=tmp_path)
+    assert not grid.sent
+    assert (tmp_path / "rounds.jsonl").read_bytes() == before
+    assert len(vector(result.arrays)) == 3
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    run(Random(2), MemoryGrid(numpy_app(), 4), rounds=2, folder=tmp_path)
+    with pytest.raises(RecordError, match="another run"):
+        run(AFL(2), MemoryGrid(numpy_app(), 4), rounds=4, folder=tmp_path)
+    with pytest.raises(RecordError, match="other settings"):
+        run(Random(3), MemoryGrid(numpy_app(), 4), rounds=4, folder=tmp_path)
+    grid = MemoryGrid(numpy_app(), 4)
+    with pytest.raises(RecordError, match="other arrays"):
+        select_with(quiet(), Random(2), checkpoint=tmp_path, wait_for=4).start(
+            grid, ArrayRecord({"v": Array(np.zeros(2))}), num_rounds=4
+        )
+
+
+def test_the_record_is_read_by_the_report(tmp_path):
+    for selector in (Random(3), FedCor(3, **QUICK)):
+        folder = tmp_path / type(selector).__name__
+        run(selector, MemoryGrid(numpy_app(), 12), rounds=4, folder=folder)
+    from fedcor.record import read_runs
+
+    summary = summarise(read_runs(tmp_path))
+    assert json.dumps(dataclasses.asdict(summary), default=str).count("fedcor")
+
+
+def test_a_strategys_memory_survives_a_file_and_a_trial():
+    strategy = FedAdam(eta=0.05)
+    strategy.m_t = {"w": np.arange(3.0), "b": np.ones(1)}
+    strategy.history = [1, 2.5, None, "x", (np.float64(3), np.arange(2))]
+    strategy.current = record(np.arange(3, dtype=np.float32))
+    memory = snapshot(strategy)
+    again = unpack(pack(memory, "strategy"), "strategy")
+    assert again["m_t"]["w"].tolist() == [0, 1, 2]
+    assert again["history"][:4] == [1, 2.5, None, "x"]
+    assert vector(again["current"]).tolist() == [0, 1, 2]
+    strategy.m_t["w"][0] = 9
+    strategy.extra = 5
+    restore(strategy, memory)
+    assert strategy.m_t["w"].tolist() == [0, 1, 2]
+    assert not hasattr(strategy, "extra")
+    damaged = pack(memory, "strategy")
+    damaged.pop("strategy/0")
+    with pytest.raises(RecordError, match="damaged"):
+        unpack(damaged, "strategy")
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------------------
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ConfigError, match="must be given with a selector's name"):
+        select_with(FedAvg(), "random")
+    with pytest.raises(ConfigError, match="set by the selector"):
+        select_with(FedAvg(), Random(3), clients_per_round=3)
+    with pytest.raises(ConfigError, match="strategy"):
+        select_with("fedavg", Random(3))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="verbs"):
+        SelectingStrategy(FedAvg(), object())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="probe_timeout"):
+        FedCorStrategy(3, probe_timeout=0)
+    with pytest.raises(ConfigError, match="did you mean"):
+        FedCorStrategy(3, warmpu=3)
+    assert isinstance(select_with(FedAvg(), "power_of_choice", clients_per_round=3).selector, PowerOfChoice)
+    assert FedCorStrategy(3, beta=0.5).selector.beta == 0.5
+
+
+def test_a_selectors_own_error_is_told_with_its_round():
+    @dataclasses.dataclass(frozen=True)
+    class Broken(Random):
+        def select(self, state, federation):
+            return [0] + 1
+
+    with pytest.raises(FedcorError, match="round 1: the selector failed in select: TypeError"):
+        run(Broken(2), MemoryGrid(numpy_app(), 4), rounds=1)
