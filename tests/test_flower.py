@@ -198,12 +198,6 @@ def test_the_strategys_share_and_minimum_do_not_hold_the_choice_back():
     assert selecting.strategy is strategy
 
 
-def test_training_that_is_switched_off_stays_off():
-    grid = MemoryGrid(numpy_app(), 4)
-    run(Random(2), grid, rounds=2, strategy=FedAvg(fraction_train=0.0, fraction_evaluate=0.0))
-    assert not train_messages(grid)
-
-
 # --- bytes ------------------------------------------------------------------------------------------------------------------
 
 
@@ -287,7 +281,7 @@ FAULTS = {
         "malformed",
         lambda m, _r: with_content(
             m,
-            ArrayRecord({"w": Array("float32", [2], "numpy.ndarray", b"\x93NUMPY torn"), "b": Array(GOOD["b"])}),
+            ArrayRecord({"w": Array("float32", (2,), "numpy.ndarray", b"\x93NUMPY torn"), "b": Array(GOOD["b"])}),
         ),
     ),
     "no arrays": ("malformed", lambda m, _r: Message(RecordDict({"metrics": MetricRecord({"a": 1})}), reply_to=m)),
@@ -439,8 +433,10 @@ def test_a_node_that_comes_late_is_taken_in(tmp_path):
 
         selecting = select_with(quiet(), selector, checkpoint=folder, wait_for=6)
         selecting.start(grid, initial(), num_rounds=25, evaluate_fn=score, timeout=0.1)
-        chosen = [k for entry in lines(folder) for k in entry["selected"]]
-        assert {6, 7} <= set(chosen)
+        if isinstance(selector, Random | Full):
+            assert {6, 7} <= {k for entry in lines(folder) for k in entry["selected"]}
+        if isinstance(selector, FedCor):  # it may find them dispensable, but it has measured them
+            assert np.isfinite(selecting._state["samples"][-1]).all()
         assert (folder / "clients.tsv").read_text().splitlines()[-1] == "7\tpartition-7"
 
 
@@ -654,6 +650,8 @@ def test_mistakes_are_named():
         select_with(FedAvg(), Random(3), clients_per_round=3)
     with pytest.raises(ConfigError, match="strategy"):
         select_with("fedavg", Random(3))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="switches training off"):
+        select_with(FedAvg(fraction_train=0.0), Random(3))
     with pytest.raises(ConfigError, match="verbs"):
         SelectingStrategy(FedAvg(), object())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="probe_timeout"):

@@ -222,7 +222,7 @@ class FlowerRound:
         replies = []
         for client in drawn:  # a client drawn twice counts twice; a strategy may change the messages that it is given
             reply = copy.copy(self._trained[client])
-            reply.content = RecordDict(dict(reply.content.items()))
+            reply.content = RecordDict({key: record.copy() for key, record in reply.content.items()})
             replies.append(reply)
         return self._terms.strategy.aggregate_train(self.round + 1, replies)
 

@@ -59,6 +59,8 @@ class SelectingStrategy(Strategy):
     ) -> None:
         if not isinstance(strategy, Strategy):
             raise ConfigError("strategy", strategy, "must be a flwr.serverapp.strategy.Strategy")
+        if getattr(strategy, "fraction_train", 1.0) == 0.0:
+            raise ConfigError("fraction_train", 0.0, "switches training off, so there is nobody to select")
         if not isinstance(selector, Selector):
             raise ConfigError("selector", selector, "must have the verbs init, select and observe")
         for key, value in (("probe_timeout", probe_timeout), ("attempts", attempts)):
@@ -151,8 +153,6 @@ class SelectingStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        if getattr(self.strategy, "fraction_train", 1.0) == 0.0:
-            return self.strategy.configure_train(server_round + self._before, arrays, config, grid)
         self._started = time.perf_counter()
         self._grid, self._arrays, self._config = grid, arrays, config
         self._outcome: Outcome | None = None
@@ -163,8 +163,6 @@ class SelectingStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        if getattr(self.strategy, "fraction_train", 1.0) == 0.0:
-            return self.strategy.aggregate_train(server_round + self._before, replies)
         for attempt in range(1, self._attempts + 1):
             self._round.collect(replies)
             arrays, metrics, outcome, self._knowledge = self._round.close()
