@@ -7,14 +7,13 @@ import json
 import logging
 import time
 
-import flower_grid
 import numpy as np
 import pytest
-from flower_grid import MemoryGrid, error, initial, loss, numpy_app, record, server_score, vector
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp.strategy import Bulyan, FedAdam, FedAvg, FedAvgM, FedMedian, FedProx, FedTrimmedAvg, Krum
 
+import flower_grid
 from fedcor.errors import ConfigError, FedcorError, RecordError
 from fedcor.flower import FedCorStrategy, SelectingStrategy, answers_probes, select_with
 from fedcor.flower.memory import pack, restore, snapshot, unpack
@@ -25,6 +24,7 @@ from fedcor.report.summary import summarise
 from fedcor.rng import stream
 from fedcor.selectors import AFL, FedCor, Full, PowerOfChoice, Proxy, Random
 from fedcor.types import Outcome
+from flower_grid import MemoryGrid, error, initial, loss, numpy_app, record, server_score, vector
 
 QUICK = {"warmup": 3, "interval": 3, "warmup_steps": 20, "refit_steps": 20}
 
@@ -363,7 +363,9 @@ def test_a_bad_answer_to_a_probe_is_no_answer(answer, tmp_path):
 
 def test_a_client_that_never_answers_probes_does_not_stop_fedcor(tmp_path):
     grid = MemoryGrid(numpy_app(), 8)
-    grid.trouble[3] = lambda m, r: error(m, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "x") if m.content.array_records else r
+    grid.trouble[3] = lambda m, r: (
+        error(m, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "x") if m.content.array_records else r
+    )
     run(FedCor(3, **QUICK), grid, rounds=8, folder=tmp_path)
     assert len(lines(tmp_path)) == 8
     assert all(entry["participated"] for entry in lines(tmp_path))
@@ -519,7 +521,9 @@ def test_a_name_of_its_own_comes_before_the_partition(tmp_path):
 
 def test_the_roster():
     roster = Roster()
-    roster.enrol({70: Claim("partition-10"), 5: Claim("partition-2", 30), 9: Claim("east"), 8: Claim("partition-1", 10)})
+    roster.enrol(
+        {70: Claim("partition-10"), 5: Claim("partition-2", 30), 9: Claim("east"), 8: Claim("partition-1", 10)}
+    )
     assert roster.names == ["partition-1", "partition-2", "partition-10", "east"]
     assert roster.population().sizes.tolist() == [10, 30, 20, 20]
     assert roster.strangers([5, 6]) == [6]
@@ -640,7 +644,7 @@ def test_a_strategys_memory_survives_a_file_and_a_trial():
         unpack(damaged, "strategy")
 
 
-# --- mistakes --------------------------------------------------------------------------------------------------------------------
+# --- mistakes ---------------------------------------------------------------------------------------------------
 
 
 def test_mistakes_are_named():

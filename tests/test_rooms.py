@@ -15,7 +15,7 @@ SOURCE = Path(fedcor.__file__).parent
 ORDER = [
     "errors", "types", "rng", "config", "plugins", "guard", "ledger", "record", "progress",
     "gp", "selectors", "testing", "data", "engine", "simulate", "experiment", "runner", "analysis", "report",
-    "reproduce", "cli", "__main__",
+    "reproduce", "flower", "cli", "__main__",
 ]  # fmt: skip
 NEVER = {
     ("engine", "selectors"),

@@ -101,6 +101,12 @@ def _parser() -> argparse.ArgumentParser:
     _experiment_arguments(run)
     run.add_argument("--selector", help="random, afl, power_of_choice, fedcor, proxy, full, or module:Class")
     run.add_argument("--seed", type=_whole, default=1, help="fixes everything that is drawn (default: 1)")
+    run.add_argument(
+        "--engine",
+        choices=["simulator", "flower"],
+        default="simulator",
+        help="flower: the same on Flower's simulation, a process a node (default: %(default)s)",
+    )
     run.set_defaults(command=_run)
 
     compare = commands.add_parser(
@@ -205,11 +211,15 @@ def _run(options: argparse.Namespace) -> int:
     from fedcor.experiment import load_experiment
     from fedcor.runner import folder_name, run
 
+    engine = run
+    if options.engine == "flower":
+        from fedcor.flower.bridge import run_on_flower as engine
+
     experiment = load_experiment(options.experiment, _changes(options), options.selector)
-    selector = folder_name(experiment.selector)
-    out = options.out or Path("runs") / experiment.name / selector / f"seed-{options.seed}"
+    folder = experiment.name if options.engine == "simulator" else f"{experiment.name}-{options.engine}"
+    out = options.out or Path("runs") / folder / folder_name(experiment.selector) / f"seed-{options.seed}"
     with show_rounds(f"{experiment.name} {experiment.selector}", experiment.training.rounds) as update:
-        run(
+        engine(
             experiment,
             options.seed,
             out,

@@ -237,7 +237,7 @@ def _look(folder: Path, header: Mapping[str, Any], resume: bool) -> tuple[Run | 
 
 def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """A run may be made longer, and go on with other library versions; nothing else of it may change."""
-    for key in ("experiment", "selector", "seed"):
+    for key in ("experiment", "selector", "seed", "engine"):
         if old.get(key) != new.get(key):
             raise RecordError(f"{folder} holds another run: its {key} is {old.get(key)!r}, not {new.get(key)!r}")
     differing = differences(old.get("config", {}), new.get("config", {}))

@@ -16,6 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,16 @@ from fedcor.rng import stream
 from fedcor.simulate import LearningRate, Progress, Simulation
 from fedcor.types import Array
 
-__all__ = ["Job", "build_simulation", "compare_jobs", "in_processes", "run", "run_jobs"]
+__all__ = [
+    "Job",
+    "build_simulation",
+    "compare_jobs",
+    "in_processes",
+    "run",
+    "run_header",
+    "run_jobs",
+    "use_one_thread",
+]
 
 CHECKPOINT_EVERY = 10  # rounds
 
@@ -69,19 +79,14 @@ def _device(wanted: str) -> str:
     return wanted
 
 
-def run(
-    experiment: Experiment,
-    seed: int,
-    out: Path,
-    *,
-    resume: bool = False,
-    on_round: Callable[[RoundRecord], None] | None = None,
-) -> None:
-    """One run in the folder `out`; with `resume`, from where it was left. A finished run is left as it is."""
-    # Sums in one order, however many cores there are: runs are equal bit for bit.
+def use_one_thread() -> None:
+    """Sums in one order, however many cores there are: runs are equal bit for bit."""
     torch.set_num_threads(1)
     threadpool_limits(1)
-    header = {
+
+
+def run_header(experiment: Experiment, seed: int) -> dict[str, Any]:
+    return {
         "format": 1,
         "experiment": experiment.name,
         "selector": experiment.selector,
@@ -94,8 +99,20 @@ def run(
             "torch": torch.__version__,
         },
     }
+
+
+def run(
+    experiment: Experiment,
+    seed: int,
+    out: Path,
+    *,
+    resume: bool = False,
+    on_round: Callable[[RoundRecord], None] | None = None,
+) -> None:
+    """One run in the folder `out`; with `resume`, from where it was left. A finished run is left as it is."""
+    use_one_thread()
     rounds = experiment.training.rounds
-    with open_run(out, header, resume=resume) as writer:
+    with open_run(out, run_header(experiment, seed), resume=resume) as writer:
         if writer.done >= rounds:
             return
         simulation = build_simulation(experiment, seed)

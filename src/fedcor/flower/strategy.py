@@ -56,6 +56,7 @@ class SelectingStrategy(Strategy):
         attempts: int = 5,
         loss_key: str | None = None,
         name: str = "flower",
+        on_round: Callable[[RoundRecord], None] | None = None,
     ) -> None:
         if not isinstance(strategy, Strategy):
             raise ConfigError("strategy", strategy, "must be a flwr.serverapp.strategy.Strategy")
@@ -68,7 +69,7 @@ class SelectingStrategy(Strategy):
                 raise ConfigError(key, value, "must be above 0")
         self.strategy, self.selector = strategy, selector
         self._folder = None if checkpoint is None else Path(checkpoint).expanduser()
-        self._seed, self._attempts, self._name = seed, attempts, name
+        self._seed, self._attempts, self._name, self._on_round = seed, attempts, name, on_round
         least = int(getattr(strategy, "min_available_nodes", 1))
         self._wait_for = wait_for or max(least, int(getattr(selector, "clients_per_round", 1)))
         self._terms = Terms(
@@ -161,7 +162,9 @@ class SelectingStrategy(Strategy):
         return self._select(attempt=0)
 
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
+        self,
+        server_round: int,
+        replies: Iterable[Message],  # noqa: ARG002
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         for attempt in range(1, self._attempts + 1):
             self._round.collect(replies)
@@ -295,7 +298,7 @@ class SelectingStrategy(Strategy):
 
     def _finish(self, arrays: ArrayRecord, metrics: MetricRecord | None) -> None:
         """The round is over: write its line, and what the next one needs."""
-        if self._writer is None or self._outcome is None:
+        if self._outcome is None:
             return
         scores = MetricRecord() if metrics is None else metrics
         rates = [self._config[key] for key in _RATES if isinstance(self._config.get(key), int | float)]
@@ -312,11 +315,13 @@ class SelectingStrategy(Strategy):
             bytes_up=self._exchange.bytes_up,
             seconds=round(time.perf_counter() - self._started, 6),
         )
-        done = record.round + 1
-        self._writer.append({**dataclasses.asdict(record), "faults": dict(self._exchange.faults)})
-        names = "".join(f"{client}\t{name}\n" for client, name in enumerate(self._roster.names))
-        write_whole(self._writer.folder / "clients.tsv", names.encode())
-        self._writer.save(self._to_arrays(done, arrays))
+        if self._writer is not None:
+            self._writer.append({**dataclasses.asdict(record), "faults": dict(self._exchange.faults)})
+            names = "".join(f"{client}\t{name}\n" for client, name in enumerate(self._roster.names))
+            write_whole(self._writer.folder / "clients.tsv", names.encode())
+            self._writer.save(self._to_arrays(record.round + 1, arrays))
+        if self._on_round is not None:
+            self._on_round(record)
 
     def _to_arrays(self, done: int, arrays: ArrayRecord) -> dict[str, NumPyArray]:
         assert self._state is not None
@@ -365,6 +370,7 @@ class SelectingStrategy(Strategy):
         self._writer = None
 
     def _header(self, rounds: int) -> dict[str, Any]:
+        """What the record says of the run, and what a later start is held against."""
         described = dataclasses.asdict(self.selector)  # type: ignore[call-overload]
         selector = type(self.selector).__name__.lower()
         return {
@@ -404,6 +410,7 @@ class FedCorStrategy(SelectingStrategy):
         attempts: int = 5,
         loss_key: str | None = None,
         name: str = "flower",
+        on_round: Callable[[RoundRecord], None] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(
@@ -416,6 +423,7 @@ class FedCorStrategy(SelectingStrategy):
             attempts=attempts,
             loss_key=loss_key,
             name=name,
+            on_round=on_round,
         )
 
     selector: FedCor
@@ -433,6 +441,7 @@ def select_with(
     attempts       how often a round in which nobody delivered is tried before the run ends with an error
     loss_key       metric that holds a client's loss (default: the first of loss, eval_loss, val_loss, train_loss ...)
     name           of the experiment, in the record
+    on_round       called with the record of every finished round
     """
     if isinstance(selector, str):
         if clients_per_round is None:

@@ -1,0 +1,187 @@
+"""An experiment of the simulator on Flower's own simulation: the same partition, initial weights, shuffles and streams.
+
+Every virtual node trains with the simulator's engine, on its own part of the data. What differs is all that Flower does:
+messages, processes, aggregation. So equal records show that the simulator's results carry over.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from fedcor.engine.faults import Faults
+from fedcor.errors import ConfigError, RecordError
+from fedcor.experiment import Experiment
+from fedcor.flower.client import answers_probes
+from fedcor.flower.exchange import LOG
+from fedcor.flower.strategy import SelectingStrategy
+from fedcor.record import RoundRecord, has_run
+from fedcor.runner import build_simulation, run_header, use_one_thread
+from fedcor.simulate import LearningRate, Simulation
+
+__all__ = ["client_app", "run_on_flower", "server_app"]
+
+# Neither Flower nor Ray calls home from a process that we start, and Ray leaves the choice of devices alone.
+_SILENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+def run_on_flower(
+    experiment: Experiment,
+    seed: int,
+    out: Path,
+    *,
+    resume: bool = False,
+    on_round: Callable[[RoundRecord], None] | None = None,
+) -> None:
+    """As runner.run, with Flower as the engine."""
+    if experiment.faults != Faults():
+        raise ConfigError(
+            "faults", experiment.faults, "are simulated by fedcor's own engine alone; on Flower they are real"
+        )
+    if has_run(out) and not resume:
+        raise RecordError(f"{out} already holds a run: add --resume to go on with it, or choose another folder")
+    os.environ.update({key: value for key, value in _SILENT.items() if key not in os.environ})
+    from flwr.simulation import run_simulation  # reads the environment when it is imported
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    LOG.setLevel(logging.WARNING)
+    quiet = {"log_to_driver": False, "include_dashboard": False, "logging_level": "ERROR"}
+    run_simulation(
+        server_app(experiment, seed, out, on_round),
+        client_app(experiment, seed),
+        num_supernodes=experiment.partition.clients,
+        backend_config={"init_args": quiet, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}},  # type: ignore[dict-item]
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _simulation(experiment: _Held, seed: int) -> Simulation:
+    """The federation of one process: a virtual node uses its own part of it."""
+    use_one_thread()
+    return build_simulation(experiment.value, seed)
+
+
+class _Held:
+    """An experiment as a key: two with the same settings are the same."""
+
+    def __init__(self, value: Experiment) -> None:
+        self.value, self._text = value, repr(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+def server_app(
+    experiment: Experiment, seed: int, out: Path, on_round: Callable[[RoundRecord], None] | None = None
+) -> ServerApp:
+    app, held = ServerApp(), _Held(experiment)
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
+        simulation = _simulation(held, seed)
+        strategy = _BridgedStrategy(
+            _ScheduledFedAvg(simulation.learning_rate),
+            simulation.selector,
+            checkpoint=out,
+            seed=seed,
+            wait_for=experiment.partition.clients,
+            probe_timeout=600.0,
+            on_round=on_round,
+        )
+        strategy.header = {**run_header(experiment, seed), "engine": "flower"}
+
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:  # noqa: ARG001
+            scores = simulation.engine.test(_model(arrays))
+            return MetricRecord({"accuracy": scores.accuracy, "loss": scores.loss})
+
+        initial = _record(simulation.engine.initial_model)
+        strategy.start(grid, initial, experiment.training.rounds, evaluate_fn=evaluate)
+
+    return app
+
+
+def client_app(experiment: Experiment, seed: int) -> ClientApp:
+    held = _Held(experiment)
+    own_size = answers_probes(examples=lambda context: _size(_simulation(held, seed), _client(context)))
+    app = ClientApp(mods=[own_size])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        simulation, client = _simulation(held, seed), _client(context)
+        model, config = _model(message.content["arrays"]), message.content.config_records["config"]
+        round, rate = cast(int, config["server-round"]) - 1, cast(float, config["lr"])
+        (result,) = simulation.engine.train(model, [client], round, rate)
+        weight = _size(simulation, client) if simulation.optimiser.weighted else 1
+        metrics = MetricRecord({"loss": _loss(simulation, model, client), "num-examples": weight})
+        return Message(RecordDict({"arrays": _record(result), "metrics": metrics}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        simulation, client = _simulation(held, seed), _client(context)
+        loss = _loss(simulation, _model(message.content["arrays"]), client)
+        metrics = MetricRecord({"loss": loss, "num-examples": _size(simulation, client)})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+class _BridgedStrategy(SelectingStrategy):
+    """Its record is described as the simulator's is, so that the two can be compared."""
+
+    header: dict[str, Any]
+
+    def _header(self, rounds: int) -> dict[str, Any]:  # noqa: ARG002
+        return self.header
+
+
+class _ScheduledFedAvg(FedAvg):
+    """FedAvg that tells the clients this round's learning rate."""
+
+    def __init__(self, rate: LearningRate) -> None:
+        super().__init__(fraction_evaluate=0.0)
+        self._rate = rate
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        config["lr"] = self._rate.at(server_round - 1)
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+def _client(context: Context) -> int:
+    return int(context.node_config["partition-id"])
+
+
+def _size(simulation: Simulation, client: int) -> int:
+    return int(simulation.engine.population.sizes[client])
+
+
+def _loss(simulation: Simulation, model: torch.Tensor, client: int) -> float:
+    return float(simulation.engine.losses(model, np.array([client]))[0])
+
+
+def _model(arrays: Any) -> torch.Tensor:
+    return torch.from_numpy(arrays["model"].numpy().copy())
+
+
+def _record(model: torch.Tensor) -> ArrayRecord:
+    return ArrayRecord({"model": Array(model.cpu().numpy())})
