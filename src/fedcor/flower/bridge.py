@@ -21,6 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from fedcor.engine.faults import Faults
+from fedcor.engine.optimisers import Optimiser
 from fedcor.errors import ConfigError, RecordError
 from fedcor.experiment import Experiment
 from fedcor.flower.client import answers_probes
@@ -30,7 +31,7 @@ from fedcor.record import RoundRecord, has_run
 from fedcor.runner import build_simulation, run_header, use_one_thread
 from fedcor.simulate import LearningRate, Simulation
 
-__all__ = ["client_app", "run_on_flower", "server_app"]
+__all__ = ["ExperimentsOwn", "client_app", "run_on_flower", "server_app", "simulate", "to_model", "to_record"]
 
 # Neither Flower nor Ray calls home from a process that we start, and Ray leaves the choice of devices alone.
 _SILENT = {
@@ -56,6 +57,11 @@ def run_on_flower(
         )
     if has_run(out) and not resume:
         raise RecordError(f"{out} already holds a run: add --resume to go on with it, or choose another folder")
+    simulate(server_app(experiment, seed, out, on_round), client_app(experiment, seed), experiment.partition.clients)
+
+
+def simulate(server: ServerApp, client: ClientApp, nodes: int) -> None:
+    """Flower's simulation in this process, quiet but for warnings of ours."""
     os.environ.update({key: value for key, value in _SILENT.items() if key not in os.environ})
     from flwr.simulation import run_simulation  # reads the environment when it is imported
 
@@ -63,9 +69,9 @@ def run_on_flower(
     LOG.setLevel(logging.WARNING)
     quiet = {"log_to_driver": False, "include_dashboard": False, "logging_level": "ERROR"}
     run_simulation(
-        server_app(experiment, seed, out, on_round),
-        client_app(experiment, seed),
-        num_supernodes=experiment.partition.clients,
+        server,
+        client,
+        num_supernodes=nodes,
         backend_config={"init_args": quiet, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}},  # type: ignore[dict-item]
     )
 
@@ -99,7 +105,7 @@ def server_app(
     def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
         simulation = _simulation(held, seed)
         strategy = _BridgedStrategy(
-            _ScheduledFedAvg(simulation.learning_rate),
+            ExperimentsOwn(simulation.optimiser, simulation.learning_rate),
             simulation.selector,
             checkpoint=out,
             seed=seed,
@@ -110,10 +116,10 @@ def server_app(
         strategy.header = {**run_header(experiment, seed), "engine": "flower"}
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:  # noqa: ARG001
-            scores = simulation.engine.test(_model(arrays))
+            scores = simulation.engine.test(to_model(arrays))
             return MetricRecord({"accuracy": scores.accuracy, "loss": scores.loss})
 
-        initial = _record(simulation.engine.initial_model)
+        initial = to_record(simulation.engine.initial_model)
         strategy.start(grid, initial, experiment.training.rounds, evaluate_fn=evaluate)
 
     return app
@@ -127,17 +133,17 @@ def client_app(experiment: Experiment, seed: int) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         simulation, client = _simulation(held, seed), _client(context)
-        model, config = _model(message.content["arrays"]), message.content.config_records["config"]
+        model, config = to_model(message.content["arrays"]), message.content.config_records["config"]
         round, rate = cast(int, config["server-round"]) - 1, cast(float, config["lr"])
         (result,) = simulation.engine.train(model, [client], round, rate)
         weight = _size(simulation, client) if simulation.optimiser.weighted else 1
         metrics = MetricRecord({"loss": _loss(simulation, model, client), "num-examples": weight})
-        return Message(RecordDict({"arrays": _record(result), "metrics": metrics}), reply_to=message)
+        return Message(RecordDict({"arrays": to_record(result), "metrics": metrics}), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         simulation, client = _simulation(held, seed), _client(context)
-        loss = _loss(simulation, _model(message.content["arrays"]), client)
+        loss = _loss(simulation, to_model(message.content["arrays"]), client)
         metrics = MetricRecord({"loss": loss, "num-examples": _size(simulation, client)})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
@@ -153,18 +159,33 @@ class _BridgedStrategy(SelectingStrategy):
         return self.header
 
 
-class _ScheduledFedAvg(FedAvg):
-    """FedAvg that tells the clients this round's learning rate."""
+class ExperimentsOwn(FedAvg):
+    """The experiment's optimiser and learning rates as a Flower strategy.
 
-    def __init__(self, rate: LearningRate) -> None:
+    Flower's own mean differs from it by the last bits, which the fit of a Gaussian process may blow up (docs/flower.md).
+    """
+
+    def __init__(self, optimiser: Optimiser, rate: LearningRate) -> None:
         super().__init__(fraction_evaluate=0.0)
-        self._rate = rate
+        self._optimiser, self._rate = optimiser, rate
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        self._model = to_model(arrays)
         config["lr"] = self._rate.at(server_round - 1)
         return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self,
+        server_round: int,  # noqa: ARG002
+        replies: Iterable[Message],
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        contents = [reply.content for reply in replies]
+        weights = np.array([float(content.metric_records["metrics"]["num-examples"]) for content in contents])  # type: ignore[arg-type]
+        results = torch.stack([to_model(content["arrays"]) for content in contents])
+        model = self._optimiser.aggregate(self._model, results, weights / weights.sum())
+        return to_record(model), self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
 
 def _client(context: Context) -> int:
@@ -179,9 +200,11 @@ def _loss(simulation: Simulation, model: torch.Tensor, client: int) -> float:
     return float(simulation.engine.losses(model, np.array([client]))[0])
 
 
-def _model(arrays: Any) -> torch.Tensor:
+def to_model(arrays: Any) -> torch.Tensor:
+    """The engine's flat vector of a record."""
     return torch.from_numpy(arrays["model"].numpy().copy())
 
 
-def _record(model: torch.Tensor) -> ArrayRecord:
+def to_record(model: torch.Tensor) -> ArrayRecord:
+    """A record of one array: the engine's flat vector."""
     return ArrayRecord({"model": Array(model.cpu().numpy())})

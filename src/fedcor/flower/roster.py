@@ -69,7 +69,8 @@ class Roster:
         return self._node[client] not in self._plain
 
     def learn_size(self, client: int, examples: float | None) -> None:
-        if examples is not None and np.isfinite(examples) and examples >= 1:
+        """The first word counts: what a client says of itself comes before the weights of its replies."""
+        if np.isnan(self._sizes[client]) and examples is not None and np.isfinite(examples) and examples >= 1:
             self._sizes[client] = float(int(examples))
 
     def population(self) -> Population:

@@ -163,8 +163,8 @@ class SelectingStrategy(Strategy):
 
     def aggregate_train(
         self,
-        server_round: int,
-        replies: Iterable[Message],  # noqa: ARG002
+        server_round: int,  # noqa: ARG002
+        replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         for attempt in range(1, self._attempts + 1):
             self._round.collect(replies)

@@ -1,0 +1,107 @@
+"""What our strategy costs beside Flower's own FedAvg: the same clients a round, no questions, in one simulation.
+
+    python benchmarks/flower_overhead.py                   100 virtual nodes on FMNIST, 5 a round
+    python benchmarks/flower_overhead.py --rounds 2 --blocks 1 --preset digits
+
+Both run in turn, in blocks of rounds, in the same processes. A round in the simulation takes what Flower's polling (every 0.1
+seconds) makes of it, so the median round is compared, and beside it the time that the server's own code took: what a strategy
+does in configure_train and aggregate_train, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg, Strategy
+
+from fedcor.experiment import load_experiment
+from fedcor.flower import bridge, select_with
+from fedcor.runner import build_simulation
+from fedcor.selectors import Random
+
+
+class Timed:
+    """Seconds of each round, and of the strategy's own code in it."""
+
+    def __init__(self) -> None:
+        self.rounds: list[float] = []
+        self.code: list[float] = []
+
+    def watch(self, strategy: Strategy) -> Strategy:
+        def timed(work: Callable[..., Any], *, begins: bool) -> Callable[..., Any]:
+            def call(*args: Any, **options: Any) -> Any:
+                started = time.perf_counter()
+                done = work(*args, **options)
+                seconds = time.perf_counter() - started
+                if begins:
+                    self.code.append(seconds)
+                else:
+                    self.code[-1] += seconds
+                return done
+
+            return call
+
+        strategy.configure_train = timed(strategy.configure_train, begins=True)  # type: ignore[method-assign]
+        strategy.aggregate_train = timed(strategy.aggregate_train, begins=False)  # type: ignore[method-assign]
+        return strategy
+
+    def tick(self) -> Callable[[int, ArrayRecord], MetricRecord | None]:
+        last = [0.0]
+
+        def evaluate(server_round: int, _arrays: ArrayRecord) -> None:
+            now = time.perf_counter()
+            if server_round > 1:  # the first round of a block waits for nodes and asks for their names
+                self.rounds.append(now - last[0])
+            last[0] = now
+
+        return evaluate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="fmnist-2spc")
+    parser.add_argument("--rounds", type=int, default=20, help="of a block")
+    parser.add_argument("--blocks", type=int, default=4)
+    options = parser.parse_args()
+    experiment = load_experiment(options.preset, selector="random")
+    nodes, chosen = experiment.partition.clients, experiment.training.clients_per_round
+    times = {"Flower's FedAvg": Timed(), "ours around it": Timed()}
+    app = ServerApp()
+
+    @app.main()
+    def serve(grid: Grid, context: Context) -> None:  # noqa: ARG001
+        simulation = build_simulation(experiment, 1)
+        while len(list(grid.get_node_ids())) < nodes:
+            time.sleep(0.1)
+        for _ in range(options.blocks):
+            for name, timed in times.items():
+                inner = bridge.ExperimentsOwn(simulation.optimiser, simulation.learning_rate)
+                inner.fraction_train, inner.min_train_nodes = chosen / nodes, chosen
+                strategy = inner if name == "Flower's FedAvg" else select_with(inner, Random(chosen), wait_for=nodes)
+                start = bridge.to_record(simulation.engine.initial_model)
+                timed.watch(strategy).start(grid, start, options.rounds, evaluate_fn=timed.tick())
+
+    bridge.simulate(app, bridge.client_app(experiment, 1), nodes)
+    alone, ours = (statistics.median(timed.rounds) for timed in times.values())
+    own = {name: statistics.median(timed.code[1:]) for name, timed in times.items()}
+    result = {
+        "median round, ours / Flower's": round(ours / alone, 4),
+        "seconds a round": {"Flower's FedAvg": round(alone, 4), "ours around it": round(ours, 4)},
+        "milliseconds of the strategy's own code": {name: round(1e3 * s, 2) for name, s in own.items()},
+        "own code, ours - Flower's, share of a round": round(
+            (own["ours around it"] - own["Flower's FedAvg"]) / alone, 4
+        ),
+        "rounds each": len(times["ours around it"].rounds),
+    }
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
