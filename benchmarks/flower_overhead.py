@@ -19,7 +19,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.serverapp.strategy import Strategy
 
 from fedcor.experiment import load_experiment
 from fedcor.flower import bridge, select_with

@@ -101,6 +101,16 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
+def orphans(folder: Path) -> list[int]:
+    """Processes that Flower's own launched, and that outlived them: our folder stands in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"FLWR_HOME={folder}/flwr".encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
 class Federation:
     """Everything that was started, so that it can be ended."""
 
@@ -150,6 +160,9 @@ class Federation:
     def end(self) -> None:
         for name in list(self.processes):
             self.kill(name)
+        for pid in orphans(self.folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def rounds(folder: Path) -> list[dict[str, object]]:

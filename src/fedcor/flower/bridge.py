@@ -67,7 +67,12 @@ def simulate(server: ServerApp, client: ClientApp, nodes: int) -> None:
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     LOG.setLevel(logging.WARNING)
-    quiet = {"log_to_driver": False, "include_dashboard": False, "logging_level": "ERROR"}
+    quiet = {
+        "log_to_driver": False,
+        "include_dashboard": False,
+        "logging_level": "ERROR",
+        "_node_ip_address": "127.0.0.1",  # else Ray asks the outside which address is ours
+    }
     run_simulation(
         server,
         client,
