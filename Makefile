@@ -24,6 +24,7 @@ format: .venv/ready
 bench: .venv/ready
 	$(BIN)/fedcor data fetch fmnist
 	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/flower_overhead.py
 
 clean:
 	rm -rf .venv build .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,7 +13,12 @@ import pytest
 from fedcor.cli import _parser, main
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "examples" / "flower" / "README.md",
+]
 
 
 def blocks(path: Path, language: str) -> list[str]:
@@ -26,6 +31,11 @@ def test_the_readmes_python_runs(tmp_path):
     subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, check=True)
 
 
+def test_the_lines_for_flower_run():
+    for example in blocks(ROOT / "docs" / "flower.md", "python"):
+        exec(example, {})
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_every_fedcor_command_in_a_document_parses(path):
     text = path.read_text(encoding="utf-8")
@@ -34,7 +44,7 @@ def test_every_fedcor_command_in_a_document_parses(path):
     )
     for command in commands:
         _parser().parse_args(shlex.split(command)[1:])
-    if path.name == "README.md":
+    if path == ROOT / "README.md":
         assert len(commands) >= 6
 
 

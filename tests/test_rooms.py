@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import fedcor
 import fedcor.testing
+from fedcor.cli import main
 
 SOURCE = Path(fedcor.__file__).parent
 # A room may import only rooms that stand before it (and itself).
@@ -49,6 +52,24 @@ def test_imports_point_one_way():
             assert (room, other) not in NEVER, f"{path} imports {other}"
             if room == "gp":
                 assert other in GP_MAY_IMPORT, f"{path} imports {other}"
+
+
+def test_only_the_flower_room_imports_flower():
+    for path in SOURCE.rglob("*.py"):
+        modules = [n.module or "" for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)]
+        modules += [a.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Import) for a in n.names]
+        if any(name.split(".")[0] in ("flwr", "ray") for name in modules):
+            assert path.parent.name == "flower", path
+
+
+def test_without_flower_the_room_says_what_to_install(monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.startswith("fedcor.flower")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(ImportError, match=r"pip install 'fedcor\[flower\]'"):
+        import fedcor.flower  # noqa: F401
+    assert main(["run", "digits", "--engine", "flower"]) == 2
+    assert "pip install 'fedcor[flower]'" in capsys.readouterr().err
 
 
 def test_modules_within_a_room_do_not_import_in_circles():
