@@ -40,7 +40,9 @@ def test_the_lines_for_flower_run():
 def test_every_fedcor_command_in_a_document_parses(path):
     text = path.read_text(encoding="utf-8")
     commands = re.findall(
-        r"(?:^|`|&& |do )(fedcor (?:demo|run|compare|reproduce|report|data)\b[^`\n;#&]*)", text, flags=re.MULTILINE
+        r"(?:^|`|&& |do )(fedcor (?:demo|run|compare|reproduce|report|explain|data)\b[^`\n;#&]*)",
+        text,
+        flags=re.MULTILINE,
     )
     for command in commands:
         _parser().parse_args(shlex.split(command)[1:])

@@ -150,6 +150,14 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--csv", action="store_true", help="every number, as CSV, a line a metric")
     report.set_defaults(command=_report)
 
+    explain = commands.add_parser(
+        "explain", help="why these clients: the selector's reasons in one round of a run", formatter_class=formatter
+    )
+    explain.add_argument("folder", type=_folder, metavar="RUN", help="a run's folder")
+    explain.add_argument("--round", type=_whole, help="as numbered in the record, from 0 (default: the last)")
+    explain.add_argument("--json", action="store_true", help="as JSON")
+    explain.set_defaults(command=_explain)
+
     data = commands.add_parser("data", help="what data is here, and how to get the rest")
     actions = data.add_subparsers(metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="the data sets, and whether they are here")
@@ -318,6 +326,17 @@ def _report(options: argparse.Namespace) -> int:
         return 0
     summary = summarise(read_runs(options.folder), options.baseline)
     sys.stdout.write(to_json(summary) if options.json else to_csv(summary))
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from fedcor.report.explain import explain, render_explanation
+
+    explanation = explain(read_run(options.folder), options.round)
+    if options.json:
+        print(json.dumps(explanation))
+    else:
+        render_explanation(explanation, Console())
     return 0
 
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import numpy as np
 
 from fedcor.errors import FedcorError
-from fedcor.types import FloatArray, IntArray, State
+from fedcor.types import Federation, FloatArray, IntArray, Reasons, Selector, State
 
-__all__ = ["ABSURD", "check_clients", "check_state", "naming", "screen_losses"]
+__all__ = ["ABSURD", "check_clients", "check_state", "naming", "screen_losses", "written_reasons"]
 
 # No loss of a model worth averaging is this large; one that claims to be would drag every fit and every ranking with it.
 ABSURD = 1e6
@@ -42,6 +42,18 @@ def check_state(state: State) -> None:
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, np.ndarray) or value.dtype.hasobject:
             raise FedcorError(f"the selector's state {name!r} is not a plain NumPy array, which every checkpoint needs")
+
+
+def written_reasons(
+    selector: Selector, state: State, federation: Federation, chosen: IntArray
+) -> dict[str, list[float | None]]:
+    """The selector's reasons as a record takes them; empty where it gives none."""
+    give = getattr(selector, "reasons", None)
+    reasons: Reasons = {} if give is None else give(state, federation, chosen)
+    return {
+        name: [float(v) if np.isfinite(v) else None for v in np.asarray(values, dtype=np.float64)]
+        for name, values in reasons.items()
+    }
 
 
 @contextmanager

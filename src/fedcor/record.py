@@ -14,9 +14,9 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -30,6 +30,7 @@ __all__ = [
     "RoundRecord",
     "Run",
     "RunWriter",
+    "client_names",
     "count_rounds",
     "differences",
     "has_run",
@@ -37,6 +38,7 @@ __all__ = [
     "read_run",
     "read_runs",
     "save_arrays",
+    "write_client_names",
     "write_whole",
 ]
 
@@ -59,6 +61,7 @@ class RoundRecord:
     bytes_down: int
     bytes_up: int
     seconds: float
+    why: Mapping[str, list[float | None]] = field(default_factory=dict)  # the selector's reasons, one a chosen client
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,21 @@ def count_rounds(folder: Path) -> int:
         return max(0, (folder / RECORD).read_bytes().count(b"\n") - 1)
     except (FileNotFoundError, NotADirectoryError):
         return 0
+
+
+def write_client_names(folder: Path, names: Sequence[str]) -> None:
+    """clients.tsv: number and name of each client, where clients have names."""
+    lines = (f"{client}\t{json.dumps(name, ensure_ascii=False)[1:-1]}\n" for client, name in enumerate(names))
+    write_whole(folder / "clients.tsv", "".join(lines).encode())
+
+
+def client_names(folder: Path) -> list[str]:
+    """Each client's name, as an escaped text of one line; empty where there are none."""
+    try:
+        lines = (folder / "clients.tsv").read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    return [line.partition("\t")[2] for line in lines]
 
 
 def has_run(folder: Path) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedcor.engine import Engine, Faults
 from fedcor.engine.optimisers import Optimiser
-from fedcor.guard import check_clients, check_state, naming, screen_losses
+from fedcor.guard import check_clients, check_state, naming, screen_losses, written_reasons
 from fedcor.ledger import CURRENT, Ledger
 from fedcor.record import RoundRecord
 from fedcor.rng import stream
@@ -75,6 +75,7 @@ class SimulatedRound:
         self._model, self._known = progress.model, progress.known.copy()
         self.ledger = Ledger(clients, self._engine.model_bytes, progress.holders)
         self.refused = 0
+        self.why: dict[str, list[float | None]] = {}
         self._asked = np.zeros(clients, dtype=bool)
         self._trained: dict[int, Tensor] = {}  # client -> its usable result of this round
         self._asked_to_train: set[int] = set()
@@ -139,6 +140,7 @@ class SimulatedRound:
             bytes_down=self.ledger.bytes_down,
             bytes_up=self.ledger.bytes_up,
             seconds=round(time.perf_counter() - started, 6),
+            why=self.why,
         )
 
     def _ask(self, version: int, model: Tensor, clients: IntArray) -> FloatArray:
@@ -212,6 +214,8 @@ class Simulation:
             federation = SimulatedRound(self, progress)
             with naming(f"round {progress.round}: the selector failed in select"):
                 chosen, state = self.selector.select(progress.state, federation)
+                chosen = check_clients(chosen, federation.available, progress.round)
+                federation.why = written_reasons(self.selector, state, federation, chosen)
             progress, outcome = federation.close(chosen, state)
             with naming(f"round {outcome.round}: the selector failed in observe"):
                 state = self.selector.observe(state, outcome)

@@ -164,6 +164,9 @@ def _play(
         assert isinstance(answer, tuple) and len(answer) == 2, f"select returned {answer!r}, not (choice, state)"  # noqa: PT018
         chosen, after = answer
         _check_choice(selector, federation, chosen)
+        give = getattr(selector, "reasons", None)
+        for name, values in ({} if give is None else give(after, federation, chosen)).items():
+            assert len(values) == len(chosen), f"{len(values)} reasons {name!r} for {len(chosen)} chosen clients"
         outcome = federation.train(chosen)
         observed = selector.observe(after, outcome)
         assert isinstance(observed, Mapping), f"observe returned {observed!r}, not a state"

@@ -22,7 +22,18 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "BoolArray", "Federation", "FloatArray", "IntArray", "Outcome", "Population", "Selector", "State"]
+__all__ = [
+    "Array",
+    "BoolArray",
+    "Federation",
+    "FloatArray",
+    "IntArray",
+    "Outcome",
+    "Population",
+    "Reasons",
+    "Selector",
+    "State",
+]
 
 Array: TypeAlias = npt.NDArray[Any]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -31,6 +42,9 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 # What a selector remembers: named arrays, nothing else, so that any selector's memory can be checkpointed without pickle.
 State: TypeAlias = Mapping[str, Array]
+
+# Why a choice was made: a number for each chosen client, under what it is called.
+Reasons: TypeAlias = Mapping[str, FloatArray]
 
 
 @dataclass(frozen=True)
@@ -109,8 +123,11 @@ class Outcome:
 class Selector(Protocol):
     """Who trains next: a frozen dataclass of hyper-parameters with three pure verbs; its state is kept outside it.
 
-    A fourth verb, `join(state, population) -> State`, is optional: it takes in clients that came later (they stand at the
-    end of the population) and sizes that became known. A selector without it begins afresh when a client joins.
+    Two more verbs are optional:
+    `join(state, population) -> State` takes in clients that came later (they stand at the end of the population) and sizes
+    that became known; a selector without it begins afresh when a client joins.
+    `reasons(state, federation, chosen) -> Reasons` says why, with the state that `select` returned; a question that was
+    not asked before is not asked here.
     """
 
     def init(self, population: Population) -> State: ...

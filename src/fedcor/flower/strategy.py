@@ -27,8 +27,8 @@ from fedcor.flower.memory import pack, restore, snapshot, unpack
 from fedcor.flower.roster import Roster
 from fedcor.flower.round import FlowerRound, Knowledge, SomeNodes, Terms, limited
 from fedcor.flower.screen import metrics_fault, metrics_of, number
-from fedcor.guard import check_state, naming, screen_losses
-from fedcor.record import RoundRecord, RunWriter, open_run, write_whole
+from fedcor.guard import check_clients, check_state, naming, screen_losses, written_reasons
+from fedcor.record import RoundRecord, RunWriter, open_run, write_client_names
 from fedcor.selectors import FedCor, build_selector
 from fedcor.types import Array as NumPyArray
 from fedcor.types import IntArray, Outcome, Population, Selector, State
@@ -200,6 +200,8 @@ class SelectingStrategy(Strategy):
         )
         with naming(f"round {self._exchange.round + 1}: the selector failed in select"):
             chosen, self._next_state = self.selector.select(state, self._round)
+            chosen = check_clients(chosen, available, self._exchange.round)
+            self._why = written_reasons(self.selector, self._next_state, self._round, chosen)
         messages = self._round.pending(chosen)
         LOG.info(
             "configure_train: selected clients %s (of %d reachable, %d asked)",
@@ -314,11 +316,11 @@ class SelectingStrategy(Strategy):
             bytes_down=self._exchange.bytes_down,
             bytes_up=self._exchange.bytes_up,
             seconds=round(time.perf_counter() - self._started, 6),
+            why=self._why,
         )
         if self._writer is not None:
             self._writer.append({**dataclasses.asdict(record), "faults": dict(self._exchange.faults)})
-            names = "".join(f"{client}\t{name}\n" for client, name in enumerate(self._roster.names))
-            write_whole(self._writer.folder / "clients.tsv", names.encode())
+            write_client_names(self._writer.folder, self._roster.names)
             self._writer.save(self._to_arrays(record.round + 1, arrays))
         if self._on_round is not None:
             self._on_round(record)

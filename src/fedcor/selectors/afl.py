@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcor.selectors.base import check_at_least, check_fraction, check_positive, lengthened, uniform
-from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, State
+from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, Reasons, State
 
 __all__ = ["AFL"]
 
@@ -62,6 +62,9 @@ class AFL:
         chosen = available[kept[np.argsort(-keys)[: _whole((1 - self.alpha3) * count)]]]  # 2.
         rest = np.setdiff1d(available, chosen)
         return np.concatenate([chosen, uniform(rng, rest, count - len(chosen))]), state  # 3.
+
+    def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:  # noqa: ARG002
+        return {"valuation": self.valuations(state)[chosen]}
 
     def observe(self, state: State, outcome: Outcome) -> State:
         reported = np.isfinite(outcome.losses)

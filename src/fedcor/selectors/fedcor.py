@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fedcor.gp import Picks, select, select_proxy
 from fedcor.selectors.base import check_fraction, check_positive
 from fedcor.selectors.process import ProcessSelector
-from fedcor.types import Federation, FloatArray, IntArray, State
+from fedcor.types import Federation, FloatArray, IntArray, Reasons, State
 
 __all__ = ["FedCor", "Proxy"]
 
@@ -26,6 +26,15 @@ class FedCor(ProcessSelector):
 
     def choose(self, state: State, federation: Federation) -> IntArray:
         return self.picks(state, federation.weights, federation.available).clients
+
+    def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
+        """Each pick's gain over the others, what the picks before it took from that, and its annealing; none in warm-up."""
+        if int(state["round"]) <= self.warmup or not len(chosen):
+            return {}
+        picked = state["picked"].copy()
+        picked[chosen] -= 1  # as it was before this choice
+        picks = self.picks({**state, "picked": picked}, federation.weights, federation.available)
+        return {"gain": picks.gain, "redundancy": picks.redundancy, "annealing": picks.annealing}
 
     def picks(self, state: State, weights: FloatArray, available: IntArray) -> Picks:
         """The choice with its reasons: each pick's gain, redundancy and annealing."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedcor.errors import ConfigError
 from fedcor.selectors.base import Memoryless, check_at_least
-from fedcor.types import Federation, IntArray, State
+from fedcor.types import Federation, IntArray, Reasons, State
 
 __all__ = ["PowerOfChoice"]
 
@@ -42,3 +42,6 @@ class PowerOfChoice(Memoryless):
         # A candidate that did not answer comes last: it is chosen only when too few answered.
         order = np.argsort(-np.where(np.isnan(losses), -np.inf, losses), kind="stable")
         return candidates[order[: self.clients_per_round]], state
+
+    def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:  # noqa: ARG002
+        return {"loss": federation.losses(chosen)}  # known by now, and so free

@@ -1,0 +1,71 @@
+"""Why these clients: a round's choice as its selector explained it in the record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedcor.errors import RecordError
+from fedcor.record import Run, client_names
+
+__all__ = ["explain", "render_explanation"]
+
+MEANINGS = {
+    "gain": "expected decrease of everyone's loss by this pick, given the picks before it, annealed",
+    "redundancy": "what the picks before it had taken from that; below zero where they made it more valuable",
+    "annealing": "beta ^ times chosen since the last refit",
+    "loss": "the client's loss of the current model",
+    "valuation": "sqrt(samples) * last reported loss",
+}
+
+
+def explain(run: Run, round: int | None = None) -> dict[str, Any]:
+    """The round's choice as plain values: a row for each chosen client, in the order of choice."""
+    if not run.rounds:
+        raise RecordError(f"{run.path} has no finished round yet")
+    number = len(run.rounds) - 1 if round is None else round
+    if not 0 <= number < len(run.rounds):
+        raise RecordError(f"{run.path} has the rounds 0 to {len(run.rounds) - 1}; there is no round {number}")
+    entry, names = run.rounds[number], client_names(run.path)
+    why = entry.get("why") or {}
+    rows = []
+    for place, client in enumerate(entry["selected"]):
+        row: dict[str, Any] = {"client": client}
+        if client < len(names):
+            row["name"] = names[client]
+        row["delivered"] = client in entry["participated"]
+        rows.append(row | {reason: values[place] for reason, values in why.items()})
+    return {
+        "run": str(run.path),
+        "selector": run.header["selector"],
+        "round": number,
+        "probed": entry.get("probed"),
+        "reasons": {reason: MEANINGS.get(reason, "") for reason in why},
+        "chosen": rows,
+    }
+
+
+def render_explanation(explanation: dict[str, Any], console: Console) -> None:
+    asked = f", {explanation['probed']} losses asked for" if explanation["probed"] else ""
+    console.print(f"{explanation['selector']}, round {explanation['round']}{asked}", highlight=False)
+    table = Table(box=None, pad_edge=False)
+    rows = explanation["chosen"]
+    for column in rows[0] if rows else ():
+        table.add_column(column, justify="left" if column == "name" else "right")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    console.print(table)
+    if not explanation["reasons"]:
+        console.print(
+            "No reasons in the record: the choice was uniform (a warm-up round, say), or the selector gives none."
+        )
+    for reason, meaning in explanation["reasons"].items():
+        console.print(f"{reason}: {meaning}", highlight=False, soft_wrap=True)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,90 @@
+"""`fedcor explain`: the reasons in the record are the selector's own, and they say why."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fedcor.cli import main
+from fedcor.experiment import load_experiment
+from fedcor.record import read_run, write_client_names
+from fedcor.runner import build_simulation, run
+from fedcor.selectors import AFL, FedCor, PowerOfChoice
+from fedcor.testing import FakeFederation
+
+ROUNDS = ["selectors.fedcor.warmup=2", "selectors.fedcor.interval=3", "training.rounds=6"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("explain")
+    run(load_experiment("digits", ROUNDS, "fedcor"), 1, out)
+    return out
+
+
+def test_the_record_holds_what_fedcor_computed(folder):
+    simulation = build_simulation(load_experiment("digits", ROUNDS, "fedcor"), 1)
+    start = simulation.start
+    for (record, progress), entry in zip(simulation.run(6, start), read_run(folder).rounds, strict=True):
+        picked = progress.state["picked"].copy()
+        picked[record.selected] -= 1
+        if record.round < 2:
+            assert entry["why"] == {}
+            continue
+        picks = simulation.selector.picks(
+            {**progress.state, "picked": picked}, simulation.engine.population.weights, np.arange(50)
+        )
+        assert entry["selected"] == picks.clients.tolist()
+        assert entry["why"]["gain"] == pytest.approx(picks.gain)
+        assert entry["why"]["redundancy"] == pytest.approx(picks.alone - picks.gain)
+        assert entry["why"]["annealing"] == pytest.approx(picks.annealing)
+
+
+def test_the_losses_and_valuations_are_the_reasons_of_the_others():
+    federation = FakeFederation.example(12)
+    selector = PowerOfChoice(3)
+    chosen, state = selector.select(selector.init(federation.population), federation)
+    reasons = selector.reasons(state, federation, chosen)
+    assert reasons["loss"] == pytest.approx(federation.loss_of(federation.model)[chosen])
+    assert np.all(np.diff(reasons["loss"]) <= 0)
+    afl = AFL(3)
+    chosen, state = afl.select(afl.init(federation.population), federation)
+    assert afl.reasons(state, federation, chosen)["valuation"] == pytest.approx(
+        np.sqrt(federation.population.sizes[chosen])
+    )
+
+
+def test_no_reasons_in_the_warm_up():
+    federation, selector = FakeFederation.example(12), FedCor(3, warmup=1, warmup_steps=2)
+    chosen, state = selector.select(selector.init(federation.population), federation)
+    assert selector.reasons(state, federation, chosen) == {}
+
+
+def test_a_person_reads_it(folder, capsys):
+    assert main(["explain", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "fedcor, round 5" in shown
+    assert "redundancy: what the picks before" in shown
+    assert main(["explain", str(folder), "--round", "0"]) == 0
+    assert "the choice was uniform" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_program_reads_it(folder, capsys):
+    write_client_names(folder, [f"site\t{k}" for k in range(50)])
+    assert main(["explain", str(folder), "--round", "4", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["round"] == 4
+    assert [row["client"] for row in told["chosen"]] == read_run(folder).rounds[4]["selected"]
+    assert set(told["chosen"][0]) == {"client", "name", "delivered", "gain", "redundancy", "annealing"}
+    assert told["chosen"][0]["name"] == f"site\\t{told['chosen'][0]['client']}"
+
+
+def test_a_round_that_is_not_there(folder, tmp_path, capsys):
+    assert main(["explain", str(folder), "--round", "99"]) == 2
+    assert "there is no round 99" in capsys.readouterr().err
+    assert main(["explain", str(tmp_path)]) == 2
+    (tmp_path / "rounds.jsonl").write_text(json.dumps({"kind": "header"}) + "\n")
+    assert main(["explain", str(tmp_path)]) == 2
+    assert "no finished round" in capsys.readouterr().err
