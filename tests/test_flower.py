@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import logging
 import time
@@ -16,7 +17,7 @@ from flwr.serverapp.strategy import Bulyan, FedAdam, FedAvg, FedAvgM, FedMedian,
 import flower_grid
 from fedcor.errors import ConfigError, FedcorError, RecordError
 from fedcor.flower import FedCorStrategy, SelectingStrategy, answers_probes, select_with
-from fedcor.flower.memory import pack, restore, snapshot, unpack
+from fedcor.flower.memory import pack, restore, snapshot, unpack, writable
 from fedcor.flower.roster import Claim, Roster
 from fedcor.flower.wire import NOTE, payload_bytes, version_of
 from fedcor.record import read_run
@@ -266,6 +267,12 @@ def arrays_of(**named):
     return ArrayRecord({name: Array(values) for name, values in named.items()})
 
 
+def archive():
+    file = io.BytesIO()
+    np.savez(file, np.ones(2))
+    return file.getvalue()
+
+
 GOOD = {"w": np.ones(2, np.float32), "b": np.ones(1, np.float32)}
 FAULTS = {
     "dead": ("late", lambda _m, _r: None),
@@ -283,6 +290,26 @@ FAULTS = {
             m,
             ArrayRecord({"w": Array("float32", (2,), "numpy.ndarray", b"\x93NUMPY torn"), "b": Array(GOOD["b"])}),
         ),
+    ),
+    "big numbers": ("unusable", lambda m, _r: with_content(m, arrays_of(**{**GOOD, "w": np.array([1, 2**62])}))),
+    "an archive": (
+        "malformed",
+        lambda m, _r: with_content(
+            m, ArrayRecord({"w": Array("float32", (2,), "numpy.ndarray", archive()), "b": Array(GOOD["b"])})
+        ),
+    ),
+    "another record name": (
+        "malformed",
+        lambda m, r: Message(RecordDict({"evil": r.content["arrays"], "metrics": r.content["metrics"]}), reply_to=m),
+    ),
+    "a list": ("malformed", lambda m, _r: with_content(m, metrics=MetricRecord({"loss": [1.0, 2.0], "num-examples": 3}))),
+    "absurd loss": (
+        "unusable",
+        lambda m, _r: with_content(m, metrics=MetricRecord({"loss": 1e200, "num-examples": 3})),
+    ),
+    "says missing": (
+        "malformed",
+        lambda m, _r: Message(RecordDict({NOTE: ConfigRecord({"missing": True})}), reply_to=m),
     ),
     "no arrays": ("malformed", lambda m, _r: Message(RecordDict({"metrics": MetricRecord({"a": 1})}), reply_to=m)),
     "no weight": ("malformed", lambda m, _r: with_content(m, metrics=MetricRecord({"loss": 1.0}))),
@@ -315,6 +342,190 @@ def test_a_bad_reply_is_counted_and_left_out(name, tmp_path):
     clean.leave(2)
     _, without = run(Full(), clean, rounds=1)
     assert vector(result.arrays) == pytest.approx(vector(without.arrays))
+
+
+@pytest.mark.parametrize(
+    ("kind", "metrics"),
+    [
+        ("malformed", MetricRecord({"loss": 1.0, "num-examples": 3})),
+        ("malformed", MetricRecord({"loss": 1.0, "accuracy": 0.5, "num-examples": [3]})),
+        ("malformed", MetricRecord({"loss": 1.0, "accuracy": [0.5], "num-examples": 3})),
+        ("unusable", MetricRecord({"loss": 1.0, "accuracy": 0.5, "num-examples": -46})),
+        ("unusable", MetricRecord({"loss": 1.0, "accuracy": 1e300, "num-examples": 3})),
+        ("unusable", MetricRecord({"loss": float("nan"), "accuracy": 0.5, "num-examples": 3})),
+    ],
+)
+def test_a_bad_evaluation_is_counted_and_left_out(kind, metrics, tmp_path):
+    def spoil(message, reply):
+        evaluation = message.metadata.message_type == "evaluate" and "server-round" in message.content.get("config", {})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message) if evaluation else reply
+
+    grid = MemoryGrid(numpy_app(), 5)
+    grid.trouble[0] = spoil
+    selecting = select_with(FedAvg(), Random(2), checkpoint=tmp_path, wait_for=5)
+    selecting.start(grid, initial(), num_rounds=2, timeout=0.1)
+    assert [entry["faults"] for entry in lines(tmp_path)] == [{kind: 1}] * 2
+    assert 0 < lines(tmp_path)[-1]["test_accuracy"] < 1
+
+
+def test_other_types_and_orders_of_an_honest_client_are_fitted_to_the_model():
+    def other(message, reply):
+        arrays = reply.content["arrays"]
+        turned = ArrayRecord({name: Array(arrays[name].numpy().astype(np.float64)) for name in ("b", "w")})
+        return Message(RecordDict({"arrays": turned, "metrics": reply.content["metrics"]}), reply_to=message)
+
+    grid = MemoryGrid(numpy_app(), 4)
+    grid.trouble = dict.fromkeys((0, 2), spoilt_training(other))
+    _, result = run(Full(), grid, rounds=2)
+    _, plain = run(Full(), MemoryGrid(numpy_app(), 4), rounds=2)
+    assert [array.dtype for array in result.arrays.values()] == ["float32", "float32"]
+    assert vector(result.arrays) == pytest.approx(vector(plain.arrays), abs=1e-6)
+
+
+def test_a_mask_of_infinities_is_no_fault():
+    mask = np.array([0.0, -np.inf], np.float32)
+    start = ArrayRecord({**initial(), "mask": Array(mask)})
+
+    def with_mask(message, reply):
+        arrays = ArrayRecord({**reply.content["arrays"], "mask": Array(mask)})
+        return Message(RecordDict({"arrays": arrays, "metrics": reply.content["metrics"]}), reply_to=message)
+
+    app = numpy_app()
+    grid = MemoryGrid(lambda message, context: app(without_mask(message), context), 3)
+    grid.trouble = dict.fromkeys(range(3), spoilt_training(with_mask))
+    result = select_with(quiet(), Random(2), wait_for=3).start(grid, start, num_rounds=2, timeout=0.1)
+    assert result.arrays["mask"].numpy().tolist() == [0.0, -np.inf]
+
+
+def without_mask(message):
+    if "arrays" in message.content:
+        message.content["arrays"] = ArrayRecord({k: v for k, v in message.content["arrays"].items() if k != "mask"})
+    return message
+
+
+def test_a_strategy_that_makes_nonsense_of_good_replies_is_stopped():
+    class Dividing(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            _, metrics = super().aggregate_train(server_round, replies)
+            return record(np.full(3, np.nan, np.float32)), metrics
+
+    with pytest.raises(FedcorError, match="the model that Dividing made is unusable: w has numbers"):
+        run(Random(2), MemoryGrid(numpy_app(), 4), rounds=1, strategy=Dividing(fraction_evaluate=0.0))
+
+
+def test_a_strategy_that_leaves_the_model_as_it_is_may(tmp_path):
+    class Skipping(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            return (None, None) if server_round == 2 else super().aggregate_train(server_round, replies)
+
+    run(Random(2), MemoryGrid(numpy_app(), 4), rounds=3, strategy=Skipping(fraction_evaluate=0.0), folder=tmp_path)
+    losses = [entry["test_loss"] for entry in lines(tmp_path)]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_a_strategy_is_configured_for_whom_it_aggregates():
+    class Remembering(FedAvg):
+        def configure_train(self, server_round, arrays, config, grid):
+            messages = list(super().configure_train(server_round, arrays, config, grid))
+            self.configured = {message.metadata.dst_node_id for message in messages}
+            self.times = {
+                **getattr(self, "times", {}),
+                server_round: getattr(self, "times", {}).get(server_round, 0) + 1,
+            }
+            return messages
+
+        def aggregate_train(self, server_round, replies):
+            replies = list(replies)
+            assert {reply.metadata.src_node_id for reply in replies} == self.configured
+            return super().aggregate_train(server_round, replies)
+
+    strategy = Remembering(fraction_evaluate=0.0)
+    run(FedCor(3, samples_per_refit=2, **QUICK), MemoryGrid(numpy_app(), 8), rounds=7, strategy=strategy)
+    assert strategy.times == dict.fromkeys(range(1, 8), 1)
+
+
+def test_an_impostor_does_not_take_the_place_of_a_client_that_answers(tmp_path):
+    grid = MemoryGrid(numpy_app(), 4)
+    impostors = []
+
+    def score(server_round, arrays):
+        if server_round == 1:
+            impostors.append(grid.join(partition=1))
+        if server_round == 3:
+            del grid.contexts[impostors[0]]
+        return server_score(server_round, arrays)
+
+    honest = grid.node_of(1)
+    selecting = select_with(quiet(), Full(), checkpoint=tmp_path, wait_for=4)
+    selecting.start(grid, initial(), num_rounds=5, evaluate_fn=score, timeout=0.1)
+    assert all(entry["participated"] == [0, 1, 2, 3] for entry in lines(tmp_path))
+    assert {m.metadata.dst_node_id for m in train_messages(grid)} == set(grid.contexts)
+    assert honest in grid.contexts
+
+
+def test_a_node_that_does_not_say_who_it_is_does_not_hold_up_every_round(tmp_path):
+    grid = MemoryGrid(numpy_app(), 4)
+    grid.trouble[3] = lambda _m, _r: None
+    started = time.perf_counter()
+    run(Random(2), grid, rounds=8, folder=tmp_path, probe_timeout=0.2)
+    assert time.perf_counter() - started < 1.5  # asked in the rounds 1, 3 and 6: three deadlines, not eight
+
+
+@pytest.mark.parametrize("claim", [{"examples": 2**62}, {"examples": -5}, {"examples": True}, {"name": ""}])
+def test_a_strange_claim_does_not_own_the_weights(claim):
+    def spoil(message, reply):
+        note = reply.content.config_records.get(NOTE)
+        return reply if note is None else Message(RecordDict({NOTE: ConfigRecord({**note, **claim})}), reply_to=message)
+
+    grid = MemoryGrid(numpy_app(), 5)
+    grid.trouble[0] = spoil
+    selecting, _ = run(PowerOfChoice(2), grid, rounds=3)
+    assert selecting._roster.population().weights.max() < 0.3
+
+
+def test_names_are_kept_to_one_printable_line(tmp_path):
+    run(
+        Random(1),
+        MemoryGrid(numpy_app(mods=[answers_probes(name="a\tb\n\0" + "c" * 500)]), 1),
+        rounds=1,
+        folder=tmp_path,
+    )
+    (line,) = (tmp_path / "clients.tsv").read_text().splitlines()
+    assert line == "0\tab" + "c" * 198
+
+
+def test_a_number_of_samples_that_cannot_be_told_does_not_change_who_a_client_is(tmp_path):
+    def fails(context):
+        raise OSError("no data yet")
+
+    run(Random(2), MemoryGrid(numpy_app(mods=[answers_probes(examples=fails)]), 3), rounds=1, folder=tmp_path)
+    assert "partition-0" in (tmp_path / "clients.tsv").read_text()
+
+
+def test_evaluation_does_not_send_a_model_twice_either():
+    grid = MemoryGrid(numpy_app(), 5)
+    select_with(FedAvg(), FedCor(2, warmup=9, warmup_steps=5), wait_for=5).start(
+        grid, initial(), num_rounds=4, timeout=0.1
+    )
+    sent = [
+        (m.metadata.dst_node_id, version_of(arrays)) for m in grid.sent for arrays in m.content.array_records.values()
+    ]
+    assert len(sent) == len(set(sent))
+
+
+def test_a_second_start_begins_anew(tmp_path):
+    seen = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Asking(Random):
+        def select(self, state, federation):
+            seen.append(federation.losses(federation.available).tolist())
+            return super().select(state, federation)
+
+    selecting = select_with(quiet(), Asking(2), wait_for=3)
+    for _ in range(2):
+        selecting.start(MemoryGrid(numpy_app(), 3), initial(), num_rounds=2, timeout=0.1)
+    assert seen[:2] == seen[2:]
 
 
 @pytest.mark.parametrize("name", ["dead", "gone"])
@@ -357,8 +568,8 @@ def test_a_bad_answer_to_a_probe_is_no_answer(answer, tmp_path):
         assert np.isnan(changes[4])
         assert np.isfinite(np.delete(losses, 4)).all()
         assert np.isfinite(np.delete(changes, 4)).all()
-    assert lines(tmp_path)[0]["refused"] == 2
-    assert lines(tmp_path)[0]["faults"] == {"unusable": 2}
+    assert lines(tmp_path)[0]["refused"] == 1  # of a change without a before it is not asked again
+    assert lines(tmp_path)[0]["faults"] == {"unusable": 1}
 
 
 def test_a_client_that_never_answers_probes_does_not_stop_fedcor(tmp_path):
@@ -527,10 +738,18 @@ def test_the_roster():
     assert roster.names == ["partition-1", "partition-2", "partition-10", "east"]
     assert roster.population().sizes.tolist() == [10, 30, 20, 20]
     assert roster.strangers([5, 6]) == [6]
-    roster.enrol({6: Claim("partition-2")})  # a restart: the same client on another node
+    roster.enrol({6: Claim("partition-2")})
+    assert roster.node(1) == 5  # another says that it is the same client: the first is believed while it is there
+    assert roster.reachable([6, 8, 70], 0).tolist() == [0, 1, 2]
+    assert (roster.node(1), roster.client(5), roster.client(6)) == (6, -1, 1)  # it was a restart
+    assert roster.reachable([5, 6, 8, 70], 0).tolist() == [0, 1, 2]
+    assert roster.node(1) == 5
+    roster.failed(1, 0)  # connected still, but dead: the other is tried
     assert roster.node(1) == 6
-    assert roster.client(5) == -1
-    assert roster.reachable([5, 8, 70], 0).tolist() == [0, 2]
+    roster.mute(99, 0)
+    assert roster.strangers([98, 99], 1) == [98]
+    assert roster.strangers([98, 99], 2) == [98, 99]
+    assert roster.reachable([8, 70], 0).tolist() == [0, 2]
     roster.failed(0, 0)
     assert roster.reachable([8, 70], 1).tolist() == [2]
     assert roster.reachable([8], 1).tolist() == [0]  # nobody else is there: it is tried again
@@ -628,17 +847,28 @@ def test_a_strategys_memory_survives_a_file_and_a_trial():
     strategy.m_t = {"w": np.arange(3.0), "b": np.ones(1)}
     strategy.history = [1, 2.5, None, "x", (np.float64(3), np.arange(2))]
     strategy.current = record(np.arange(3, dtype=np.float32))
+    strategy.counts, strategy.seen = {1: b"x", 2: np.float32(0.5)}, {3}
+    strategy.myself = strategy
     memory = snapshot(strategy)
-    again = unpack(pack(memory, "strategy"), "strategy")
+    kept = {key: value for key, value in memory.values.items() if writable(value)}
+    assert memory.values.keys() - kept.keys() == {"seen"}
+    again = unpack(pack(kept, "strategy"), "strategy")
     assert again["m_t"]["w"].tolist() == [0, 1, 2]
     assert again["history"][:4] == [1, 2.5, None, "x"]
+    assert isinstance(again["history"][4], tuple)
+    assert isinstance(again["history"][4][0], np.float64)
+    assert again["counts"] == {1: b"x", 2: np.float32(0.5)}
+    assert isinstance(again["counts"][2], np.float32)
     assert vector(again["current"]).tolist() == [0, 1, 2]
+    strategy.seen.add(4)
+    strategy.counts.clear()
     strategy.m_t["w"][0] = 9
     strategy.extra = 5
     restore(strategy, memory)
     assert strategy.m_t["w"].tolist() == [0, 1, 2]
     assert not hasattr(strategy, "extra")
-    damaged = pack(memory, "strategy")
+    assert (strategy.seen, len(strategy.counts), strategy.myself) == ({3}, 2, strategy)
+    damaged = pack(kept, "strategy")
     damaged.pop("strategy/0")
     with pytest.raises(RecordError, match="damaged"):
         unpack(damaged, "strategy")
@@ -654,6 +884,8 @@ def test_mistakes_are_named():
         select_with(FedAvg(), Random(3), clients_per_round=3)
     with pytest.raises(ConfigError, match="strategy"):
         select_with("fedavg", Random(3))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="a loop of its own"):
+        select_with(type("Looping", (FedAvg,), {"start": lambda self: None})(), Random(3))
     with pytest.raises(ConfigError, match="switches training off"):
         select_with(FedAvg(fraction_train=0.0), Random(3))
     with pytest.raises(ConfigError, match="verbs"):

@@ -25,8 +25,8 @@ from fedcor.engine.optimisers import Optimiser
 from fedcor.errors import ConfigError, RecordError
 from fedcor.experiment import Experiment
 from fedcor.flower.client import answers_probes
-from fedcor.flower.exchange import LOG
 from fedcor.flower.strategy import SelectingStrategy
+from fedcor.flower.wire import LOG
 from fedcor.record import RoundRecord, has_run
 from fedcor.runner import build_simulation, run_header, use_one_thread
 from fedcor.simulate import LearningRate, Simulation

@@ -8,7 +8,7 @@ from typing import cast
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import Mod
 
-from fedcor.flower.wire import MISSING, NOTE
+from fedcor.flower.wire import LOG, MISSING, NOTE
 
 __all__ = ["answers_probes"]
 
@@ -44,7 +44,10 @@ def answers_probes(*, name: str | None = None, examples: Callable[[Context], int
         if "partition-id" in config:
             answer["partition"] = int(config["partition-id"])
         if examples is not None:
-            answer["examples"] = int(examples(context))
+            try:
+                answer["examples"] = int(examples(context))
+            except Exception:  # who this is matters more than how much it has
+                LOG.exception("answers_probes: examples() failed; the server will learn the number from a reply")
         return answer
 
     return mod

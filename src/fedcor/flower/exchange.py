@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -12,11 +11,10 @@ from flwr.serverapp import Grid
 
 from fedcor.flower.roster import Roster
 from fedcor.flower.screen import UNREACHABLE, fault
-from fedcor.flower.wire import payload_bytes
+from fedcor.flower.wire import LOG, payload_bytes
 
-__all__ = ["LOG", "Exchange", "send_and_receive"]
+__all__ = ["Exchange", "send_and_receive"]
 
-LOG = logging.getLogger("flwr.fedcor")  # below Flower's own logger: its level and its handlers are ours
 _FIRST_WAIT, _LONGEST_WAIT = 0.02, 1.0  # seconds between looks for replies
 
 
@@ -27,6 +25,7 @@ class Exchange:
         self.grid, self.roster, self.round = grid, roster, round
         self.bytes_down = self.bytes_up = 0
         self.faults: Counter[str] = Counter()
+        self._failed: set[int] = set()
 
     def ask(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message]:
         """Client -> reply, of all who replied with content in time."""
@@ -63,7 +62,8 @@ class Exchange:
         self.faults[kind] += 1
         why = why if len(why) < 300 else f"{why[:300]}..."
         LOG.warning("round %d: client %d (%s): %s: %s", self.round + 1, client, self.roster.names[client], kind, why)
-        if kind in UNREACHABLE:
+        if kind in UNREACHABLE and client not in self._failed:  # once a round, however often it was asked
+            self._failed.add(client)
             self.roster.failed(client, self.round)
 
 

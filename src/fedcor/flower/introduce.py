@@ -35,12 +35,17 @@ def introduce(exchange: Exchange, nodes: list[int], timeout: float) -> dict[int,
 
 def _told(note: ConfigRecord, node: int) -> Claim:
     name, partition, examples = note.get("name"), note.get("partition"), note.get("examples")
-    if not isinstance(name, str) or not name:
+    name = _readable(name) if isinstance(name, str) else ""
+    if not name:
         name = f"partition-{partition}" if isinstance(partition, int) else f"node-{node}"
-    return Claim(name, examples if isinstance(examples, int) else None)
+    return Claim(name, examples if isinstance(examples, int) and not isinstance(examples, bool) else None)
 
 
 def _untold(exchange: Exchange, node: int) -> Claim:
     info = next((info for info in exchange.grid.get_nodes() if info.node_id == node), None)
     name, key = getattr(info, "name", ""), bytes(getattr(info, "public_key", b""))
-    return Claim(name or (f"key-{key.hex()[-32:]}" if key else f"node-{node}"), mod=False)
+    return Claim(_readable(name) or (f"key-{key.hex()[-32:]}" if key else f"node-{node}"), mod=False)
+
+
+def _readable(name: str) -> str:
+    return "".join(letter for letter in name if letter.isprintable())[:200].strip()

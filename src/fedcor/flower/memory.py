@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,85 +18,106 @@ from flwr.serverapp.strategy import Strategy
 from fedcor import types
 from fedcor.errors import RecordError
 
-__all__ = ["Memory", "pack", "restore", "snapshot", "unpack", "wrapped"]
+__all__ = ["Memory", "pack", "restore", "snapshot", "unpack", "wrapped", "writable"]
 
-Memory = dict[str, Any]  # dotted attribute -> value
 _SCALARS = (bool, int, float, str, type(None))
 
 
-def wrapped(strategy: Strategy, path: str = "") -> Iterator[tuple[str, Strategy]]:
-    """The strategy and, below it, every strategy that it wraps (differential privacy around FedAvg, say)."""
-    yield path, strategy
-    for name, value in vars(strategy).items():
-        if isinstance(value, Strategy):
-            yield from wrapped(value, f"{path}{name}.")
+@dataclass(frozen=True)
+class Memory:
+    """A strategy's attributes at one moment, by dotted name."""
+
+    values: dict[str, Any]  # copies; without functions, other strategies, and what cannot be copied
+    names: frozenset[str]  # of all attributes
+
+
+def wrapped(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
+    """The strategy and every strategy below it (differential privacy around FedAvg, say), each with its dotted prefix."""
+    found: list[tuple[str, Strategy]] = [("", strategy)]
+    for path, one in found:
+        for name, value in vars(one).items():
+            if isinstance(value, Strategy) and not any(value is known for _, known in found):
+                found.append((f"{path}{name}.", value))
+    yield from found
 
 
 def snapshot(strategy: Strategy) -> Memory:
-    """A copy of every attribute that is data; functions and helpers are not memory."""
-    return {
-        path + name: copy.deepcopy(value)
-        for path, one in wrapped(strategy)
-        for name, value in vars(one).items()
-        if _is_data(value)
-    }
+    values, names = {}, []
+    for path, one in wrapped(strategy):
+        for name, value in vars(one).items():
+            names.append(path + name)
+            if isinstance(value, Strategy) or callable(value):
+                continue
+            try:
+                values[path + name] = copy.deepcopy(value)
+            except Exception:  # a lock, a connection: no memory of rounds, and nothing that we could put back
+                continue
+    return Memory(values, frozenset(names))
 
 
 def restore(strategy: Strategy, memory: Memory) -> None:
+    """Put every attribute back as it was; ones that came since are removed."""
     for path, one in wrapped(strategy):
-        for name in [name for name, value in vars(one).items() if _is_data(value)]:
-            if path + name not in memory:
+        for name in list(vars(one)):
+            if path + name not in memory.names:
                 delattr(one, name)
-    for key, value in memory.items():
-        path, _, name = key.rpartition(".")
-        owner: Any = strategy
-        for step in path.split(".") if path else []:
-            owner = getattr(owner, step)
-        setattr(owner, name, copy.deepcopy(value))
+    owners = dict(wrapped(strategy))
+    for key, value in memory.values.items():
+        path, dot, name = key.rpartition(".")
+        setattr(owners[path + dot], name, copy.deepcopy(value))
 
 
-def _is_data(value: Any) -> bool:
-    if isinstance(value, (*_SCALARS, np.ndarray, np.generic, ArrayRecord)):
+def writable(value: Any) -> bool:
+    """Whether a checkpoint can take it."""
+    if isinstance(value, np.ndarray):
+        return not value.dtype.hasobject
+    if isinstance(value, (*_SCALARS, np.generic, bytes, ArrayRecord)):
         return True
     if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_data(item) for key, item in value.items())
-    return isinstance(value, list | tuple) and all(map(_is_data, value))
+        return all(isinstance(key, str | int) and writable(item) for key, item in value.items())
+    return isinstance(value, list | tuple) and all(map(writable, value))
 
 
-def pack(memory: Mapping[str, Any], prefix: str) -> dict[str, types.Array]:
+def pack(values: Mapping[str, Any], prefix: str) -> dict[str, types.Array]:
     """As named arrays: the numbers, and one text that says how they belong together."""
     arrays: dict[str, types.Array] = {}
 
     def fold(value: Any) -> Any:
+        if isinstance(
+            value, np.ndarray | np.generic
+        ):  # a NumPy number is no Python number: it decides the type of a sum
+            arrays[f"{prefix}/{len(arrays)}"] = np.asarray(value)
+            return {"scalar" if isinstance(value, np.generic) else "array": len(arrays) - 1}
         if isinstance(value, _SCALARS):
             return value
-        if isinstance(value, np.generic):
-            return value.item()
+        if isinstance(value, bytes):
+            return {"bytes": value.hex()}
         if isinstance(value, ArrayRecord):
-            return {"record": {name: fold(array.numpy()) for name, array in value.items()}}
-        if isinstance(value, np.ndarray):
-            arrays[f"{prefix}/{len(arrays)}"] = value
-            return {"array": len(arrays) - 1}
+            return {"record": [[name, fold(array.numpy())] for name, array in value.items()]}
         if isinstance(value, Mapping):
-            return {"mapping": {name: fold(item) for name, item in value.items()}}
-        return {"list": [fold(item) for item in value]}
+            return {"mapping": [[key, fold(item)] for key, item in value.items()]}
+        return {"tuple" if isinstance(value, tuple) else "list": [fold(item) for item in value]}
 
-    text = json.dumps({key: fold(value) for key, value in memory.items()})
+    text = json.dumps({key: fold(value) for key, value in values.items()})
     return {prefix: np.frombuffer(text.encode(), dtype=np.uint8), **arrays}
 
 
-def unpack(arrays: Mapping[str, types.Array], prefix: str) -> Memory:
+def unpack(arrays: Mapping[str, types.Array], prefix: str) -> dict[str, Any]:
     def unfold(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
         ((kind, inner),) = value.items()
-        if kind == "array":
-            return arrays[f"{prefix}/{inner}"]
+        if kind in ("array", "scalar"):
+            stored = arrays[f"{prefix}/{inner}"]
+            return stored if kind == "array" else stored[()]
+        if kind == "bytes":
+            return bytes.fromhex(inner)
         if kind == "record":
-            return ArrayRecord({name: Array(np.asarray(unfold(item))) for name, item in inner.items()})
+            return ArrayRecord({name: Array(unfold(item)) for name, item in inner})
         if kind == "mapping":
-            return {name: unfold(item) for name, item in inner.items()}
-        return [unfold(item) for item in inner]
+            return {key: unfold(item) for key, item in inner}
+        items = [unfold(item) for item in inner]
+        return tuple(items) if kind == "tuple" else items
 
     try:
         text = arrays[prefix].tobytes().decode()

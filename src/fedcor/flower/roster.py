@@ -6,6 +6,7 @@ to those who are there at first, and to later ones as they come; a number is nev
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -15,7 +16,13 @@ from fedcor.types import Array, FloatArray, IntArray, Population
 
 __all__ = ["Claim", "Roster"]
 
-_LONGEST_BAR = 8  # rounds that a client which keeps failing is left alone, at most
+LOG = logging.getLogger("flwr.fedcor")
+_MOST_EXAMPLES = 1e9  # beyond this it is not a number of samples
+
+
+def _patience(failures: int) -> int:
+    """Rounds that one who failed so often in a row is left alone: 1, 2, 4, then 8."""
+    return min(8, int(2 ** min(failures - 1, 10)))
 
 
 @dataclass(frozen=True)
@@ -33,18 +40,28 @@ class Roster:
         self._sizes: list[float] = []  # (N,) n_k, NaN where nobody told
         self._failures: list[int] = []  # (N,) in a row
         self._barred: list[int] = []  # (N,) not chosen before this round
-        self._node: dict[int, int] = {}  # client -> the node that it is on
-        self._client: dict[int, int] = {}  # node -> the client that it is
+        self._nodes: dict[int, list[int]] = {}  # client -> the nodes that claim to be it, the trusted one first
+        self._client: dict[int, int] = {}  # node -> the client that it claims to be
         self._plain: set[int] = set()  # nodes without our mod
+        self._here: set[int] = set()  # nodes that are connected
+        self._mute: dict[
+            int, tuple[int, int]
+        ] = {}  # node that would not say who it is -> times, not asked before this round
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def strangers(self, nodes: Iterable[int]) -> list[int]:
-        return [node for node in nodes if node not in self._client]
+    def strangers(self, nodes: Iterable[int], round: int = 0) -> list[int]:
+        """Nodes that we have not met, without those who lately would not say who they are."""
+        return [node for node in nodes if node not in self._client and self._mute.get(node, (0, 0))[1] <= round]
+
+    def mute(self, node: int, round: int) -> None:
+        times = self._mute.get(node, (0, 0))[0] + 1
+        self._mute[node] = times, round + 1 + _patience(times)
 
     def enrol(self, claims: Mapping[int, Claim]) -> None:
-        """Take in nodes: new names become new clients, a known name has moved to another node."""
+        """Take in nodes: a new name is a new client; a known one may have moved here, but its node of before comes first
+        while it is connected and answers: nobody takes another's place by saying its name."""
         for node, claim in sorted(claims.items(), key=lambda item: (_natural(item[1].name), item[0])):
             if claim.name not in self.names:
                 self.names.append(claim.name)
@@ -52,25 +69,33 @@ class Roster:
                 self._failures.append(0)
                 self._barred.append(0)
             client = self.names.index(claim.name)
-            self._node[client], self._client[node] = node, client
+            rivals = [other for other in self._nodes.get(client, []) if other in self._here]
+            if rivals:
+                LOG.warning(
+                    "nodes %s and %d both say that they are %s: the first is believed", rivals, node, claim.name
+                )
+            self._nodes.setdefault(client, []).append(node)
+            self._client[node] = client
+            self._here.add(node)
             self.learn_size(client, claim.examples)
             if not claim.mod:
                 self._plain.add(node)
 
     def node(self, client: int) -> int:
-        return self._node[client]
+        nodes = self._nodes[client]
+        return next((node for node in nodes if node in self._here), nodes[0])
 
     def client(self, node: int) -> int:
-        """The client on `node`; -1 where the node is a stranger, or the client has moved on."""
+        """The client on `node`; -1 where the node is a stranger, or the client is on another."""
         client = self._client.get(node, -1)
-        return client if self._node.get(client) == node else -1
+        return client if client >= 0 and self.node(client) == node else -1
 
     def understands(self, client: int) -> bool:
-        return self._node[client] not in self._plain
+        return self.node(client) not in self._plain
 
     def learn_size(self, client: int, examples: float | None) -> None:
         """The first word counts: what a client says of itself comes before the weights of its replies."""
-        if np.isnan(self._sizes[client]) and examples is not None and np.isfinite(examples) and examples >= 1:
+        if np.isnan(self._sizes[client]) and examples is not None and 1 <= examples <= _MOST_EXAMPLES:
             self._sizes[client] = float(int(examples))
 
     def population(self) -> Population:
@@ -85,14 +110,18 @@ class Roster:
 
         If all of them failed lately, they are all tried again.
         """
-        there = sorted({client for node in nodes if (client := self.client(node)) >= 0})
+        self._here = set(nodes)
+        there = sorted({client for node in self._here if (client := self.client(node)) >= 0})
         ready = [client for client in there if self._barred[client] <= round]
         return np.array(ready or there, dtype=np.int64)
 
     def failed(self, client: int, round: int) -> None:
-        """It could not be reached: leave it alone for 1, 2, 4, then 8 rounds."""
+        """It could not be reached: leave it alone for a while, and try another node that says it is this client."""
         self._failures[client] += 1
-        self._barred[client] = round + 1 + min(_LONGEST_BAR, 2 ** min(self._failures[client] - 1, 10))
+        self._barred[client] = round + 1 + _patience(self._failures[client])
+        here = self.node(client)
+        self._nodes[client].remove(here)
+        self._nodes[client].append(here)
 
     def answered(self, client: int) -> None:
         self._failures[client] = self._barred[client] = 0

@@ -7,6 +7,7 @@ averaging; a candidate is what they would make of a selection, after which they 
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,15 +19,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore.run import Run
 
+from fedcor.errors import FedcorError
 from fedcor.flower.exchange import Exchange
 from fedcor.flower.memory import Memory, restore, snapshot, wrapped
-from fedcor.flower.screen import metrics_of, model_fault, number, odd_ones_out
+from fedcor.flower.screen import Signature, Unusable, clean_model, metrics_of, number, numbers_fault, odd_ones_out
 from fedcor.flower.wire import MISSING, NOTE, model_note, version_of
 from fedcor.guard import check_clients, screen_losses
 from fedcor.rng import stream
 from fedcor.types import FloatArray, IntArray, Outcome
 
-__all__ = ["FlowerRound", "Knowledge", "SomeNodes", "Terms", "limited"]
+__all__ = ["FlowerRound", "Knowledge", "SomeNodes", "Terms", "limited", "renewed", "says_missing", "slim"]
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,10 @@ class Terms:
 class Knowledge:
     """What one round leaves to the next about the current model, beside the model itself."""
 
+    version: str = ""  # of w^t, the model that the round begins with
     losses: dict[int, float] = field(default_factory=dict)  # client -> l_k(w^t), where it told
     holders: frozenset[int] = frozenset()  # clients that hold w^t
+    signature: Signature | None = None  # how replies are usually built
 
 
 class FlowerRound:
@@ -62,24 +66,26 @@ class FlowerRound:
         arrays: ArrayRecord,
         config: ConfigRecord,
         knowledge: Knowledge,
+        unconfigured: Memory,  # the strategy as it was before this round
         available: IntArray,
         attempt: int,
     ) -> None:
         self._terms, self.exchange, self._arrays, self._config = terms, exchange, arrays, config
+        self._unconfigured, self._signature = unconfigured, knowledge.signature
         self.roster, self.round = exchange.roster, exchange.round
         self.weights = self.roster.population().weights
         self.available = available
         self.available.flags.writeable = self.weights.flags.writeable = False
         self.rng = stream(terms.seed, "select", self.round, *([attempt] if attempt else []))
         self.probed = self.refused = 0
-        self._version = version_of(arrays)
+        self.configured = config  # the train configuration as the strategy left it
+        self._model = {name: array.numpy() for name, array in arrays.items()}
+        self._version = knowledge.version
         self._losses = {self._version: dict(knowledge.losses)}  # version -> client -> loss
         self._holders = {self._version: set(knowledge.holders)}
         self._silent: set[int] = set()  # asked for l_k(w^t) in this round, without an answer
         self._trained: dict[int, Message] = {}
-        self._asked_to_train: dict[int, Message] = {}
-        self._unconfigured: Memory | None = None  # the strategy as it was before configure_train
-        self._configured: ConfigRecord = config
+        self._asked_to_train: dict[int, Message] = {}  # as the strategy made them, with the model
 
     # --- a selector's questions
 
@@ -101,9 +107,12 @@ class FlowerRound:
         version = version_of(candidate)
         if version not in self._losses:
             current = self._version  # the clients are told to keep these two; of other candidates nothing remains
-            self._holders = {current: self._holders[current], version: self._holders.get(version, set())}
+            self._holders = {current: self._holders[current], version: set()}
             self._losses = {current: self._losses[current], version: {}}
-            self._losses[version] = self._probe(version, candidate, self.available.tolist())
+            comparable = self.available[
+                np.isfinite(before)
+            ].tolist()  # who was silent before says nothing about a change
+            self._losses[version] = self._probe(version, candidate, comparable)
         after = self._losses[version]
         changes[self.available] = [after.get(client, np.nan) for client in self.available.tolist()] - before
         return changes
@@ -121,15 +130,14 @@ class FlowerRound:
 
     def pending(self, chosen: IntArray) -> list[Message]:
         """Messages for the chosen who have not trained for a question already; the caller sends them."""
-        self.selected = check_clients(chosen, self.available, self.round)
-        messages = self._train_messages(self.selected)
-        self.exchange.sent(messages.values())
-        self._sent = messages
-        return list(messages.values())
+        self.selected = chosen
+        self._sent, self._sent_at = self._train_messages(chosen), time.monotonic()
+        self.exchange.sent(self._sent.values())
+        return list(self._sent.values())
 
     def collect(self, replies: Iterable[Message]) -> None:
         """Take the replies to `pending`."""
-        self._take(self.exchange.received(self._sent, replies))
+        self._take(self._sent, self.exchange.received(self._sent, replies), self._sent_at + self._terms.train_timeout)
 
     def close(self) -> tuple[ArrayRecord | None, MetricRecord | None, Outcome, Knowledge]:
         """Aggregate what was delivered; without any of it, the model stays and so does what is known of it."""
@@ -146,63 +154,53 @@ class FlowerRound:
             read_losses=lambda: screen_losses(np.array([self._reported(k) for k in participated.tolist()]))[0],
             read_updates=lambda: self._updates(participated),
         )
-        knowledge = Knowledge(self._losses.get(version, {}), frozenset(self._holders.get(version, ())))
-        return arrays, metrics, outcome, knowledge
-
-    @property
-    def configured(self) -> ConfigRecord:
-        """The train configuration as the strategy left it."""
-        return self._configured
+        holders = frozenset(self._holders.get(version, ()))
+        return arrays, metrics, outcome, Knowledge(version, self._losses.get(version, {}), holders, self._signature)
 
     def _train(self, selection: IntArray) -> None:
         messages = self._train_messages(check_clients(selection, self.available, self.round))
-        self._take(self.exchange.ask(messages, self._terms.train_timeout))
+        end = time.monotonic() + self._terms.train_timeout
+        self._take(messages, self.exchange.ask(messages, self._terms.train_timeout), end)
 
     def _train_messages(self, selection: IntArray) -> dict[int, Message]:
-        clients = sorted(set(selection.tolist()) - self._asked_to_train.keys())
-        if not clients:
+        """The strategy's messages to those of the selection who were not asked yet; it is configured for all of them.
+
+        However often it is asked to configure this round, for the strategy it is the first time.
+        """
+        if not len(selection):
             return {}
-        nodes = {self.roster.node(client): client for client in clients}
+        nodes = {self.roster.node(client): client for client in sorted(set(selection.tolist()))}
         strategy, grid = self._terms.strategy, SomeNodes(self.exchange.grid, list(nodes))
-        # However often the strategy is asked to configure this round, it is for the first time.
-        if self._unconfigured is None:
-            self._unconfigured = snapshot(strategy)
-        else:
-            restore(strategy, self._unconfigured)
-        self._configured = ConfigRecord(dict(self._config.items()))
+        restore(strategy, self._unconfigured)
+        self.configured = ConfigRecord(dict(self._config.items()))
         with limited(strategy, len(nodes), everyone=True):
-            messages = list(strategy.configure_train(self.round + 1, self._arrays, self._configured, grid))
+            messages = list(strategy.configure_train(self.round + 1, self._arrays, self.configured, grid))
         found = {nodes[m.metadata.dst_node_id]: m for m in messages if m.metadata.dst_node_id in nodes}
-        self._asked_to_train |= found
-        return {client: self._slim(client, message) for client, message in sorted(found.items())}
+        fresh = {client: found[client] for client in sorted(found.keys() - self._asked_to_train.keys())}
+        self._asked_to_train |= fresh
+        versions = sorted(self._holders)
+        holders = self._holders[self._version]
+        return {k: slim(m, self._arrays, self._version, versions, k in holders) for k, m in fresh.items()}
 
-    def _slim(self, client: int, message: Message) -> Message:
-        """The message without its model where the client holds it."""
-        keys = [key for key, record in message.content.array_records.items() if record is self._arrays]
-        if client not in self._holders[self._version] or len(keys) != 1:
-            return message
-        content = {key: record for key, record in message.content.items() if key != keys[0]}
-        note = model_note(keys[0], self._version, sorted(self._holders))
-        return _message(RecordDict({**content, NOTE: note}), message)
-
-    def _take(self, replies: Mapping[int, Message], *, again: bool = True) -> None:
-        """Keep the usable results; who has lost the model in the meantime gets it again."""
+    def _take(self, sent: Mapping[int, Message], replies: Mapping[int, Message], end: float) -> None:
+        """Keep the usable results; who has lost the model in the meantime gets it again, within the same deadline."""
         lost: dict[int, Message] = {}
         for client, reply in replies.items():
-            if _pop_note(reply.content).get(MISSING):
-                lost[client] = _message(self._asked_to_train[client].content, self._asked_to_train[client])
+            if says_missing(sent[client], reply):
+                lost[client] = renewed(self._asked_to_train[client])
                 continue
-            wrong = model_fault(reply.content, self._arrays, self._terms.weight_key)
-            if wrong is not None:
-                self._refuse(client, *wrong)
+            terms = self._terms
+            try:
+                content = clean_model(reply.content, self._model, terms.weight_key, terms.loss_keys)
+            except Unusable as wrong:
+                self._refuse(client, wrong.kind, wrong.why)
                 continue
+            reply.content = content
             self._trained[client] = reply
-            metrics = metrics_of(reply.content)
-            assert metrics is not None
-            self.roster.learn_size(client, number(metrics, self._terms.weight_key))
-        if lost and again:
+            self.roster.learn_size(client, number(metrics_of(content), terms.weight_key))
+        if lost:
             self._holders[self._version] -= lost.keys()
-            self._take(self.exchange.ask(lost, self._terms.train_timeout), again=False)
+            self._take(lost, self.exchange.ask(lost, max(0.0, end - time.monotonic())), end)
 
     def _refuse(self, client: int, kind: str, why: str) -> None:
         self.refused += 1
@@ -211,8 +209,9 @@ class FlowerRound:
     def _delivered(self, selection: IntArray) -> IntArray:
         """Sorted clients of the selection whose results can be averaged together."""
         results = {k: self._trained[k] for k in sorted(set(selection.tolist())) if k in self._trained}
-        for client in odd_ones_out(results):
-            self._refuse(client, "malformed", "its metrics have other keys than the others'")
+        odd, self._signature = odd_ones_out(results, self._signature)
+        for client in odd:
+            self._refuse(client, "malformed", "its reply is built otherwise than the others'")
             del self._trained[client], results[client]
         return np.array(list(results), dtype=np.int64)
 
@@ -224,12 +223,23 @@ class FlowerRound:
             reply = copy.copy(self._trained[client])
             reply.content = RecordDict({key: record.copy() for key, record in reply.content.items()})
             replies.append(reply)
-        return self._terms.strategy.aggregate_train(self.round + 1, replies)
+        arrays, metrics = self._terms.strategy.aggregate_train(self.round + 1, replies)
+        if arrays is not None:
+            self._check_aggregate(arrays)
+        return arrays, metrics
+
+    def _check_aggregate(self, arrays: ArrayRecord) -> None:
+        """Every number that went in was sane; a strategy that makes others of them must not go on with them."""
+        for name, like in self._model.items():
+            values = arrays[name].numpy() if name in arrays else None
+            wrong = "is missing" if values is None else ""
+            wrong = wrong or ("has another shape" if values.shape != like.shape else numbers_fault(values, like))  # type: ignore[union-attr, arg-type]
+            if wrong:
+                strategy = type(self._terms.strategy).__name__
+                raise FedcorError(f"round {self.round + 1}: the model that {strategy} made is unusable: {name} {wrong}")
 
     def _reported(self, client: int) -> float:
-        metrics = metrics_of(self._trained[client].content)
-        assert metrics is not None
-        return number(metrics, *self._terms.loss_keys)
+        return number(metrics_of(self._trained[client].content), *self._terms.loss_keys)
 
     def _updates(self, participated: IntArray) -> FloatArray:  # (m, P)
         start = _flat(self._arrays)
@@ -238,60 +248,70 @@ class FlowerRound:
 
     # --- probes
 
-    def _probe(self, version: str, model: ArrayRecord, clients: list[int], *, again: bool = True) -> dict[int, float]:
+    def _probe(self, version: str, model: ArrayRecord, clients: list[int]) -> dict[int, float]:
         """Client -> its loss of `model`, of all who gave a usable answer: one exchange, in parallel, with its own deadline."""
-        holders = self._holders[version]
-        replies = self.exchange.ask(
-            {client: self._probe_message(version, model, client) for client in clients}, self._terms.probe_timeout
-        )
-        self.probed += len(clients) if again else 0
+        end, self.probed = time.monotonic() + self._terms.probe_timeout, self.probed + len(clients)
+        sent = {client: self._probe_message(version, model, client) for client in clients}
         answers: dict[int, float] = {}
-        lost = []
-        for client, reply in replies.items():
-            if _pop_note(reply.content).get(MISSING):
-                lost.append(client)
-                continue
-            if self.roster.understands(client):
-                holders.add(client)
-            metrics = metrics_of(reply.content)
-            answer = float("nan") if metrics is None else number(metrics, *self._terms.loss_keys)
-            if np.isnan(screen_losses(np.array([answer]))[0][0]):
-                self._refuse(client, "unusable", f"its loss is {answer}" if metrics else "no metrics in its answer")
-            else:
-                answers[client] = answer
-        holders -= set(lost)
-        if lost and again:
-            answers |= self._probe(version, model, lost, again=False)
+        while sent:
+            lost: dict[int, Message] = {}
+            for client, reply in self.exchange.ask(sent, max(0.0, end - time.monotonic())).items():
+                if says_missing(sent[client], reply):
+                    self._holders[version].discard(client)
+                    lost[client] = self._probe_message(version, model, client)
+                    continue
+                if self.roster.understands(client):
+                    self._holders[version].add(client)
+                answer = number(metrics_of(reply.content), *self._terms.loss_keys)
+                if np.isnan(screen_losses(np.array([answer]))[0][0]):
+                    self._refuse(client, "unusable", f"its loss is {answer}")
+                else:
+                    answers[client] = answer
+            sent = lost
         return answers
 
     def _probe_message(self, version: str, model: ArrayRecord, client: int) -> Message:
         config = ConfigRecord({**self._terms.evaluate_config, "server-round": self.round + 1})
-        content = RecordDict({self._terms.config_key: config})
-        if client not in self._holders[version]:
-            content[self._terms.arrays_key] = model
-        if self.roster.understands(client):
-            content[NOTE] = model_note(self._terms.arrays_key, version, sorted(self._holders))
-        return Message(
-            content,
+        message = Message(
+            RecordDict({self._terms.arrays_key: model, self._terms.config_key: config}),
             dst_node_id=self.roster.node(client),
             message_type=MessageType.EVALUATE,
             ttl=self._terms.probe_timeout,
             group_id=str(self.round + 1),
         )
+        if not self.roster.understands(client):
+            return message
+        return slim(message, model, version, sorted(self._holders), client in self._holders[version], remember=True)
 
 
-def _message(content: RecordDict, like: Message) -> Message:
-    """A new message with other content to the same node."""
-    about = like.metadata
+def slim(
+    message: Message, model: ArrayRecord, version: str, keep: list[str], held: bool, *, remember: bool = False
+) -> Message:
+    """The message without `model` for a client that holds it; with `remember`, one that does not is told to keep it."""
+    keys = [key for key, record in message.content.array_records.items() if record is model]
+    if len(keys) != 1 or not (held or remember):
+        return message
+    content = {key: record for key, record in message.content.items() if key != keys[0] or not held}
+    return renewed(message, RecordDict({**content, NOTE: model_note(keys[0], version, keep)}))
+
+
+def renewed(message: Message, content: RecordDict | None = None) -> Message:
+    """A new message to the same node."""
+    about = message.metadata
+    content = RecordDict(dict(message.content.items())) if content is None else content
     return Message(content, about.dst_node_id, about.message_type, ttl=about.ttl, group_id=about.group_id)
 
 
-def _pop_note(content: RecordDict) -> ConfigRecord:
-    note = content.config_records.get(NOTE)
+def says_missing(sent: Message, reply: Message) -> bool:
+    """Whether the client has lost a model that was left out; the note is taken off its reply.
+
+    Who was sent the model and says so all the same has simply not replied with what was asked for.
+    """
+    note = reply.content.config_records.get(NOTE)
     if note is None:
-        return ConfigRecord()
-    del content[NOTE]
-    return note
+        return False
+    del reply.content[NOTE]
+    return note.get(MISSING) is True and NOTE in sent.content and not sent.content.array_records
 
 
 def _flat(arrays: ArrayRecord) -> FloatArray:

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
-__all__ = ["UNREACHABLE", "fault", "metrics_of", "model_fault", "number", "odd_ones_out"]
+from fedcor import types
+from fedcor.guard import ABSURD
+
+__all__ = [
+    "ABSURD_EXAMPLES",
+    "UNREACHABLE",
+    "Signature",
+    "Unusable",
+    "clean_evaluation",
+    "clean_model",
+    "fault",
+    "metrics_of",
+    "number",
+    "numbers_fault",
+    "odd_ones_out",
+]
 
 UNREACHABLE = ("unreachable", "late")  # faults of the way, not of the answer
-# A float parameter or a sample count beyond these is no result of training; it would own the mean.
+# A parameter or a sample count beyond these is no result of training; it would own the mean.
 ABSURD_WEIGHT, ABSURD_EXAMPLES = 1e10, 1e9
 _GONE = {
     ErrorCode.NODE_UNAVAILABLE,
@@ -20,6 +36,16 @@ _GONE = {
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.CLIENT_APP_CRASHED,
 }
+# How a reply is built: a strategy takes only replies that are built alike.
+Signature: TypeAlias = frozenset[tuple[str, str, int]]
+
+
+class Unusable(Exception):
+    """A reply that is refused: of what kind, and why."""
+
+    def __init__(self, kind: str, why: str) -> None:
+        self.kind, self.why = kind, why
+        super().__init__(f"{kind}: {why}")
 
 
 def fault(reply: Message) -> tuple[str, str] | None:
@@ -29,10 +55,10 @@ def fault(reply: Message) -> tuple[str, str] | None:
     return None if reply.has_content() else ("malformed", "an empty reply")
 
 
-def metrics_of(content: RecordDict) -> MetricRecord | None:
-    """Its only MetricRecord."""
+def metrics_of(content: RecordDict) -> MetricRecord:
+    """Its only MetricRecord; an empty one where it has none, or several."""
     records = list(content.metric_records.values())
-    return records[0] if len(records) == 1 else None
+    return records[0] if len(records) == 1 else MetricRecord()
 
 
 def number(metrics: MetricRecord, *keys: str) -> float:
@@ -44,41 +70,79 @@ def number(metrics: MetricRecord, *keys: str) -> float:
     return float("nan")
 
 
-def model_fault(content: RecordDict, model: ArrayRecord, weight_key: str) -> tuple[str, str] | None:
-    """What is wrong with a trained model's reply: it must look like `model`, with a sane weight and finite numbers."""
-    records, metrics = list(content.array_records.values()), metrics_of(content)
-    if len(records) != 1 or metrics is None:
-        return "malformed", "not exactly one ArrayRecord and one MetricRecord"
-    if list(records[0]) != list(model):
-        return "malformed", "other array names than the model's"
+def clean_evaluation(content: RecordDict, weight_key: str, loss_keys: tuple[str, ...]) -> RecordDict:
+    """The reply's only MetricRecord, and nothing else, or Unusable."""
+    if len(content.metric_records) != 1:
+        raise Unusable("malformed", "not exactly one MetricRecord")
+    ((key, metrics),) = content.metric_records.items()
     weight = metrics.get(weight_key)
     if not isinstance(weight, int | float):
-        return "malformed", f"no number {weight_key!r} in its metrics"
+        raise Unusable("malformed", f"no number {weight_key!r} in its metrics")
     if not 0 < weight <= ABSURD_EXAMPLES:
-        return "unusable", f"{weight_key} = {weight}"
-    for name, array in records[0].items():
-        try:
-            values = array.numpy()
-        except Exception as error:  # the bytes of a stranger: any failure to read them is one thing to us
-            return "malformed", f"{name} cannot be read: {type(error).__name__}"
-        if list(values.shape) != list(model[name].shape) or values.dtype.kind not in "fiub":
-            return "malformed", f"{name} is {values.dtype}{list(values.shape)}, not {list(model[name].shape)}"
-        if values.dtype.kind == "f" and values.size and not float(np.abs(values).max()) <= ABSURD_WEIGHT:
-            return "unusable", f"{name} has numbers that are not finite or absurdly large"
-    return metrics_fault(metrics)
+        raise Unusable("unusable", f"{weight_key} = {weight}")
+    for name, value in metrics.items():
+        largest = float(np.max(np.abs(np.asarray(value, dtype=np.float64)), initial=0.0))
+        if not largest <= (ABSURD if name in loss_keys else 1e15):
+            raise Unusable("unusable", f"the metric {name} is {str(value)[:80]}")
+    return RecordDict({key: metrics})
 
 
-def metrics_fault(metrics: MetricRecord) -> tuple[str, str] | None:
-    for key, value in metrics.items():
-        if not np.isfinite(np.asarray(value, dtype=np.float64)).all():
-            return "unusable", f"the metric {key} is {value}"
-    return None
+def clean_model(
+    content: RecordDict, model: Mapping[str, types.Array], weight_key: str, loss_keys: tuple[str, ...]
+) -> RecordDict:
+    """A trained model that looks like `model` (its names in that order, its shapes, its types), with its metrics, or Unusable."""
+    metrics = clean_evaluation(content, weight_key, loss_keys)
+    if len(content.array_records) != 1:
+        raise Unusable("malformed", "not exactly one ArrayRecord")
+    ((key, record),) = content.array_records.items()
+    if set(record) != set(model):
+        raise Unusable("malformed", "other array names than the model's")
+    arrays = ArrayRecord({name: _clean_array(name, record[name], like) for name, like in model.items()})
+    return RecordDict({key: arrays, **metrics})
 
 
-def odd_ones_out(replies: Mapping[int, Message]) -> list[int]:
-    """Clients whose metrics have other keys than most replies': a strategy takes only equal ones."""
-    if not replies:
-        return []
-    keys = {client: frozenset(metrics_of(reply.content) or ()) for client, reply in sorted(replies.items())}
-    usual = Counter(keys.values()).most_common(1)[0][0]
-    return [client for client, found in keys.items() if found != usual]
+def _clean_array(name: str, array: Array, like: types.Array) -> Array:
+    try:
+        values = array.numpy()
+        readable = isinstance(values, np.ndarray)
+    except Exception:  # the bytes of a stranger: any failure to read them is one thing to us
+        readable = False
+    if not readable:
+        raise Unusable("malformed", f"{name} cannot be read")
+    if values.shape != like.shape or values.dtype.kind not in "fiub":
+        raise Unusable("malformed", f"{name} is {values.dtype}{list(values.shape)}, not {like.dtype}{list(like.shape)}")
+    wrong = numbers_fault(values, like)
+    if wrong:
+        raise Unusable("unusable", f"{name} {wrong}")
+    # Another type of number would become the type of the whole model.
+    return array if values.dtype == like.dtype else Array(values.astype(like.dtype))
+
+
+def numbers_fault(values: types.Array, like: types.Array) -> str:
+    """What is wrong with a model's numbers. Where the model itself is not finite (a mask of -inf), equal ones are right."""
+    with np.errstate(invalid="ignore"):
+        bad = ~(np.abs(values.astype(np.float64, copy=False)) <= ABSURD_WEIGHT)
+    if not bad.any() or np.array_equal(values[bad], like[bad], equal_nan=like.dtype.kind == "f"):
+        return ""
+    return "has numbers that are not finite or absurdly large"
+
+
+def signature(content: RecordDict) -> Signature:
+    """The names of its records, and the names and lengths of its metrics."""
+    parts = {
+        (kind, key, -1) for kind, keys in (("a", content.array_records), ("m", content.metric_records)) for key in keys
+    }
+    metrics = metrics_of(content)
+    return frozenset(parts | {("v", key, len(v) if isinstance(v, list) else -1) for key, v in metrics.items()})
+
+
+def odd_ones_out(replies: Mapping[int, Message], usual: Signature | None) -> tuple[list[int], Signature | None]:
+    """Clients whose replies are built otherwise than most, and how most are; where it is a tie, as they were before."""
+    found = {client: signature(reply.content) for client, reply in sorted(replies.items())}
+    if not found:
+        return [], usual
+    counts = Counter(found.values())
+    most = max(counts.values())
+    common = [one for one, count in counts.items() if count == most]
+    chosen = usual if usual in common else common[0]
+    return [client for client, one in found.items() if one != chosen], chosen

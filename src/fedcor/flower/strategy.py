@@ -11,7 +11,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from importlib.metadata import version
+from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from fedcor.errors import ConfigError, FedcorError, RecordError
-from fedcor.flower.exchange import LOG, Exchange
+from fedcor.flower.exchange import Exchange
 from fedcor.flower.introduce import introduce
-from fedcor.flower.memory import pack, restore, snapshot, unpack
+from fedcor.flower.memory import pack, snapshot, unpack, wrapped, writable
 from fedcor.flower.roster import Roster
-from fedcor.flower.round import FlowerRound, Knowledge, SomeNodes, Terms, limited
-from fedcor.flower.screen import metrics_fault, metrics_of, number
+from fedcor.flower.round import FlowerRound, Knowledge, SomeNodes, Terms, limited, renewed, says_missing, slim
+from fedcor.flower.screen import Unusable, clean_evaluation, metrics_of, number, odd_ones_out
+from fedcor.flower.wire import LOG, version_of
 from fedcor.guard import check_clients, check_state, naming, screen_losses, written_reasons
 from fedcor.record import RoundRecord, RunWriter, open_run, write_client_names
 from fedcor.selectors import FedCor, build_selector
@@ -60,6 +61,11 @@ class SelectingStrategy(Strategy):
     ) -> None:
         if not isinstance(strategy, Strategy):
             raise ConfigError("strategy", strategy, "must be a flwr.serverapp.strategy.Strategy")
+        for _, one in wrapped(strategy):
+            if type(one).start is not Strategy.start:
+                raise ConfigError(
+                    "strategy", type(one).__name__, "has a loop of its own (start), which would not be run"
+                )
         if getattr(strategy, "fraction_train", 1.0) == 0.0:
             raise ConfigError("fraction_train", 0.0, "switches training off, so there is nobody to select")
         if not isinstance(selector, Selector):
@@ -83,14 +89,19 @@ class SelectingStrategy(Strategy):
             config_key=str(getattr(strategy, "configrecord_key", "config")),
             weight_key=str(getattr(strategy, "weighted_by_key", "num-examples")),
         )
+        self._begun = snapshot(strategy).values  # to tell, later, what has changed
+        self._writer: RunWriter | None = None
+        self._evaluated = False  # the round's evaluation comes from the server
+        self._unwritable: set[str] = set()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing is known of any client yet."""
         self._roster, self._knowledge = Roster(), Knowledge()
         self._state: State | None = None
         self._population: Population | None = None  # that the state was made for
-        self._begun = snapshot(strategy)  # to tell, later, what has changed
         self._before = 0  # rounds done before this start
         self._awaited = False
-        self._evaluated = False  # the round's evaluation comes from the server
-        self._writer: RunWriter | None = None
         self._evaluation: dict[int, Message] = {}
 
     # --- the loop
@@ -111,6 +122,7 @@ class SelectingStrategy(Strategy):
         self._terms = dataclasses.replace(self._terms, train_timeout=timeout, evaluate_config=evaluate_config)
         self._evaluated, self._rounds = evaluate_fn is not None, num_rounds
         self._first_config = dict(train_config.items())
+        self._forget()
         with ExitStack() as stack:
             arrays = initial_arrays
             if self._folder is not None:
@@ -159,6 +171,10 @@ class SelectingStrategy(Strategy):
         self._outcome: Outcome | None = None
         self._exchange = Exchange(grid, self._roster, server_round + self._before - 1)
         self._refused = self._probed = 0
+        self._unconfigured = snapshot(self.strategy)
+        version = version_of(arrays)
+        if self._knowledge.version != version:  # the first model, or one that was changed by someone else
+            self._knowledge = Knowledge(version, signature=self._knowledge.signature)
         return self._select(attempt=0)
 
     def aggregate_train(
@@ -171,8 +187,8 @@ class SelectingStrategy(Strategy):
             arrays, metrics, outcome, self._knowledge = self._round.close()
             self._refused += self._round.refused
             self._probed += self._round.probed
-            if arrays is not None:
-                self._arrays = arrays
+            if len(outcome.participated):  # a strategy may still decide to leave the model as it is
+                self._arrays = self._arrays if arrays is None else arrays
                 break
             told = dict(self._exchange.faults)
             LOG.error("round %d: NOBODY delivered a usable update: %s", self._exchange.round + 1, told)
@@ -183,7 +199,7 @@ class SelectingStrategy(Strategy):
                 )
             LOG.error("round %d: attempt %d of %d", self._exchange.round + 1, attempt + 1, self._attempts)
             replies = self._grid.send_and_receive(self._select(attempt), timeout=self._terms.train_timeout)
-        for key, value in self._round.configured.items():
+        for key, value in self._round.configured.items():  # a strategy's changes, of one call
             self._config[key] = value
         with naming(f"round {outcome.round + 1}: the selector failed in observe"):
             self._state = self.selector.observe(self._next_state, outcome)
@@ -196,7 +212,14 @@ class SelectingStrategy(Strategy):
         available = self._reachable(again=attempt > 0)
         state = self._grown()
         self._round = FlowerRound(
-            self._terms, self._exchange, self._arrays, self._config, self._knowledge, available, attempt
+            self._terms,
+            self._exchange,
+            self._arrays,
+            self._config,
+            self._knowledge,
+            self._unconfigured,
+            available,
+            attempt,
         )
         with naming(f"round {self._exchange.round + 1}: the selector failed in select"):
             chosen, self._next_state = self.selector.select(state, self._round)
@@ -254,13 +277,16 @@ class SelectingStrategy(Strategy):
             time.sleep(1.0 if again or self._awaited else 0.2)
 
     def _enrol(self, nodes: list[int]) -> None:
-        strangers = self._roster.strangers(nodes)
+        strangers = self._roster.strangers(nodes, self._exchange.round)
         if not strangers:
             return
         if self._roster.names and self._awaited:
             LOG.info("round %d: %d new nodes", self._exchange.round + 1, len(strangers))
         claims = introduce(self._exchange, strangers, self._terms.probe_timeout)
         self._roster.enrol(claims)
+        for node in set(strangers) - claims.keys():
+            LOG.warning("round %d: node %d does not say who it is", self._exchange.round + 1, node)
+            self._roster.mute(node, self._exchange.round)
 
     # --- evaluation
 
@@ -274,27 +300,51 @@ class SelectingStrategy(Strategy):
             messages = list(
                 self.strategy.configure_evaluate(server_round + self._before, arrays, config, SomeNodes(grid, some))
             )
-        self._evaluation = {self._roster.client(m.metadata.dst_node_id): m for m in messages}
-        self._exchange.sent(messages)
-        return messages
+        known = {client: m for m in messages if (client := self._roster.client(m.metadata.dst_node_id)) >= 0}
+        self._full, self._sent_at = known, time.monotonic()
+        about = self._knowledge
+        self._evaluation = {
+            client: slim(m, arrays, about.version, [about.version], client in about.holders, remember=True)
+            if self._roster.understands(client)
+            else m
+            for client, m in known.items()
+        }
+        self._exchange.sent(self._evaluation.values())
+        return list(self._evaluation.values())
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        usable: dict[int, Message] = {}
-        for client, reply in self._exchange.received(self._evaluation, replies).items():
-            metrics = metrics_of(reply.content)
-            if metrics is None or self._terms.weight_key not in metrics:
-                self._exchange.refuse(client, "malformed", f"an evaluation without {self._terms.weight_key!r}")
-            elif (wrong := metrics_fault(metrics)) is not None:
-                self._exchange.refuse(client, *wrong)
-            else:
-                usable[client] = reply
-                loss, _ = screen_losses(np.array([number(metrics, *self._terms.loss_keys)]))
-                if np.isfinite(loss[0]):  # it came anyway: nobody need ask for it in the next round
-                    self._knowledge.losses[client] = float(loss[0])
+        received = self._exchange.received(self._evaluation, replies)
+        lost = {k: renewed(self._full[k]) for k, reply in received.items() if says_missing(self._evaluation[k], reply)}
+        if lost:
+            left = self._sent_at + self._terms.train_timeout - time.monotonic()
+            received |= self._exchange.ask(lost, max(0.0, left))
+        usable = self._usable_evaluations(received)
+        about = self._knowledge
+        answered = {k for k in usable if self._roster.understands(k) and k not in lost}
+        losses = dict(about.losses)
+        for client, reply in usable.items():  # they came anyway: nobody need ask for them in the next round
+            loss, _ = screen_losses(np.array([number(metrics_of(reply.content), *self._terms.loss_keys)]))
+            if np.isfinite(loss[0]):
+                losses[client] = float(loss[0])
+        holders = (about.holders | answered) - lost.keys()
+        self._knowledge = dataclasses.replace(about, losses=losses, holders=holders)
         metrics = self.strategy.aggregate_evaluate(server_round + self._before, list(usable.values()))
         if not self._evaluated:
             self._finish(self._arrays, metrics)
         return metrics
+
+    def _usable_evaluations(self, received: dict[int, Message]) -> dict[int, Message]:
+        usable: dict[int, Message] = {}
+        for client, reply in sorted(received.items()):
+            try:
+                reply.content = clean_evaluation(reply.content, self._terms.weight_key, self._terms.loss_keys)
+                usable[client] = reply
+            except Unusable as wrong:
+                self._exchange.refuse(client, wrong.kind, wrong.why)
+        for client in odd_ones_out(usable, None)[0]:
+            self._exchange.refuse(client, "malformed", "its evaluation is built otherwise than the others'")
+            del usable[client]
+        return usable
 
     # --- the record
 
@@ -328,13 +378,17 @@ class SelectingStrategy(Strategy):
     def _to_arrays(self, done: int, arrays: ArrayRecord) -> dict[str, NumPyArray]:
         assert self._state is not None
         assert self._population is not None
-        now = snapshot(self.strategy)
-        memory = {key: value for key, value in now.items() if not _unchanged(value, self._begun.get(key, _NEW))}
-        config = {k: v for k, v in self._config.items() if not isinstance(v, bytes) and v != self._first_config.get(k)}
+        memory = {
+            key: value
+            for key, value in snapshot(self.strategy).values.items()
+            if self._is_written(key, value) and not _unchanged(value, self._begun.get(key, _NEW))
+        }
+        config = {key: value for key, value in self._config.items() if value != self._first_config.get(key)}
         known = sorted(self._knowledge.losses)
         return {
             "round": np.array(done),
             "sizes": self._population.sizes,
+            "version": np.array(self._knowledge.version, dtype=np.str_),
             "known_clients": np.array(known, dtype=np.int64),
             "known_losses": np.array([self._knowledge.losses[client] for client in known]),
             **{f"roster/{name}": array for name, array in self._roster.to_arrays().items()},
@@ -343,6 +397,18 @@ class SelectingStrategy(Strategy):
             **pack(memory, "strategy"),
             **pack(config, "config"),
         }
+
+    def _is_written(self, key: str, value: Any) -> bool:
+        if writable(value):
+            return True
+        if key not in self._unwritable:
+            self._unwritable.add(key)
+            LOG.warning(
+                "the strategy's attribute %s (a %s) cannot be written to the checkpoint: if it is memory, it is lost in a crash",
+                key,
+                type(value).__name__,
+            )
+        return False
 
     def _resume(
         self, checkpoint: dict[str, NumPyArray] | Any, initial: ArrayRecord, train_config: ConfigRecord
@@ -358,8 +424,11 @@ class SelectingStrategy(Strategy):
             self._roster = Roster.from_arrays(part["roster"])
             self._state, self._population = part["selector"], Population(checkpoint["sizes"])
             losses = dict(zip(checkpoint["known_clients"].tolist(), checkpoint["known_losses"].tolist(), strict=True))
-            self._knowledge = Knowledge(losses)
-            restore(self.strategy, {**snapshot(self.strategy), **unpack(checkpoint, "strategy")})
+            self._knowledge = Knowledge(str(checkpoint["version"]), losses)
+            own = dict(wrapped(self.strategy))
+            for key, value in unpack(checkpoint, "strategy").items():
+                path, dot, name = key.rpartition(".")
+                setattr(own[path + dot], name, value)
             for key, value in unpack(checkpoint, "config").items():
                 train_config[key] = value
         except (KeyError, ValueError, AttributeError) as error:
@@ -386,8 +455,8 @@ class SelectingStrategy(Strategy):
                 "training": {"rounds": rounds, "clients_per_round": described.get("clients_per_round")},
             },
             "versions": {
-                "fedcor": version("fedcor"),
-                "flwr": version("flwr"),
+                "fedcor": installed("fedcor"),
+                "flwr": installed("flwr"),
                 "python": platform.python_version(),
                 "numpy": np.__version__,
             },

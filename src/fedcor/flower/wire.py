@@ -10,11 +10,13 @@ A client without the mod is asked nothing but plain train and evaluate messages,
 from __future__ import annotations
 
 import hashlib
+import logging
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-__all__ = ["MISSING", "NOTE", "identity_note", "model_note", "payload_bytes", "version_of"]
+__all__ = ["LOG", "MISSING", "NOTE", "identity_note", "model_note", "payload_bytes", "version_of"]
 
+LOG = logging.getLogger("flwr.fedcor")  # below Flower's own logger: its level and its handlers are ours
 NOTE = "fedcor"  # the record's key in a message's content
 MISSING = "missing"
 
