@@ -302,7 +302,10 @@ FAULTS = {
         "malformed",
         lambda m, r: Message(RecordDict({"evil": r.content["arrays"], "metrics": r.content["metrics"]}), reply_to=m),
     ),
-    "a list": ("malformed", lambda m, _r: with_content(m, metrics=MetricRecord({"loss": [1.0, 2.0], "num-examples": 3}))),
+    "a list": (
+        "malformed",
+        lambda m, _r: with_content(m, metrics=MetricRecord({"loss": [1.0, 2.0], "num-examples": 3})),
+    ),
     "absurd loss": (
         "unusable",
         lambda m, _r: with_content(m, metrics=MetricRecord({"loss": 1e200, "num-examples": 3})),

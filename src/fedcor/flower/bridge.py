@@ -177,7 +177,7 @@ class ExperimentsOwn(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        self._model = to_model(arrays)
+        self._before = arrays
         config["lr"] = self._rate.at(server_round - 1)
         return super().configure_train(server_round, arrays, config, grid)
 
@@ -189,7 +189,7 @@ class ExperimentsOwn(FedAvg):
         contents = [reply.content for reply in replies]
         weights = np.array([float(content.metric_records["metrics"]["num-examples"]) for content in contents])  # type: ignore[arg-type]
         results = torch.stack([to_model(content["arrays"]) for content in contents])
-        model = self._optimiser.aggregate(self._model, results, weights / weights.sum())
+        model = self._optimiser.aggregate(to_model(self._before), results, weights / weights.sum())
         return to_record(model), self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
 

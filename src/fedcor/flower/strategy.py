@@ -381,7 +381,7 @@ class SelectingStrategy(Strategy):
         memory = {
             key: value
             for key, value in snapshot(self.strategy).values.items()
-            if self._is_written(key, value) and not _unchanged(value, self._begun.get(key, _NEW))
+            if not _unchanged(value, self._begun.get(key, _NEW)) and self._is_written(key, value)
         }
         config = {key: value for key, value in self._config.items() if value != self._first_config.get(key)}
         known = sorted(self._knowledge.losses)
@@ -528,7 +528,10 @@ _NEW = object()
 
 def _unchanged(value: Any, before: Any) -> bool:
     """Settings stay the user's to change between two starts; only what the rounds themselves changed is memory."""
-    return isinstance(value, bool | int | float | str | type(None)) and value == before
+    try:
+        return value is before or bool(value == before)
+    except Exception:  # arrays, say, which compare number by number
+        return False
 
 
 def _below(arrays: Any, prefix: str) -> dict[str, NumPyArray]:
