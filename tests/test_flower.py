@@ -23,7 +23,7 @@ from fedcor.flower.wire import NOTE, payload_bytes, version_of
 from fedcor.record import read_run
 from fedcor.report.summary import summarise
 from fedcor.rng import stream
-from fedcor.selectors import AFL, FedCor, Full, PowerOfChoice, Proxy, Random
+from fedcor.selectors import AFL, Complement, FedCor, Full, PowerOfChoice, Proxy, Random
 from fedcor.types import Outcome
 from flower_grid import MemoryGrid, error, initial, loss, numpy_app, record, server_score, vector
 
@@ -109,6 +109,8 @@ SELECTORS = [
     FedCor(3, **QUICK),
     FedCor(3, samples_per_refit=2, **QUICK),
     Proxy(3, **QUICK),
+    Complement(3),
+    Complement(3, sketch="full"),
     Full(),
 ]
 

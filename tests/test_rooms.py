@@ -121,7 +121,7 @@ except ImportError as error:
 def test_public_names():
     assert fedcor.__all__ == sorted(fedcor.__all__)
     assert set(fedcor.__all__) == {
-        "AFL", "FedCor", "Federation", "Full", "Outcome", "Population", "PowerOfChoice", "Proxy", "Random", "Selector",
+        "AFL", "Complement", "FedCor", "Federation", "Full", "Outcome", "Population", "PowerOfChoice", "Proxy", "Random", "Selector",
         "State", "build_selector",
     }  # fmt: skip
     assert all(hasattr(fedcor, name) for name in fedcor.__all__)

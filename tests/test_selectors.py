@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from fedcor import AFL, FedCor, Full, PowerOfChoice, Proxy, Random, build_selector
+from fedcor import AFL, Complement, FedCor, Full, PowerOfChoice, Proxy, Random, build_selector
 from fedcor.errors import ConfigError
 from fedcor.gp import Samples, fit, select_proxy
 from fedcor.rng import stream
@@ -33,6 +33,8 @@ CONFORMING = [
     FedCor(3, **SMALL),
     FedCor(3, **{**SMALL, "warmup": 0, "samples_per_refit": 2, "history": 0}),
     Proxy(3, **SMALL),
+    Complement(3),
+    Complement(3, sketch=4, start="oldest", normalised=True, ageing=0.9, swaps=2, explore=0.4),
 ]
 
 

@@ -323,7 +323,7 @@ def test_a_run_repeats_bit_for_bit():
 # --- faults and bad numbers -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("selector", ["random", "afl", "power_of_choice", "fedcor", "proxy", "full"])
+@pytest.mark.parametrize("selector", ["random", "afl", "power_of_choice", "fedcor", "complement", "proxy", "full"])
 def test_every_selector_lives_through_faults(selector):
     faults = ("faults.availability=0.6", "faults.dropout=0.3", "faults.stragglers=0.5")
     rounds = records(selector, 8, *faults)

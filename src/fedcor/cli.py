@@ -99,7 +99,9 @@ def _parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="one run of an experiment", epilog=RUN_EXAMPLES, formatter_class=formatter)
     _experiment_arguments(run)
-    run.add_argument("--selector", help="random, afl, power_of_choice, fedcor, proxy, full, or module:Class")
+    run.add_argument(
+        "--selector", help="random, afl, power_of_choice, fedcor, complement, proxy, full, or module:Class"
+    )
     run.add_argument("--seed", type=_whole, default=1, help="fixes everything that is drawn (default: 1)")
     run.add_argument(
         "--engine",

@@ -122,6 +122,8 @@ class SimulatedRound:
             participants,
             read_losses=lambda: self._screened(self._engine.losses(self._model, participants)),
             read_updates=lambda: (self._results(participants) - self._model).cpu().numpy(),
+            paces=self.learning_rate * self._steps[participants].astype(np.float64),
+            head=self._engine.vector.head,
         )
         self.ledger.close_round(version)
         return Progress(self.round + 1, model, known, self.ledger.holders(), state), outcome

@@ -94,7 +94,8 @@ class FakeFederation:
         participated = np.unique(delivered)
         updates = self.trained(participated) - self.model
         losses = self.loss_of(self.model)[participated]
-        outcome = Outcome(self.round, chosen, participated, lambda: losses, lambda: updates)
+        paces = np.full(len(participated), self.learning_rate * self.local_steps)
+        outcome = Outcome(self.round, chosen, participated, lambda: losses, lambda: updates, paces)
         if len(delivered):
             self.model = self.trained(delivered).mean(axis=0)
         self.round += 1

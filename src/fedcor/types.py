@@ -15,7 +15,7 @@ Notation
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -109,10 +109,16 @@ class Outcome:
     participated: IntArray  # (m,) sorted ids that trained and delivered
     read_losses: Callable[[], FloatArray]
     read_updates: Callable[[], Array]
+    paces: FloatArray | None = None  # (m,) learning rate x local steps of each; None where the engine cannot tell
+    head: slice = field(default_factory=lambda: slice(None))  # where the output layer's numbers are in an update
 
     @cached_property
     def losses(self) -> FloatArray:  # (m,) l_k(w^t) of those who took part; NaN where unusable
         return self.read_losses()
+
+    @property
+    def pace(self) -> FloatArray:  # (m,) what an update is divided by to be a direction
+        return np.ones(len(self.participated)) if self.paces is None else self.paces
 
     @cached_property
     def updates(self) -> Array:  # (m, P) w_k - w^t, one flat model change each

@@ -166,6 +166,9 @@ class ModelVector:
         self.buffers = [b.shape for b in module.buffers() if b.is_floating_point()]
         self.trained = sum(math.prod(shape) for shape in self.parameters)  # numbers that take a gradient
         self.size = self.trained + sum(math.prod(shape) for shape in self.buffers)  # P
+        own = [sum(p.numel() for p in layer.parameters(recurse=False)) for layer in module.modules()]
+        last = next((numbers for numbers in reversed(own) if numbers), 0)
+        self.head = slice(self.trained - last, self.trained)  # the last layer that has parameters
 
     @staticmethod
     def _tensors(module: nn.Module) -> list[Tensor]:

@@ -7,6 +7,7 @@ averaging; a candidate is what they would make of a selection, after which they 
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from fedcor.flower.screen import Signature, Unusable, clean_model, metrics_of, n
 from fedcor.flower.wire import MISSING, NOTE, model_note, version_of
 from fedcor.guard import check_clients, screen_losses
 from fedcor.rng import stream
-from fedcor.types import FloatArray, IntArray, Outcome
+from fedcor.types import Array, FloatArray, IntArray, Outcome
 
 __all__ = ["FlowerRound", "Knowledge", "SomeNodes", "Terms", "limited", "renewed", "says_missing", "slim"]
 
@@ -153,6 +154,7 @@ class FlowerRound:
             participated,
             read_losses=lambda: screen_losses(np.array([self._reported(k) for k in participated.tolist()]))[0],
             read_updates=lambda: self._updates(participated),
+            head=_head(self._model),
         )
         holders = frozenset(self._holders.get(version, ()))
         return arrays, metrics, outcome, Knowledge(version, self._losses.get(version, {}), holders, self._signature)
@@ -312,6 +314,18 @@ def says_missing(sent: Message, reply: Message) -> bool:
         return False
     del reply.content[NOTE]
     return note.get(MISSING) is True and NOTE in sent.content and not sent.content.array_records
+
+
+def _head(model: Mapping[str, Array]) -> slice:
+    """Where the output layer is in a flat model: its last matrix, and the vector after it if that can be its bias."""
+    shapes = [values.shape for values in model.values()]
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    matrices = [i for i, shape in enumerate(shapes) if len(shape) >= 2]
+    if not matrices:
+        return slice(None)
+    last = matrices[-1]
+    follows = last + 1 < len(shapes) and shapes[last + 1] in ((shapes[last][0],), (shapes[last][-1],))
+    return slice(int(ends[last]) - math.prod(shapes[last]), int(ends[last + follows]))
 
 
 def _flat(arrays: ArrayRecord) -> FloatArray:

@@ -1,6 +1,7 @@
 """Policies: who trains next. A selector knows the federation it asks and the maths in `gp`, and nothing of any engine."""
 
 from fedcor.selectors.afl import AFL
+from fedcor.selectors.complement import Complement
 from fedcor.selectors.fedcor import FedCor, Proxy
 from fedcor.selectors.power_of_choice import PowerOfChoice
 from fedcor.selectors.registry import build_selector, selector_class, selector_names
@@ -8,6 +9,7 @@ from fedcor.selectors.simple import Full, Random
 
 __all__ = [
     "AFL",
+    "Complement",
     "FedCor",
     "Full",
     "PowerOfChoice",

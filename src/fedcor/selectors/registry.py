@@ -17,6 +17,7 @@ from fedcor.config import build_dataclass
 from fedcor.errors import ConfigError, suggest
 from fedcor.plugins import load_object
 from fedcor.selectors.afl import AFL
+from fedcor.selectors.complement import Complement
 from fedcor.selectors.fedcor import FedCor, Proxy
 from fedcor.selectors.power_of_choice import PowerOfChoice
 from fedcor.selectors.simple import Full, Random
@@ -29,6 +30,7 @@ _BUILT_IN: dict[str, type[Any]] = {
     "afl": AFL,
     "power_of_choice": PowerOfChoice,
     "fedcor": FedCor,
+    "complement": Complement,
     "proxy": Proxy,
     "full": Full,
 }

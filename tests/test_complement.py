@@ -1,0 +1,194 @@
+"""Complement: the group whose mean update stands for everyone's, against brute force and by its promises."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcor.engine.models import ModelVector, build_model
+from fedcor.errors import ConfigError
+from fedcor.experiment import load_experiment
+from fedcor.record import read_run
+from fedcor.runner import run
+from fedcor.selectors import Complement
+from fedcor.selectors.complement import match, project
+from fedcor.testing import FakeFederation
+from fedcor.types import Outcome, Population
+
+
+def gap(U, group, target):
+    return float(np.linalg.norm(U[list(group)].mean(axis=0) - target))
+
+
+def greedy_by_hand(U, target, first, count):
+    group = list(first)
+    while len(group) < count:
+        rest = [k for k in range(len(U)) if k not in group]
+        group.append(min(rest, key=lambda k: gap(U, [*group, k], target)))
+    return group
+
+
+problems = st.tuples(st.integers(2, 9), st.integers(1, 5), st.integers(0, 10**6))
+
+
+@given(problems, st.data())
+@settings(deadline=None)
+def test_greedy_matching_equals_the_obvious_loop(problem, data):
+    n, s, seed = problem
+    U = np.random.default_rng(seed).standard_normal((n, s))
+    target, count, first = U.mean(axis=0), data.draw(st.integers(1, n)), data.draw(st.integers(0, n - 1))
+    chosen = match(U, target, np.array([first]), count)
+    by_hand = greedy_by_hand(U, target, [first], count)
+    assert gap(U, chosen, target) == pytest.approx(gap(U, by_hand, target), abs=1e-9)
+    assert len(set(chosen.tolist())) == count
+    assert chosen[0] == first
+
+
+@given(problems, st.data())
+@settings(deadline=None)
+def test_swaps_only_improve_and_end_where_no_exchange_helps(problem, data):
+    n, s, seed = problem
+    U = np.random.default_rng(seed).standard_normal((n, s))
+    target, count = U.mean(axis=0), data.draw(st.integers(1, n))
+    plain, swapped = match(U, target, np.array([0]), count), match(U, target, np.array([0]), count, swaps=100)
+    assert gap(U, swapped, target) <= gap(U, plain, target) + 1e-12
+    outside = [k for k in range(n) if k not in swapped]
+    for place, k in itertools.product(range(count), outside):
+        other = [*swapped[:place], k, *swapped[place + 1 :]]
+        assert gap(U, swapped, target) <= gap(U, other, target) + 1e-9
+
+
+def test_a_sketch_keeps_inner_products_on_average():
+    U = np.random.default_rng(0).standard_normal((40, 3000))
+    sketched = project(U, 400)
+    assert sketched.shape == (40, 400)
+    assert np.array_equal(sketched[:3], project(U[:3], 400))  # the same places and signs, whoever else is there
+    true, kept = U @ U.T, sketched @ sketched.T
+    assert np.diag(kept) / np.diag(true) == pytest.approx(np.ones(40), abs=0.35)
+    assert abs(float(np.mean((kept - true)[~np.eye(40, dtype=bool)]))) < 10
+
+
+def played(selector, federation, rounds):
+    state, chosen = selector.init(federation.population), []
+    for _ in range(rounds):
+        choice, state = selector.select(state, federation)
+        chosen.append(choice)
+        state = selector.observe(state, federation.train(choice))
+    return chosen, state
+
+
+def test_everyone_is_seen_once_before_anyone_is_chosen_again():
+    chosen, state = played(Complement(5), FakeFederation.example(12), 3)
+    first = np.concatenate(chosen)[:12]
+    assert sorted(first.tolist()) == list(range(12))
+    assert (state["seen"] >= 0).all()
+    assert len(np.unique(chosen[2])) == 5
+
+
+def test_the_memory_is_the_last_update_over_rate_and_steps():
+    federation = FakeFederation.example(6, local_steps=3, learning_rate=0.05)
+    _, state = played(Complement(2, sketch="full"), federation, 2)
+    fresh = FakeFederation.example(6, local_steps=3, learning_rate=0.05)
+    chosen, _ = played(Complement(2, sketch="full"), fresh, 1)
+    last = np.setdiff1d(np.flatnonzero(state["seen"] == 0), [])
+    expected = (FakeFederation.example(6, local_steps=3, learning_rate=0.05).trained(last)) / 0.15
+    assert sorted(chosen[0].tolist()) == last.tolist()
+    assert state["directions"][last] == pytest.approx(expected)
+
+
+def test_it_chooses_the_group_that_matches_the_population():
+    """Three kinds of clients, one of them twice as large: after the sweep each kind has its share in every group."""
+    centres = np.repeat(np.eye(3) * 10, [12, 6, 6], axis=0)
+    federation = FakeFederation(centres, learning_rate=0.01)
+    chosen, state = played(Complement(4, sketch="full"), federation, 40)
+    kinds = np.repeat([0, 1, 2], [12, 6, 6])
+    for choice in chosen[7:]:
+        assert np.bincount(kinds[choice], minlength=3).tolist() == [2, 1, 1]
+    reasons = Complement(4, sketch="full").reasons(state, federation, chosen[-1])
+    assert reasons["distance"][-1] < 0.2 < reasons["distance"][0]
+
+
+def test_it_asks_nothing():
+    federation = FakeFederation.example(12)
+    played(Complement(4), federation, 10)
+    assert not federation.asked
+    assert not federation.tried
+
+
+def test_a_client_that_never_delivers_does_not_hold_the_sweep_up():
+    federation = FakeFederation.example(10, silent=[0, 1])
+    chosen, _ = played(Complement(3), federation, 40)
+    times = np.bincount(np.concatenate(chosen), minlength=10)
+    assert (times[:2] <= 3).all()
+    assert (times[2:] > 3).all()
+
+
+def test_exploration_takes_those_who_were_seen_longest_ago():
+    federation = FakeFederation.example(12)
+    chosen, _ = played(Complement(4, explore=0.5), federation, 30)
+    last = np.full(12, -1)
+    for t, choice in enumerate(chosen):
+        if t >= 4:
+            oldest = np.sort(last)[:2]
+            assert set(np.sort(last[choice])[:2].tolist()) == set(oldest.tolist())
+        last[choice] = t
+
+
+def test_ageing_gives_old_directions_less_of_the_target():
+    selector = Complement(1, sketch="full", ageing=0.5)
+    state = selector.init(Population(np.array([1, 1, 1])))
+    for t, client in enumerate((0, 1)):
+        state = {**state, "round": np.array(t + 1)}
+        update = np.eye(3)[[client]]
+        state = selector.observe(
+            state, Outcome(t, np.array([client]), np.array([client]), lambda: None, lambda u=update: u)
+        )
+    assert selector.target(state, np.full(3, 1 / 3)) == pytest.approx([1 / 3, 2 / 3, 0])
+
+
+def test_updates_that_are_no_numbers_are_not_remembered():
+    selector = Complement(2, sketch="full")
+    state = {**selector.init(Population(np.array([1, 1]))), "round": np.array(1)}
+    bad = np.array([[1.0, np.nan], [1.0, 2.0]])
+    state = selector.observe(state, Outcome(0, np.arange(2), np.arange(2), lambda: None, lambda: bad))
+    assert state["seen"].tolist() == [-1, 0]
+    assert np.isfinite(state["directions"]).all()
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "numbers"),
+    [("mlp", {}, 30 * 10 + 10), ("logistic", {}, 784 * 10 + 10), ("cnn", {}, 64 * 10 + 10)],
+)
+def test_the_head_is_the_output_layer(model, options, numbers):
+    module = build_model(model, (1, 28, 28), 10, 1, options)
+    vector = ModelVector(module)
+    assert vector.head.stop - vector.head.start == numbers
+    flat = vector.read(module)
+    layer = [m for m in module.modules() if list(m.parameters(recurse=False))][-1]
+    assert flat[vector.head].tolist() == pytest.approx(
+        [*layer.weight.flatten().tolist(), *layer.bias.flatten().tolist()]
+    )
+
+
+def test_it_costs_what_random_selection_costs_to_the_byte(tmp_path):
+    changes = ["training.rounds=8"]
+    for name in ("random", "complement"):
+        run(load_experiment("digits", changes, name), 1, tmp_path / name)
+    bill = {
+        name: [(entry["bytes_down"], entry["bytes_up"], entry["probed"]) for entry in read_run(tmp_path / name).rounds]
+        for name in ("random", "complement")
+    }
+    assert bill["complement"] == bill["random"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("sketch", "tail"), ("sketch", 0), ("start", "last"), ("ageing", 2.0), ("swaps", -1), ("explore", -1)],
+)
+def test_impossible_settings_are_refused(key, value):
+    with pytest.raises(ConfigError, match=key):
+        Complement(3, **{key: value})
