@@ -889,6 +889,8 @@ def test_mistakes_are_named():
         select_with(FedAvg(), Random(3), clients_per_round=3)
     with pytest.raises(ConfigError, match="strategy"):
         select_with("fedavg", Random(3))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="secure aggregation hides"):
+        select_with(FedAvg(), Complement(3), secure_aggregation=True)
     with pytest.raises(ConfigError, match="a loop of its own"):
         select_with(type("Looping", (FedAvg,), {"start": lambda self: None})(), Random(3))
     with pytest.raises(ConfigError, match="switches training off"):
@@ -901,6 +903,16 @@ def test_mistakes_are_named():
         FedCorStrategy(3, warmpu=3)
     assert isinstance(select_with(FedAvg(), "power_of_choice", clients_per_round=3).selector, PowerOfChoice)
     assert FedCorStrategy(3, beta=0.5).selector.beta == 0.5
+
+
+def test_secure_aggregation_hides_updates_from_any_selector():
+    @dataclasses.dataclass(frozen=True)
+    class Peeping(Random):
+        def observe(self, state, outcome):
+            return {"sum": outcome.updates.sum(axis=0)}
+
+    with pytest.raises(FedcorError, match="hidden by secure aggregation"):
+        run(Peeping(2), MemoryGrid(numpy_app(), 4), rounds=1, secure_aggregation=True)
 
 
 def test_a_selectors_own_error_is_told_with_its_round():

@@ -45,6 +45,7 @@ class Terms:
     arrays_key: str
     config_key: str
     weight_key: str
+    secure_aggregation: bool = False
 
 
 @dataclass
@@ -244,6 +245,8 @@ class FlowerRound:
         return number(metrics_of(self._trained[client].content), *self._terms.loss_keys)
 
     def _updates(self, participated: IntArray) -> FloatArray:  # (m, P)
+        if self._terms.secure_aggregation:
+            raise FedcorError("single updates are hidden by secure aggregation: this selector cannot be used with it")
         start = _flat(self._arrays)
         rows = [_flat(next(iter(self._trained[k].content.array_records.values()))) for k in participated.tolist()]
         return np.array(rows).reshape(len(rows), len(start)) - start

@@ -57,6 +57,7 @@ class SelectingStrategy(Strategy):
         attempts: int = 5,
         loss_key: str | None = None,
         name: str = "flower",
+        secure_aggregation: bool = False,
         on_round: Callable[[RoundRecord], None] | None = None,
     ) -> None:
         if not isinstance(strategy, Strategy):
@@ -70,6 +71,9 @@ class SelectingStrategy(Strategy):
             raise ConfigError("fraction_train", 0.0, "switches training off, so there is nobody to select")
         if not isinstance(selector, Selector):
             raise ConfigError("selector", selector, "must have the verbs init, select and observe")
+        if secure_aggregation and getattr(selector, "needs_updates", False):
+            hint = "choose one that does not, such as random, power_of_choice or fedcor"
+            raise ConfigError("selector", selector, "reads single updates, which secure aggregation hides", hint)
         for key, value in (("probe_timeout", probe_timeout), ("attempts", attempts)):
             if not value > 0:
                 raise ConfigError(key, value, "must be above 0")
@@ -88,6 +92,7 @@ class SelectingStrategy(Strategy):
             arrays_key=str(getattr(strategy, "arrayrecord_key", "arrays")),
             config_key=str(getattr(strategy, "configrecord_key", "config")),
             weight_key=str(getattr(strategy, "weighted_by_key", "num-examples")),
+            secure_aggregation=secure_aggregation,
         )
         self._begun = snapshot(strategy).values  # to tell, later, what has changed
         self._writer: RunWriter | None = None
@@ -481,6 +486,7 @@ class FedCorStrategy(SelectingStrategy):
         attempts: int = 5,
         loss_key: str | None = None,
         name: str = "flower",
+        secure_aggregation: bool = False,
         on_round: Callable[[RoundRecord], None] | None = None,
         **options: Any,
     ) -> None:
@@ -494,6 +500,7 @@ class FedCorStrategy(SelectingStrategy):
             attempts=attempts,
             loss_key=loss_key,
             name=name,
+            secure_aggregation=secure_aggregation,
             on_round=on_round,
         )
 
@@ -512,6 +519,7 @@ def select_with(
     attempts       how often a round in which nobody delivered is tried before the run ends with an error
     loss_key       metric that holds a client's loss (default: the first of loss, eval_loss, val_loss, train_loss ...)
     name           of the experiment, in the record
+    secure_aggregation  single updates are hidden from the server: a selector that reads them is refused
     on_round       called with the record of every finished round
     """
     if isinstance(selector, str):
