@@ -121,8 +121,8 @@ except ImportError as error:
 def test_public_names():
     assert fedcor.__all__ == sorted(fedcor.__all__)
     assert set(fedcor.__all__) == {
-        "AFL", "Complement", "FedCor", "Federation", "Full", "Outcome", "Population", "PowerOfChoice", "Proxy", "Random", "Selector",
-        "State", "build_selector",
+        "AFL", "Complement", "FedCor", "Federation", "Full", "Outcome", "Population", "PowerOfChoice", "Proxy", "Random",
+        "Selector", "State", "build_selector",
     }  # fmt: skip
     assert all(hasattr(fedcor, name) for name in fedcor.__all__)
     assert fedcor.testing.__all__ == ["FakeFederation", "check_selector", "round_trip"]
