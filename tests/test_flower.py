@@ -488,6 +488,15 @@ def test_a_strange_claim_does_not_own_the_weights(claim):
     assert selecting._roster.population().weights.max() < 0.3
 
 
+def test_by_key_nobody_chooses_who_it_is(tmp_path):
+    grid = MemoryGrid(numpy_app(mods=[answers_probes(name="the same for all", examples=lambda _c: 7)]), 3)
+    selecting, _ = run(Random(2), grid, rounds=2, folder=tmp_path, identity="key")
+    names = [line.split("\t")[1] for line in (tmp_path / "clients.tsv").read_text().splitlines()]
+    assert len(set(names)) == 3
+    assert all(name.startswith("key-") for name in names)
+    assert selecting._roster.population().sizes.tolist() == [7, 7, 7]
+
+
 def test_names_are_kept_to_one_printable_line(tmp_path):
     run(
         Random(1),
@@ -889,6 +898,8 @@ def test_mistakes_are_named():
         select_with(FedAvg(), Random(3), clients_per_round=3)
     with pytest.raises(ConfigError, match="strategy"):
         select_with("fedavg", Random(3))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="must be name or key"):
+        select_with(FedAvg(), Random(3), identity="face")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="secure aggregation hides"):
         select_with(FedAvg(), Complement(3), secure_aggregation=True)
     with pytest.raises(ConfigError, match="a loop of its own"):

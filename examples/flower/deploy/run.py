@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import hashlib
 import ipaddress
 import json
 import os
@@ -53,6 +54,13 @@ def node_key(path: Path) -> Path:
     public_path = path.with_suffix(".pub")
     public_path.write_bytes(public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH))
     return public_path
+
+
+def fedcors_name(public: Path) -> str:
+    """What fedcor calls the client with this key, when it knows clients by key."""
+    key = serialization.load_ssh_public_key(public.read_bytes())
+    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return f"key-{hashlib.sha256(pem).hexdigest()[:32]}"
 
 
 def certificates(folder: Path) -> None:
@@ -219,7 +227,8 @@ def deploy(folder: Path, total: int, federation: Federation) -> None:
         raise SystemExit(f"the node that nobody registered was not refused:\n{federation.log('stranger')}")
     print("the unregistered node was refused: Failed to activate SuperNode", flush=True)
 
-    run_config = f"rounds={total} warmup=2 interval=2 clients-per-round=2 timeout=90.0 checkpoint='{folder / 'run'}'"
+    own = f"identity='key' checkpoint='{folder / 'run'}'"
+    run_config = f"rounds={total} warmup=2 interval=2 clients-per-round=2 timeout=90.0 {own}"
     federation.start("run", "flwr", "run", str(APP), "deploy", "--stream", "--run-config", run_config)
     seen = 0
     end = time.monotonic() + 900
@@ -235,9 +244,8 @@ def deploy(folder: Path, total: int, federation: Federation) -> None:
         if time.monotonic() > end or (federation.processes["run"].poll() is not None and len(rounds(folder)) < total):
             raise SystemExit(f"the run ended after {seen} rounds; its log:\n{federation.log('run')[-6000:]}")
     done = rounds(folder)
-    dead = next(
-        int(line.split("\t")[0]) for line in (folder / "run" / "clients.tsv").read_text().splitlines() if "-3" in line
-    )
+    names = [line.split("\t")[1] for line in (folder / "run" / "clients.tsv").read_text().splitlines()]
+    dead = names.index(fedcors_name(folder / "node-3.pub"))
     late = [entry for entry in done[2:] if dead in entry["participated"]]  # type: ignore[operator]
     if late or not all(entry["participated"] for entry in done):
         raise SystemExit(f"a dead node took part, or a round had nobody: {done}")

@@ -34,6 +34,7 @@ def main(grid: Grid, context: Context) -> None:
         checkpoint=folder or None,
         seed=int(task.number(config, "seed", 0)),
         probe_timeout=task.number(config, "probe-timeout", 0.1),
+        identity=task.text(config, "identity"),
     )
     strategy.start(
         grid,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedcor.flower.exchange import Exchange, send_and_receive
@@ -12,9 +14,9 @@ from fedcor.flower.wire import NOTE, identity_note, payload_bytes
 __all__ = ["introduce"]
 
 
-def introduce(exchange: Exchange, nodes: list[int], timeout: float) -> dict[int, Claim]:
-    """Node -> who it says it is. A node that does not understand the question goes by its name or key; one that does not
-    answer at all is not there yet."""
+def introduce(exchange: Exchange, nodes: list[int], timeout: float, *, by_key: bool = False) -> dict[int, Claim]:
+    """Node -> who it is: as it says, or `by_key` as its SuperLink knows it. A node that does not understand the question goes
+    by its node's name or key; one that does not answer at all is not there yet."""
     content = RecordDict({NOTE: identity_note()})
     messages = [Message(content, node, MessageType.EVALUATE, ttl=timeout) for node in nodes]
     exchange.sent(messages)
@@ -29,22 +31,24 @@ def introduce(exchange: Exchange, nodes: list[int], timeout: float) -> dict[int,
         note = None if wrong is not None else reply.content.config_records.get(NOTE)
         if wrong is None:
             exchange.bytes_up += payload_bytes(reply.content)
-        claims[node] = _told(note, node) if note is not None else _untold(exchange, node)
+        known = _known(exchange, node) if by_key or note is None else ""
+        claims[node] = Claim(known, mod=False) if note is None else _told(note, node, known)
     return claims
 
 
-def _told(note: ConfigRecord, node: int) -> Claim:
+def _told(note: ConfigRecord, node: int, known: str) -> Claim:
     name, partition, examples = note.get("name"), note.get("partition"), note.get("examples")
-    name = _readable(name) if isinstance(name, str) else ""
+    name = known or (_readable(name) if isinstance(name, str) else "")
     if not name:
         name = f"partition-{partition}" if isinstance(partition, int) else f"node-{node}"
     return Claim(name, examples if isinstance(examples, int) and not isinstance(examples, bool) else None)
 
 
-def _untold(exchange: Exchange, node: int) -> Claim:
+def _known(exchange: Exchange, node: int) -> str:
+    """The node's name or the fingerprint of its key, which the SuperLink vouches for; else its id."""
     info = next((info for info in exchange.grid.get_nodes() if info.node_id == node), None)
     name, key = getattr(info, "name", ""), bytes(getattr(info, "public_key", b""))
-    return Claim(_readable(name) or (f"key-{key.hex()[-32:]}" if key else f"node-{node}"), mod=False)
+    return _readable(name) or (f"key-{hashlib.sha256(key).hexdigest()[:32]}" if key else f"node-{node}")
 
 
 def _readable(name: str) -> str:

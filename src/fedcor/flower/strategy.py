@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from importlib.metadata import version as installed
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -57,6 +57,7 @@ class SelectingStrategy(Strategy):
         attempts: int = 5,
         loss_key: str | None = None,
         name: str = "flower",
+        identity: Literal["name", "key"] = "name",
         secure_aggregation: bool = False,
         on_round: Callable[[RoundRecord], None] | None = None,
     ) -> None:
@@ -71,6 +72,8 @@ class SelectingStrategy(Strategy):
             raise ConfigError("fraction_train", 0.0, "switches training off, so there is nobody to select")
         if not isinstance(selector, Selector):
             raise ConfigError("selector", selector, "must have the verbs init, select and observe")
+        if identity not in ("name", "key"):
+            raise ConfigError("identity", identity, "must be name or key")
         if secure_aggregation and getattr(selector, "needs_updates", False):
             hint = "choose one that does not, such as random, power_of_choice or fedcor"
             raise ConfigError("selector", selector, "reads single updates, which secure aggregation hides", hint)
@@ -98,6 +101,7 @@ class SelectingStrategy(Strategy):
         self._writer: RunWriter | None = None
         self._evaluated = False  # the round's evaluation comes from the server
         self._unwritable: set[str] = set()
+        self._by_key = identity == "key"
         self._forget()
 
     def _forget(self) -> None:
@@ -287,7 +291,7 @@ class SelectingStrategy(Strategy):
             return
         if self._roster.names and self._awaited:
             LOG.info("round %d: %d new nodes", self._exchange.round + 1, len(strangers))
-        claims = introduce(self._exchange, strangers, self._terms.probe_timeout)
+        claims = introduce(self._exchange, strangers, self._terms.probe_timeout, by_key=self._by_key)
         self._roster.enrol(claims)
         for node in set(strangers) - claims.keys():
             LOG.warning("round %d: node %d does not say who it is", self._exchange.round + 1, node)
@@ -486,6 +490,7 @@ class FedCorStrategy(SelectingStrategy):
         attempts: int = 5,
         loss_key: str | None = None,
         name: str = "flower",
+        identity: Literal["name", "key"] = "name",
         secure_aggregation: bool = False,
         on_round: Callable[[RoundRecord], None] | None = None,
         **options: Any,
@@ -500,6 +505,7 @@ class FedCorStrategy(SelectingStrategy):
             attempts=attempts,
             loss_key=loss_key,
             name=name,
+            identity=identity,
             secure_aggregation=secure_aggregation,
             on_round=on_round,
         )
@@ -519,6 +525,7 @@ def select_with(
     attempts       how often a round in which nobody delivered is tried before the run ends with an error
     loss_key       metric that holds a client's loss (default: the first of loss, eval_loss, val_loss, train_loss ...)
     name           of the experiment, in the record
+    identity       clients are known by what they say (name), or by their nodes' keys, which the SuperLink vouches for (key)
     secure_aggregation  single updates are hidden from the server: a selector that reads them is refused
     on_round       called with the record of every finished round
     """
