@@ -527,6 +527,26 @@ def test_evaluation_does_not_send_a_model_twice_either():
     assert len(sent) == len(set(sent))
 
 
+def test_a_node_that_lost_the_model_before_the_evaluation_gets_it_again(tmp_path):
+    grid = MemoryGrid(numpy_app(), 4)
+
+    class Forgetting(FedAvg):
+        def configure_evaluate(self, server_round, arrays, config, grid_of_some):
+            for context in grid.contexts.values():
+                context.state.clear()
+            return super().configure_evaluate(server_round, arrays, config, grid_of_some)
+
+    selecting = select_with(Forgetting(), FedCor(2, warmup=9, warmup_steps=5), checkpoint=tmp_path, wait_for=4)
+    result = selecting.start(grid, initial(), num_rounds=3, timeout=0.5)
+    assert sorted(result.evaluate_metrics_clientapp) == [1, 2, 3]
+    assert all(entry["faults"] == {} for entry in lines(tmp_path))
+    whole = select_with(FedAvg(), FedCor(2, warmup=9, warmup_steps=5), wait_for=4).start(
+        MemoryGrid(numpy_app(), 4), initial(), num_rounds=3, timeout=0.5
+    )
+    assert vector(result.arrays).tolist() == vector(whole.arrays).tolist()
+    assert result.evaluate_metrics_clientapp == whole.evaluate_metrics_clientapp
+
+
 def test_a_second_start_begins_anew(tmp_path):
     seen = []
 
