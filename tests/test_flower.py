@@ -571,6 +571,23 @@ def test_a_node_that_cannot_be_reached_is_not_chosen_next(name, tmp_path):
     assert tried == [0, 2, 5, 10]  # left alone for 1, 2, 4 rounds
 
 
+def test_a_node_that_died_in_a_round_is_not_waited_for_again_in_it(tmp_path):
+    """It died after the last answers: seen when it should train, and then neither probed nor sent the choice."""
+    grid, dead = MemoryGrid(numpy_app(), 6), []
+    grid.trouble[2] = lambda m, r: None if dead or (m.metadata.message_type == "train" and not dead.append(1)) else r
+
+    @dataclasses.dataclass(frozen=True)
+    class Trying(Full):
+        def select(self, state, federation):
+            federation.loss_changes(federation.available)
+            return super().select(state, federation)
+
+    started = time.perf_counter()
+    run(Trying(), grid, rounds=1, folder=tmp_path, timeout=0.3, probe_timeout=0.3)
+    assert time.perf_counter() - started < 0.9  # one deadline
+    assert lines(tmp_path)[0]["faults"] == {"late": 1}
+
+
 def test_a_round_ends_within_its_deadline():
     grid = MemoryGrid(numpy_app(), 5)
     grid.trouble[2] = lambda m, r: r if NOTE in m.content and not m.content.array_records else None

@@ -25,10 +25,11 @@ class Exchange:
         self.grid, self.roster, self.round = grid, roster, round
         self.bytes_down = self.bytes_up = 0
         self.faults: Counter[str] = Counter()
-        self._failed: set[int] = set()
+        self.gone: set[int] = set()  # clients that could not be reached in this round: they are not waited for again
 
     def ask(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message]:
         """Client -> reply, of all who replied with content in time."""
+        messages = {client: message for client, message in messages.items() if client not in self.gone}
         if not messages:
             return {}
         self.sent(messages.values())
@@ -62,8 +63,8 @@ class Exchange:
         self.faults[kind] += 1
         why = why if len(why) < 300 else f"{why[:300]}..."
         LOG.warning("round %d: client %d (%s): %s: %s", self.round + 1, client, self.roster.names[client], kind, why)
-        if kind in UNREACHABLE and client not in self._failed:  # once a round, however often it was asked
-            self._failed.add(client)
+        if kind in UNREACHABLE and client not in self.gone:
+            self.gone.add(client)
             self.roster.failed(client, self.round)
 
 

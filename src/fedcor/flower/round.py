@@ -133,7 +133,9 @@ class FlowerRound:
     def pending(self, chosen: IntArray) -> list[Message]:
         """Messages for the chosen who have not trained for a question already; the caller sends them."""
         self.selected = chosen
-        self._sent, self._sent_at = self._train_messages(chosen), time.monotonic()
+        messages = self._train_messages(chosen).items()
+        self._sent = {client: message for client, message in messages if client not in self.exchange.gone}
+        self._sent_at = time.monotonic()
         self.exchange.sent(self._sent.values())
         return list(self._sent.values())
 
