@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedcor.engine.faults import Faults
 from fedcor.engine.optimisers import Optimiser
-from fedcor.errors import ConfigError, RecordError
+from fedcor.errors import ConfigError, MissingExtraError, RecordError
 from fedcor.experiment import Experiment
 from fedcor.flower.client import answers_probes
 from fedcor.flower.strategy import SelectingStrategy
@@ -55,6 +56,8 @@ def run_on_flower(
         raise ConfigError(
             "faults", experiment.faults, "are simulated by fedcor's own engine alone; on Flower they are real"
         )
+    if find_spec("ray") is None:
+        raise MissingExtraError("ray", "flower-sim")
     if has_run(out) and not resume:
         raise RecordError(f"{out} already holds a run: add --resume to go on with it, or choose another folder")
     simulate(server_app(experiment, seed, out, on_round), client_app(experiment, seed), experiment.partition.clients)
