@@ -653,6 +653,22 @@ def test_a_round_without_anyone_is_loud_and_tried_again(tmp_path, caplog):
     assert first["faults"] == {"error": 10}
 
 
+def test_an_outage_of_everyone_passes(tmp_path):
+    """All nodes are silent for a while, in the first round (nobody says who it is) and in a later one."""
+    grid, silent = MemoryGrid(numpy_app(), 4), {"until": time.monotonic() + 0.3}
+    grid.trouble = dict.fromkeys(range(4), lambda _m, r: None if time.monotonic() < silent["until"] else r)
+
+    def score(server_round, arrays):
+        if server_round == 2:
+            silent["until"] = time.monotonic() + 0.3
+        return server_score(server_round, arrays)
+
+    selecting = select_with(quiet(), Random(2), checkpoint=tmp_path, wait_for=4, probe_timeout=0.1)
+    selecting.start(grid, initial(), num_rounds=4, timeout=0.1, evaluate_fn=score)
+    assert all(len(entry["participated"]) == 2 for entry in lines(tmp_path))
+    assert lines(tmp_path)[2]["faults"]["late"] >= 2
+
+
 def test_a_federation_that_never_delivers_ends_with_an_error_and_keeps_what_was_done(tmp_path):
     grid = MemoryGrid(numpy_app(), 4)
     run(Random(2), grid, rounds=2, folder=tmp_path)
@@ -971,3 +987,11 @@ def test_a_selectors_own_error_is_told_with_its_round():
 
     with pytest.raises(FedcorError, match="round 1: the selector failed in select: TypeError"):
         run(Broken(2), MemoryGrid(numpy_app(), 4), rounds=1)
+
+
+def test_without_ray_the_bridge_says_what_to_install(tmp_path, monkeypatch, capsys):
+    from fedcor.cli import main
+
+    monkeypatch.setattr("fedcor.flower.bridge.find_spec", lambda _name: None)
+    assert main(["run", "digits", "--engine", "flower", "--out", str(tmp_path / "x")]) == 2
+    assert "pip install 'fedcor[flower-sim]'" in capsys.readouterr().err

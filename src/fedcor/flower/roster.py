@@ -59,6 +59,9 @@ class Roster:
         times = self._mute.get(node, (0, 0))[0] + 1
         self._mute[node] = times, round + 1 + _patience(times)
 
+    def ask_all_again(self) -> None:
+        self._mute.clear()
+
     def enrol(self, claims: Mapping[int, Claim]) -> None:
         """Take in nodes: a new name is a new client; a known one may have moved here, but its node of before comes first
         while it is connected and answers: nobody takes another's place by saying its name."""

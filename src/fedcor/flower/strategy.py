@@ -206,7 +206,12 @@ class SelectingStrategy(Strategy):
                     f"round {self._exchange.round + 1}: {attempt} attempts, and nobody delivered a usable update ({told}); "
                     "look at the nodes' logs. What was finished is kept: with a checkpoint, the same start goes on from it"
                 )
-            LOG.error("round %d: attempt %d of %d", self._exchange.round + 1, attempt + 1, self._attempts)
+            pause = min(2.0 ** (attempt - 1), self._terms.probe_timeout)  # an outage may pass
+            LOG.error(
+                "round %d: attempt %d of %d, in %g s", self._exchange.round + 1, attempt + 1, self._attempts, pause
+            )
+            time.sleep(pause)
+            self._exchange.gone.clear()
             replies = self._grid.send_and_receive(self._select(attempt), timeout=self._terms.train_timeout)
         for key, value in self._round.configured.items():  # a strategy's changes, of one call
             self._config[key] = value
@@ -280,6 +285,7 @@ class SelectingStrategy(Strategy):
                     self._awaited = True
                     return available
                 LOG.error("round %d: %d nodes, but none says who it is", self._exchange.round + 1, len(nodes))
+                self._roster.ask_all_again()
             elif told != len(nodes):
                 told = len(nodes)
                 LOG.info("Waiting for nodes to connect: %d connected (minimum required: %d).", told, wanted)
