@@ -72,7 +72,7 @@ def stationarity(plan: Plan) -> list[Path]:
     for setting, (_, _, rounds, _, where) in zip(plan.settings, jobs, strict=True):
         measured = [_read(where, t) for t in rounds]
         covariances = [np.cov(changes, rowvar=False) for changes in measured]
-        correlations = [np.corrcoef(changes, rowvar=False) for changes in measured]  # the direction without the size
+        correlations = [np.asarray(np.corrcoef(changes, rowvar=False)) for changes in measured]  # without the sizes
         series[setting] = {
             "round": [float(t) for t in rounds[1:]],
             "similarity": [round(cosine_similarity(a, b), 5) for a, b in itertools.pairwise(covariances)],
