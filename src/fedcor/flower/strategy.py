@@ -7,6 +7,7 @@ everything that a round needs to be repeated after a crash is written when the r
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import platform
 import time
 from collections.abc import Callable, Iterable
@@ -481,42 +482,18 @@ class SelectingStrategy(Strategy):
 class FedCorStrategy(SelectingStrategy):
     """FedCor's selection around a Flower strategy (FedAvg unless another is given).
 
-    `options` are the selector's own (warmup, interval, beta, ...); the rest is as in `select_with`.
+    `settings` are those of `select_with` (checkpoint, seed, probe_timeout, ...) and the selector's own (warmup, interval, beta, ...).
     """
 
-    def __init__(
-        self,
-        clients_per_round: int,
-        strategy: Strategy | None = None,
-        *,
-        checkpoint: str | Path | None = None,
-        seed: int = 0,
-        wait_for: int | None = None,
-        probe_timeout: float = 60.0,
-        attempts: int = 5,
-        loss_key: str | None = None,
-        name: str = "flower",
-        identity: Literal["name", "key"] = "name",
-        secure_aggregation: bool = False,
-        on_round: Callable[[RoundRecord], None] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            FedAvg() if strategy is None else strategy,
-            build_selector("fedcor", clients_per_round, options),
-            checkpoint=checkpoint,
-            seed=seed,
-            wait_for=wait_for,
-            probe_timeout=probe_timeout,
-            attempts=attempts,
-            loss_key=loss_key,
-            name=name,
-            identity=identity,
-            secure_aggregation=secure_aggregation,
-            on_round=on_round,
-        )
-
     selector: FedCor
+
+    def __init__(self, clients_per_round: int, strategy: Strategy | None = None, **settings: Any) -> None:
+        ours = {key: settings.pop(key) for key in _SETTINGS & settings.keys()}
+        selector = build_selector("fedcor", clients_per_round, settings)
+        super().__init__(FedAvg() if strategy is None else strategy, selector, **ours)
+
+
+_SETTINGS = inspect.signature(SelectingStrategy.__init__).parameters.keys() - {"self", "strategy", "selector"}
 
 
 def select_with(
