@@ -482,7 +482,7 @@ class SelectingStrategy(Strategy):
 class FedCorStrategy(SelectingStrategy):
     """FedCor's selection around a Flower strategy (FedAvg unless another is given).
 
-    `settings` are those of `select_with` (checkpoint, seed, probe_timeout ...) and the selector's own (warmup, interval, beta ...).
+    `settings` are those of `select_with` (checkpoint, seed, ...) and the selector's own (warmup, interval, beta, ...).
     """
 
     selector: FedCor
