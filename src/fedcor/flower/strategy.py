@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -22,9 +22,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from fedcor.errors import ConfigError, FedcorError, RecordError
+from fedcor.flower.checkpoint import Standing, StrategyMemory
 from fedcor.flower.exchange import Exchange
 from fedcor.flower.introduce import introduce
-from fedcor.flower.memory import pack, snapshot, unpack, wrapped, writable
+from fedcor.flower.memory import snapshot, wrapped
 from fedcor.flower.roster import Roster
 from fedcor.flower.round import FlowerRound, Knowledge, SomeNodes, Terms, limited, renewed, says_missing, slim
 from fedcor.flower.screen import Unusable, clean_evaluation, metrics_of, number, odd_ones_out
@@ -32,8 +33,7 @@ from fedcor.flower.wire import LOG, version_of
 from fedcor.guard import check_clients, check_state, naming, screen_losses, written_reasons
 from fedcor.record import RoundRecord, RunWriter, open_run, write_client_names
 from fedcor.selectors import FedCor, build_selector
-from fedcor.types import Array as NumPyArray
-from fedcor.types import IntArray, Outcome, Population, Selector, State
+from fedcor.types import Array, IntArray, Outcome, Population, Selector, State
 
 __all__ = ["FedCorStrategy", "SelectingStrategy", "select_with"]
 
@@ -98,10 +98,9 @@ class SelectingStrategy(Strategy):
             weight_key=str(getattr(strategy, "weighted_by_key", "num-examples")),
             secure_aggregation=secure_aggregation,
         )
-        self._begun = snapshot(strategy).values  # to tell, later, what has changed
+        self._memory = StrategyMemory(strategy)
         self._writer: RunWriter | None = None
         self._evaluated = False  # the round's evaluation comes from the server
-        self._unwritable: set[str] = set()
         self._by_key = identity == "key"
         self._forget()
 
@@ -387,69 +386,31 @@ class SelectingStrategy(Strategy):
         if self._writer is not None:
             self._writer.append({**dataclasses.asdict(record), "faults": dict(self._exchange.faults)})
             write_client_names(self._writer.folder, self._roster.names)
-            self._writer.save(self._to_arrays(record.round + 1, arrays))
+            self._writer.save(self._standing(record.round + 1, arrays).to_arrays())
         if self._on_round is not None:
             self._on_round(record)
 
-    def _to_arrays(self, done: int, arrays: ArrayRecord) -> dict[str, NumPyArray]:
+    def _standing(self, done: int, arrays: ArrayRecord) -> Standing:
         assert self._state is not None
         assert self._population is not None
-        memory = {
-            key: value
-            for key, value in snapshot(self.strategy).values.items()
-            if not _unchanged(value, self._begun.get(key, _NEW)) and self._is_written(key, value)
-        }
         config = {key: value for key, value in self._config.items() if value != self._first_config.get(key)}
-        known = sorted(self._knowledge.losses)
-        return {
-            "round": np.array(done),
-            "sizes": self._population.sizes,
-            "version": np.array(self._knowledge.version, dtype=np.str_),
-            "known_clients": np.array(known, dtype=np.int64),
-            "known_losses": np.array([self._knowledge.losses[client] for client in known]),
-            **{f"roster/{name}": array for name, array in self._roster.to_arrays().items()},
-            **{f"selector/{name}": array for name, array in self._state.items()},
-            **pack({"arrays": arrays}, "model"),
-            **pack(memory, "strategy"),
-            **pack(config, "config"),
-        }
+        memory = self._memory.read()
+        return Standing(done, arrays, self._knowledge, self._roster, self._population, self._state, memory, config)
 
-    def _is_written(self, key: str, value: Any) -> bool:
-        if writable(value):
-            return True
-        if key not in self._unwritable:
-            self._unwritable.add(key)
-            LOG.warning(
-                "the strategy's attribute %s (a %s) cannot be written to the checkpoint: if it is memory, it is lost in a crash",
-                key,
-                type(value).__name__,
-            )
-        return False
-
-    def _resume(
-        self, checkpoint: dict[str, NumPyArray] | Any, initial: ArrayRecord, train_config: ConfigRecord
-    ) -> ArrayRecord:
-        """Stand where the last finished round left off; the nodes will be met anew."""
+    def _resume(self, checkpoint: Mapping[str, Array], initial: ArrayRecord, train_config: ConfigRecord) -> ArrayRecord:
+        """Stand where the last finished round left off."""
         try:
-            arrays: ArrayRecord = unpack(checkpoint, "model")["arrays"]
-            if [(n, a.shape) for n, a in arrays.items()] != [(n, a.shape) for n, a in initial.items()]:
-                raise RecordError(
-                    f"the model in {self._folder} has other arrays than the one that this run begins with"
-                )
-            part = {prefix: _below(checkpoint, f"{prefix}/") for prefix in ("roster", "selector")}
-            self._roster = Roster.from_arrays(part["roster"])
-            self._state, self._population = part["selector"], Population(checkpoint["sizes"])
-            losses = dict(zip(checkpoint["known_clients"].tolist(), checkpoint["known_losses"].tolist(), strict=True))
-            self._knowledge = Knowledge(str(checkpoint["version"]), losses)
-            own = dict(wrapped(self.strategy))
-            for key, value in unpack(checkpoint, "strategy").items():
-                path, dot, name = key.rpartition(".")
-                setattr(own[path + dot], name, value)
-            for key, value in unpack(checkpoint, "config").items():
-                train_config[key] = value
-        except (KeyError, ValueError, AttributeError) as error:
-            raise RecordError(f"the checkpoint in {self._folder} does not fit this run: {error!r}") from error
-        self._before = int(checkpoint["round"])
+            standing = Standing.from_arrays(checkpoint)
+        except RecordError as error:
+            raise RecordError(f"{self._folder}: {error}; choose another folder, or delete it to begin again") from error
+        arrays = standing.arrays
+        if [(n, a.shape) for n, a in arrays.items()] != [(n, a.shape) for n, a in initial.items()]:
+            raise RecordError(f"the model in {self._folder} has other arrays than the one that this run begins with")
+        self._before, self._knowledge, self._roster = standing.done, standing.knowledge, standing.roster
+        self._population, self._state = standing.population, standing.state
+        self._memory.write(standing.strategy)
+        for key, value in standing.config.items():
+            train_config[key] = value
         LOG.info("going on after round %d of %d, from %s", self._before, self._rounds, self._folder)
         return arrays
 
@@ -519,21 +480,6 @@ def select_with(
     elif clients_per_round is not None:
         raise ConfigError("clients_per_round", clients_per_round, "is set by the selector that you gave")
     return SelectingStrategy(strategy, selector, **settings)
-
-
-_NEW = object()
-
-
-def _unchanged(value: Any, before: Any) -> bool:
-    """Settings stay the user's to change between two starts; only what the rounds themselves changed is memory."""
-    try:
-        return value is before or bool(value == before)
-    except Exception:  # arrays, say, which compare number by number
-        return False
-
-
-def _below(arrays: Any, prefix: str) -> dict[str, NumPyArray]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def _shifted(result: Result, by: int) -> Result:
