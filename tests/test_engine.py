@@ -295,7 +295,7 @@ def test_losses_and_scores_equal_a_loop_over_clients(model, monkeypatch):
     monkeypatch.setattr("fedcor.engine.engine._DENSE_ROWS", 17)
     engine = engine_of(model, LocalTraining(8, 3, 0.1))
     trained = engine.train(engine.initial_model, [3], 0, 0.1)[0]
-    losses = engine.losses(trained, np.arange(5))
+    losses, right = engine.losses(trained, np.arange(5)), engine.accuracies(trained, np.arange(5))
     some = engine.losses(trained, np.array([4, 1]))
     engine.vector.write(engine.module, trained)
     engine.module.eval()
@@ -304,6 +304,7 @@ def test_losses_and_scores_equal_a_loop_over_clients(model, monkeypatch):
         for k, part in enumerate(PARTS):
             x, y = torch.from_numpy(data.train_x[part]), torch.from_numpy(data.train_y[part])
             assert losses[k] == pytest.approx(float(F.cross_entropy(engine.module(x), y)), rel=1e-5)
+            assert right[k] == pytest.approx(float((engine.module(x).argmax(1) == y).double().mean()))
         scores = engine.module(torch.from_numpy(data.test_x))
     assert some == pytest.approx(losses[[4, 1]], rel=1e-6)
     assert len(engine.losses(trained, np.empty(0, dtype=np.int64))) == 0

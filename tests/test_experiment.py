@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+import torch
 
 from fedcor.config import build_dataclass
 from fedcor.engine import Faults
@@ -81,6 +82,8 @@ def test_the_presets_are_the_papers(name, target, chosen, kind, shards):
         ("partition.clients=0", "partition.clients = 0"),
         ("partition.kind=shard", "partition.kind = 'shard'.*did you mean \"shards\""),
         ("data.holdout=1.0", "data.holdout = 1.0: must lie in"),
+        ("data.noisy_clients=1.1", "data.noisy_clients = 1.1: must lie in"),
+        ("partition.size_skew=-1", "partition.size_skew = -1.0: must be a number from 0 to 10"),
         ("target_accuracy=1.5", "target_accuracy = 1.5: must lie in"),
         ("selector=fedcorr", "selector = 'fedcorr'.*did you mean \"fedcor\""),
         ("selectors.fedcor.beta=1.5", "selectors.fedcor.beta = 1.5: must lie strictly between 0 and 1"),
@@ -216,6 +219,27 @@ def test_the_description_has_every_hyper_parameter_of_the_one_that_runs():
     assert described["selectors"] == {"afl": {"clients_per_round": 10, "alpha1": 0.75, "alpha2": 0.01, "alpha3": 0.1}}
     assert described["training"]["rounds"] == 100
     assert json.loads(json.dumps(described))["partition"]["clients"] == 50
+
+
+def test_a_setting_that_came_later_is_described_only_where_it_is_on():
+    plain = load_experiment("digits").describe()
+    assert "noisy_clients" not in plain["data"]
+    assert "size_skew" not in plain["partition"]
+    changed = load_experiment("digits", ["data.noisy_clients=0.3", "partition.size_skew=1"]).describe()
+    assert changed["data"]["noisy_clients"] == 0.3
+    assert changed["partition"]["size_skew"] == 1
+
+
+def test_noisy_clients_train_on_noise_and_are_tested_on_the_truth():
+    clean, noisy = (
+        build_simulation(load_experiment("digits", [f"data.noisy_clients={share}"]), 1).engine for share in (0.0, 0.4)
+    )
+    changed = [
+        not torch.equal(one[2], other[2])
+        for one, other in zip(clean.measured_rows(10**6), noisy.measured_rows(10**6), strict=True)
+    ]
+    assert sum(changed) == 20
+    assert clean.test(clean.initial_model) == noisy.test(clean.initial_model)
 
 
 def test_a_comparison_is_checked_whole_before_it_runs(tmp_path):

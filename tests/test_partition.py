@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from fedcor.data import Partition, dirichlet, iid, load, partition, shards
+from fedcor.data import Partition, dirichlet, iid, load, partition, randomise_labels, shards
 from fedcor.data.partition import client_sizes, label_distributions
 from fedcor.errors import ConfigError, DataError, MissingExtraError
 from fedcor.rng import stream
@@ -253,6 +253,45 @@ def test_an_emptied_client_is_given_a_sample_of_the_largest(monkeypatch: pytest.
     assert after.max() < before.max() or np.sum(after == after.max()) < np.sum(before == before.max())
 
 
+# Unequal sizes, random labels
+
+
+@given(labels_and_clients(), SEEDS, st.floats(0.1, 10), st.data())
+def test_skewed_sizes_are_whole_and_leave_nobody_out(
+    case: tuple[IntArray, int], seed: int, skew: float, data: st.DataObject
+) -> None:
+    labels, clients = case
+    assert_whole(Partition("iid", clients, size_skew=skew).split(labels, stream(seed, "test")), len(labels), clients)
+    each = data.draw(st.integers(1, len(labels) // clients))
+    how = Partition("shards", clients, each, size_skew=skew)
+    assert_whole(how.split(labels, stream(seed, "test")), len(labels), clients)
+
+
+def test_skewed_sizes_have_the_logarithmic_spread_asked_for() -> None:
+    labels = np.arange(400_000) % 10
+    sizes = [len(part) for part in iid(labels, 2000, stream(1, "test"), 1.2)]
+    assert np.std(np.log(sizes)) == pytest.approx(1.2, rel=0.06)
+    parts = shards(labels, 200, 1, stream(1, "test"), 1.2)  # a shard is a run of sorted labels, however long
+    assert all(np.ptp(labels[part]) <= 1 + 10 * len(part) / len(labels) for part in parts)
+
+
+@given(st.floats(0, 1), SEEDS)
+def test_random_labels_on_a_share_of_the_clients_and_nobody_else(share: float, seed: int) -> None:
+    labels = np.repeat(np.arange(10), 60)
+    parts = shards(labels, 20, 1, stream(seed, "parts"))
+    noisy = randomise_labels(labels, 10, parts, share, stream(seed, "noise"))
+    changed = [k for k, part in enumerate(parts) if np.any(noisy[part] != labels[part])]
+    assert len(changed) == round(share * 20)  # thirty draws never all hit the one true label
+    assert noisy.min() >= 0
+    assert noisy.max() < 10
+
+
+def test_random_labels_are_uniform() -> None:
+    labels = np.zeros(10_000, dtype=np.int64)
+    noisy = randomise_labels(labels, 10, [np.arange(10_000)], 1.0, stream(1, "noise"))
+    assert stats.chisquare(np.bincount(noisy, minlength=10)).pvalue > 0.001
+
+
 # Settings
 
 
@@ -265,6 +304,9 @@ def test_an_emptied_client_is_given_a_sample_of_the_largest(monkeypatch: pytest.
         ("clients", True, "whole number of at least 1"),
         ("shards_per_client", 0, "whole number of at least 1"),
         ("minimum_size", 0, "whole number of at least 1"),
+        ("size_skew", -0.1, "from 0 to 10"),
+        ("size_skew", float("nan"), "from 0 to 10"),
+        ("size_skew", 1.0, "must be 0 for a dirichlet"),
         ("alpha", 0, "from 1e-06 to 1e"),
         ("alpha", float("nan"), "from 1e-06 to 1e"),
         ("alpha", float("inf"), "from 1e-06 to 1e"),

@@ -27,10 +27,13 @@ __all__ = ["Experiment", "load_experiment", "preset_names"]
 class DataSettings:
     name: str  # a known data set, or the path of an .npz file
     holdout: float = 0.0  # share of each client's data kept out of training; its loss is measured there
+    noisy_clients: float = 0.0  # share of the clients whose labels are drawn at random
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.holdout < 1.0:
             raise ConfigError("holdout", self.holdout, "must lie in [0, 1)")
+        if not 0.0 <= self.noisy_clients <= 1.0:
+            raise ConfigError("noisy_clients", self.noisy_clients, "must lie in [0, 1]")
 
 
 @dataclass(frozen=True)
@@ -138,9 +141,16 @@ class Experiment:
     def describe(self) -> dict[str, Any]:
         """Every setting as plain values; of the selectors, the one that runs, with all its hyper-parameters."""
         settings = dataclasses.asdict(self)
+        for table, key in _LATER:
+            if not settings[table][key]:
+                del settings[table][key]
         settings["selectors"] = {self.selector: dataclasses.asdict(self.build_selector())}  # type: ignore[call-overload]
         return settings
 
+
+# Settings that came after the first records, off where they are not named: a record says them only where they are on,
+# so that runs made before them go on and can be compared.
+_LATER = (("data", "noisy_clients"), ("partition", "size_skew"))
 
 _TABLES: dict[str, type[Any]] = {
     "data": DataSettings,

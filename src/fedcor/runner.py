@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from fedcor.data import Dataset, load
+from fedcor.data import Dataset, load, randomise_labels
 from fedcor.engine import Engine, LocalTraining, build_model
 from fedcor.errors import ConfigError, FedcorError, RecordError
 from fedcor.experiment import Experiment
@@ -56,6 +56,10 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
         parts = experiment.partition.split(data.train_y, stream(seed, "partition"))
     except ConfigError as error:
         raise error.under("partition") from None
+    if experiment.data.noisy_clients:
+        rng = stream(seed, "label noise")
+        noise = randomise_labels(data.train_y, data.classes, parts, experiment.data.noisy_clients, rng)
+        data = dataclasses.replace(data, train_y=noise)
     options = {key: value for key, value in experiment.model.items() if key != "name"}
     try:
         module = build_model(experiment.model["name"], data.train_x.shape[1:], data.classes, seed, options)

@@ -2,7 +2,7 @@
 
 from fedcor.data.datasets import Dataset, Listing, available, load
 from fedcor.data.fetch import Progress, cache_dir, fetch
-from fedcor.data.partition import Partition, dirichlet, iid, shards
+from fedcor.data.partition import Partition, dirichlet, iid, randomise_labels, shards
 
 __all__ = [
     "Dataset",
@@ -15,5 +15,6 @@ __all__ = [
     "fetch",
     "iid",
     "load",
+    "randomise_labels",
     "shards",
 ]

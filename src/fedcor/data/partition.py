@@ -15,6 +15,7 @@ Notation (the paper's appendix on the Dirichlet partition)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -23,7 +24,7 @@ import numpy as np
 from fedcor.errors import ConfigError, DataError, MissingExtraError, suggest
 from fedcor.types import Array, FloatArray, IntArray
 
-__all__ = ["Kind", "Partition", "client_sizes", "dirichlet", "iid", "label_distributions", "shards"]
+__all__ = ["Kind", "Partition", "client_sizes", "dirichlet", "iid", "label_distributions", "randomise_labels", "shards"]
 
 Kind = Literal["iid", "shards", "dirichlet"]
 
@@ -35,13 +36,14 @@ SLACK = 1e-7  # in samples: what the solver may miss a whole number by and it st
 
 @dataclass(frozen=True)
 class Partition:
-    """How the training data is spread over clients. The last three settings count only for the kind that they name."""
+    """How the training data is spread over clients. The settings after `clients` count only for the kind that they name."""
 
     kind: Kind
     clients: int
     shards_per_client: int = 2  # shards
     alpha: float = 0.2  # dirichlet: the smaller, the fewer labels on a client
     minimum_size: int = 10  # dirichlet: the smallest x_k of the quadratic programme
+    size_skew: float = 0.0  # iid, shards: standard deviation of the logarithm of the sizes; 0 makes them equal
 
     def __post_init__(self) -> None:
         kinds = get_args(Kind)
@@ -52,36 +54,56 @@ class Partition:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(key, value, "must be a whole number of at least 1")
         _check_alpha(self.alpha)
+        if not 0.0 <= self.size_skew <= 10.0:
+            raise ConfigError("size_skew", self.size_skew, "must be a number from 0 to 10")
+        if self.size_skew and self.kind == "dirichlet":
+            raise ConfigError(
+                "size_skew", self.size_skew, "must be 0 for a dirichlet partition, which has sizes of its own"
+            )
 
     def split(self, labels: Array, rng: np.random.Generator) -> list[IntArray]:
         """One ascending index array per client."""
         if self.kind == "iid":
-            return iid(labels, self.clients, rng)
+            return iid(labels, self.clients, rng, self.size_skew)
         if self.kind == "shards":
-            return shards(labels, self.clients, self.shards_per_client, rng)
+            return shards(labels, self.clients, self.shards_per_client, rng, self.size_skew)
         return dirichlet(labels, self.clients, self.alpha, rng, self.minimum_size)
 
 
-def iid(labels: Array, clients: int, rng: np.random.Generator) -> list[IntArray]:
-    """Shuffled and dealt in turn: sizes are equal up to one sample."""
+def iid(labels: Array, clients: int, rng: np.random.Generator, size_skew: float = 0.0) -> list[IntArray]:
+    """Shuffled and dealt: sizes are equal up to one sample, or skewed."""
     n = _count(labels, clients)
     owner = np.empty(n, np.int64)
-    owner[rng.permutation(n)] = np.arange(n) % clients
+    owner[rng.permutation(n)] = np.arange(n) % clients if not size_skew else _skewed_owners(n, clients, size_skew, rng)
     return _gather(owner, clients)
 
 
-def shards(labels: Array, clients: int, per_client: int, rng: np.random.Generator) -> list[IntArray]:
-    """Sorted by label and cut into clients x per_client runs, equal up to one sample, which are dealt at random."""
+def shards(
+    labels: Array, clients: int, per_client: int, rng: np.random.Generator, size_skew: float = 0.0
+) -> list[IntArray]:
+    """Sorted by label and cut into clients x per_client runs, equal up to one sample or skewed, which are dealt at random."""
     n = _count(labels, clients)
     pieces = clients * per_client
     if not clients <= pieces <= n:
         allowed = f"{clients} clients can have from 1 to {n // clients} shards each of {n} samples"
         raise ConfigError("shards_per_client", per_client, allowed)
-    sizes = np.full(pieces, n // pieces) + (np.arange(pieces) < n % pieces)
     holder = rng.permutation(pieces) // per_client  # (pieces,) the client of each shard
+    if size_skew:
+        shard = _skewed_owners(n, pieces, size_skew, rng)
+    else:
+        shard = np.repeat(np.arange(pieces), np.full(pieces, n // pieces) + (np.arange(pieces) < n % pieces))
     owner = np.empty(n, np.int64)
-    owner[np.argsort(labels, kind="stable")] = np.repeat(holder, sizes)
+    owner[np.argsort(labels, kind="stable")] = holder[shard]
     return _gather(owner, clients)
+
+
+def _skewed_owners(n: int, pieces: int, skew: float, rng: np.random.Generator) -> IntArray:
+    """(n,) the piece of each of n samples, ascending; sizes are log-normal with at least one sample each."""
+    if n == pieces:
+        return np.arange(n)
+    shares = np.exp(skew * rng.standard_normal(pieces))
+    sizes = 1 + _whole((n - pieces) * shares[None] / shares.sum(), np.array([n - pieces]), rng)[0]
+    return np.repeat(np.arange(pieces), sizes)
 
 
 def dirichlet(labels: Array, clients: int, alpha: float, rng: np.random.Generator, minimum: int = 10) -> list[IntArray]:
@@ -116,6 +138,17 @@ def dirichlet(labels: Array, clients: int, alpha: float, rng: np.random.Generato
         owner[rng.permutation(np.flatnonzero(label == kind))] = np.repeat(np.arange(clients), counts)
     _fill_empty(owner, clients, rng)
     return _gather(owner, clients)
+
+
+def randomise_labels(
+    labels: IntArray, classes: int, parts: Sequence[IntArray], share: float, rng: np.random.Generator
+) -> IntArray:
+    """The labels, those of a `share` of the clients drawn uniformly: clients whose data teaches nothing."""
+    noisy = rng.choice(len(parts), size=round(share * len(parts)), replace=False)
+    labels = labels.copy()
+    for client in np.sort(noisy):
+        labels[parts[client]] = rng.integers(classes, size=len(parts[client]))
+    return labels
 
 
 def label_distributions(p: FloatArray, clients: int, alpha: float, rng: np.random.Generator) -> FloatArray:

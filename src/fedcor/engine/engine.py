@@ -109,8 +109,16 @@ class Engine:
 
     def losses(self, model: Tensor, clients: IntArray) -> FloatArray:
         """(len(clients),) l_k of each client: one pass over the data of all of them in large batches."""
+        return self._by_client(model, clients)[0]
+
+    def accuracies(self, model: Tensor, clients: IntArray) -> FloatArray:
+        """(len(clients),) share of each client's own data that `model` gets right."""
+        return self._by_client(model, clients)[1]
+
+    def _by_client(self, model: Tensor, clients: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Mean loss and mean correctness over each client's data."""
         if not len(clients):
-            return np.empty(0)
+            return np.empty(0), np.empty(0)
         measured = [self._measured[k] for k in clients]
         sizes = np.array([len(rows) for rows in measured])
         starts = np.cumsum(sizes) - sizes
@@ -120,10 +128,11 @@ class Engine:
         else:
             rows = torch.cat(measured).to(self.device)
             x, y = self._x[rows], self._y[rows]
-        per_sample = self._forward(model, x, y)[0]
-        sums: FloatArray = np.add.reduceat(per_sample.double().cpu().numpy(), starts)
-        means: FloatArray = sums / sizes
-        return means
+        losses, correct = (
+            np.add.reduceat(per_sample.double().cpu().numpy(), starts) / sizes
+            for per_sample in self._forward(model, x, y)
+        )
+        return losses, correct
 
     def majority_labels(self) -> IntArray:
         """(N,) the label that each client holds most of."""
