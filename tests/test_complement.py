@@ -16,7 +16,8 @@ from fedcor.record import read_run
 from fedcor.runner import run
 from fedcor.selectors import Complement
 from fedcor.selectors.complement import match, project
-from fedcor.testing import FakeFederation
+from fedcor.selectors.relatives import Combined, UpdateProcess
+from fedcor.testing import FakeFederation, check_selector
 from fedcor.types import Outcome, Population
 
 
@@ -87,6 +88,18 @@ def test_everyone_is_seen_once_before_anyone_is_chosen_again():
     assert sorted(first.tolist()) == list(range(12))
     assert (state["seen"] >= 0).all()
     assert len(np.unique(chosen[2])) == 5
+
+
+def test_a_mixed_sweep_shares_each_round_with_the_matching():
+    federation = FakeFederation.example(30)
+    state, seen = Complement(4, sweep=0.5).init(federation.population), np.zeros(30, dtype=bool)
+    for t in range(20):
+        chosen, state = Complement(4, sweep=0.5).select(state, federation)
+        if t >= 1:
+            assert int((~seen[chosen]).sum()) == min(2, int((~seen).sum()))
+        seen[chosen] = True
+        state = Complement(4, sweep=0.5).observe(state, federation.train(chosen))
+    assert seen.all()
 
 
 def test_the_memory_is_the_last_update_over_rate_and_steps():
@@ -187,8 +200,71 @@ def test_it_costs_what_random_selection_costs_to_the_byte(tmp_path):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("sketch", "tail"), ("sketch", 0), ("start", "last"), ("ageing", 2.0), ("swaps", -1), ("explore", -1)],
+    [
+        ("sketch", "tail"),
+        ("sketch", 0),
+        ("start", "last"),
+        ("ageing", 2.0),
+        ("swaps", -1),
+        ("explore", -1),
+        ("sweep", 0.0),
+    ],
 )
 def test_impossible_settings_are_refused(key, value):
     with pytest.raises(ConfigError, match=key):
         Complement(3, **{key: value})
+
+
+# --- its relatives ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [UpdateProcess(3, sketch="full"), UpdateProcess(3, sketch=2), Combined(3, warmup=2, interval=2, dimension=2)],
+    ids=repr,
+)
+def test_the_relatives_are_selectors_too(selector):
+    check_selector(selector)
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [UpdateProcess(3, sketch="full"), Combined(3, sketch="full", warmup=8, dimension=3, discount=0.5)],
+    ids=repr,
+)
+def test_the_relatives_take_one_of_each_kind(selector):
+    """Three kinds of clients that pull in different directions: nothing is gained from two of a kind."""
+    federation = FakeFederation(np.repeat(np.eye(3) * 10, 6, axis=0), learning_rate=0.01)
+    chosen, _ = played(selector, federation, 30)
+    kinds = [len(set((choice // 6).tolist())) for choice in chosen[10:]]
+    assert np.mean(kinds) > 2.7  # three of 18 at random: 2.2 kinds on average
+
+
+def test_the_update_process_is_the_papers_choice_on_the_remembered_directions():
+    selector = UpdateProcess(3, sketch="full", noise=0.3)
+    federation = FakeFederation.example(9)
+    _, state = played(selector, federation, 8)
+    chosen, _ = selector.select(state, federation)
+    U, p = state["directions"], federation.weights
+    sigma = U @ U.T / np.mean(np.sum(U**2, axis=1)) + 0.09 * np.eye(9)  # dense, conditioned by hand
+    by_hand: list[int] = []
+    for _ in range(3):
+        left = np.setdiff1d(np.arange(9), by_hand)
+        posterior = sigma - sigma[:, by_hand] @ np.linalg.pinv(sigma[np.ix_(by_hand, by_hand)]) @ sigma[by_hand]
+        gain = 0.95 ** state["picked"] * (p @ posterior) / np.sqrt(np.maximum(np.diag(posterior), 1e-12))
+        by_hand.append(int(left[np.argmax(gain[left])]))
+    assert chosen.tolist() == by_hand
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda: UpdateProcess(3, beta=1.5), "beta"),
+        (lambda: UpdateProcess(3, interval=0), "interval"),
+        (lambda: UpdateProcess(3, noise=0.0), "noise"),
+        (lambda: Combined(3, sketch="tail"), "sketch"),
+    ],
+)
+def test_impossible_relatives_are_refused(make, key):
+    with pytest.raises(ConfigError, match=key):
+        make()

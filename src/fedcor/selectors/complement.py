@@ -3,7 +3,7 @@
     u_k     the last update direction of client k: its model change over (learning rate x local steps), sketched    (s,)
     t       what the population wants: sum_i p_i u_i over all whose direction is known                               (s,)
 
-1. sweep     while there are clients that never trained, they come first, in random order;
+1. sweep     while there are clients that never trained, they come first, in random order (or take a share of each round);
 2. start     one client, at random or the one that was seen longest ago;
 3. greedy    add the client that brings the group's mean direction closest to t:  min_k |mean(u_K, u_k) - t|^2;
 4. swap      (if asked) exchange a member for another client while that brings the mean closer still.
@@ -33,13 +33,12 @@ class Complement:
     """Mean matching on remembered updates."""
 
     clients_per_round: int
-    sketch: Literal["head", "full"] | int = (
-        "head"  # the output layer's part, all of it, or a random projection to so many
-    )
+    sketch: Literal["head", "full"] | int = "head"  # the output layer's part, all, or a random projection to so many
     start: Literal["random", "oldest"] = "random"
     normalised: bool = False  # directions of length one
     ageing: float = 1.0  # a direction that is m rounds old counts ageing^m in the target
     swaps: int = 0  # exchanges after the greedy choice, at most
+    sweep: float = 1.0  # share of a round given to those who never trained, while there are any
     explore: float = 0.0  # share of a round given to those who were seen longest ago
 
     needs_updates: ClassVar[bool] = True  # an engine that hides single updates refuses it
@@ -54,6 +53,9 @@ class Complement:
             raise ConfigError("start", self.start, "must be random or oldest")
         check_fraction("ageing", self.ageing, closed=True)
         check_at_least("swaps", self.swaps, 0)
+        check_fraction("sweep", self.sweep, closed=True)
+        if not self.sweep:
+            raise ConfigError("sweep", self.sweep, "must be above 0: who never trains is never known")
         check_fraction("explore", self.explore, closed=True)
 
     def init(self, population: Population) -> State:
@@ -78,7 +80,7 @@ class Complement:
         count = min(self.clients_per_round, len(available))
         seen, tried = state["seen"], state["tried"].copy()
         new = available[(seen[available] < 0) & (tried[available] < _TRIES)]
-        chosen = uniform(rng, new, count)
+        chosen = uniform(rng, new, max(1, int(self.sweep * count + 1e-9)))
         known = available[seen[available] >= 0]
         if len(chosen) < count and len(known):
             chosen = np.concatenate([chosen, self._group(state, federation, known, count, len(chosen))])

@@ -1,0 +1,127 @@
+"""Two relatives of complement, kept to be compared with it (docs/beyond.md). They have no short name: ask for them as
+
+fedcor.selectors.relatives:UpdateProcess    the paper's greedy posterior choice, on the kernel of remembered updates
+fedcor.selectors.relatives:Combined         complement's mean matching, on updates and FedCor's learnt embedding together
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedcor.gp import select
+from fedcor.selectors.base import check_at_least, check_fraction, check_positive, lengthened
+from fedcor.selectors.complement import Complement, match
+from fedcor.selectors.process import ProcessSelector
+from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, State
+
+__all__ = ["Combined", "UpdateProcess"]
+
+
+@dataclass(frozen=True)
+class UpdateProcess(Complement):
+    """Algorithm 1 of the paper with client embeddings that are measured, not learnt: the remembered directions.
+
+    By the paper's theory loss changes have the covariance X'X with X = B'G, projected client gradients; here G itself. Annealed
+    as in the paper: a client's gain shrinks by `beta` with every choice, and is restored every `interval` rounds.
+    """
+
+    beta: float = 0.95
+    interval: int = 10
+    noise: float = 0.1  # as a share of the directions' root mean square length
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fraction("beta", self.beta)
+        check_at_least("interval", self.interval, 1)
+        check_positive("noise", self.noise)
+
+    def init(self, population: Population) -> State:
+        return {**super().init(population), "picked": np.zeros(population.count, dtype=np.int64)}
+
+    def join(self, state: State, population: Population) -> State:
+        return {**super().join(state, population), "picked": lengthened(state["picked"], population.count, 0)}
+
+    def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
+        if int(state["round"]) % self.interval == 0:
+            state = {**state, "picked": np.zeros_like(state["picked"])}
+        chosen, state = super().select(state, federation)
+        picked = state["picked"].copy()
+        picked[chosen] += 1
+        return chosen, {**state, "picked": picked}
+
+    def _group(self, state: State, federation: Federation, known: IntArray, count: int, taken: int) -> IntArray:
+        directions = _at_unit_scale(state["directions"][known])
+        weights = federation.weights[known]
+        total = float(weights.sum())
+        picks = select(
+            directions,
+            weights / total if total > 0 else weights,
+            self.beta ** state["picked"][known].astype(np.float64),
+            self.noise**2,
+            count - taken,
+            np.arange(len(known)),
+        )
+        return known[picks.clients]
+
+
+@dataclass(frozen=True)
+class Combined(ProcessSelector):
+    """Where probes are affordable: the group whose mean is everyone's in the updates and in the learnt embedding at once."""
+
+    sketch: Literal["head", "full"] | int = "head"
+
+    needs_updates: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self._memory  # refuses an impossible sketch
+
+    @property
+    def _memory(self) -> Complement:
+        return Complement(self.clients_per_round, self.sketch)
+
+    def init(self, population: Population) -> State:
+        return {**super().init(population), **_named(self._memory.init(population))}
+
+    def join(self, state: State, population: Population) -> State:
+        return {**super().join(state, population), **_named(self._memory.join(_unnamed(state), population))}
+
+    def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
+        chosen, state = super().select(state, federation)
+        return chosen, {**state, "updates/round": state["round"]}
+
+    def choose(self, state: State, federation: Federation) -> IntArray:
+        memory, available = _unnamed(state), federation.available
+        known = memory["seen"] >= 0
+        directions = np.zeros((len(known), memory["directions"].shape[1]))  # who is not known yet is taken for the mean
+        if known.any():
+            mean = self._memory.target(memory, federation.weights)
+            directions[known] = memory["directions"][known] - mean
+            directions[known] = _at_unit_scale(directions[known])
+        X = state["embedding"] - federation.weights @ state["embedding"]
+        both = np.concatenate([directions, _at_unit_scale(X)], axis=1)
+        first = federation.rng.integers(len(available), size=1)
+        places = match(
+            both[available], np.zeros(both.shape[1]), first, min(self.clients_per_round, len(available))
+        )  # both are centred: the population is at 0
+        return available[places]
+
+    def observe(self, state: State, outcome: Outcome) -> State:
+        return {**state, **_named(self._memory.observe(_unnamed(state), outcome))}
+
+
+def _at_unit_scale(rows: FloatArray) -> FloatArray:
+    """Rows with a root mean square length of one."""
+    scale = float(np.sqrt(np.mean(np.einsum("ns,ns->n", rows, rows)))) if rows.size else 0.0
+    return rows / scale if scale > 0 else rows
+
+
+def _named(state: State) -> dict[str, FloatArray]:
+    return {f"updates/{key}": value for key, value in state.items()}
+
+
+def _unnamed(state: State) -> dict[str, FloatArray]:
+    return {key.removeprefix("updates/"): value for key, value in state.items() if key.startswith("updates/")}
