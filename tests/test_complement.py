@@ -16,7 +16,7 @@ from fedcor.record import read_run
 from fedcor.runner import run
 from fedcor.selectors import Complement
 from fedcor.selectors.complement import match, project
-from fedcor.selectors.relatives import Combined, UpdateProcess
+from fedcor.selectors.relatives import Combined, Herding, UpdateProcess
 from fedcor.testing import FakeFederation, check_selector
 from fedcor.types import Outcome, Population
 
@@ -220,7 +220,12 @@ def test_impossible_settings_are_refused(key, value):
 
 @pytest.mark.parametrize(
     "selector",
-    [UpdateProcess(3, sketch="full"), UpdateProcess(3, sketch=2), Combined(3, warmup=2, interval=2, dimension=2)],
+    [
+        UpdateProcess(3, sketch="full"),
+        UpdateProcess(3, sketch=2),
+        Herding(3),
+        Combined(3, warmup=2, interval=2, dimension=2),
+    ],
     ids=repr,
 )
 def test_the_relatives_are_selectors_too(selector):
@@ -238,6 +243,15 @@ def test_the_relatives_take_one_of_each_kind(selector):
     chosen, _ = played(selector, federation, 30)
     kinds = [len(set((choice // 6).tolist())) for choice in chosen[10:]]
     assert np.mean(kinds) > 2.7  # three of 18 at random: 2.2 kinds on average
+
+
+def test_herding_makes_up_for_what_was_missed():
+    """Groups of two of three kinds: each misses a kind, and over rounds every kind has its share to the last choice."""
+    federation = FakeFederation(np.repeat(np.eye(3) * 10, 6, axis=0), learning_rate=1e-6)  # directions stay as they are
+    chosen, state = played(Herding(2, sketch="full", carry=1.0), federation, 9 + 60)
+    times = np.bincount(np.concatenate(chosen[9:]) // 6, minlength=3)
+    assert np.ptp(times) <= 3
+    assert np.linalg.norm(state["missed"]) < 30  # bounded, though there were 60 rounds with an error of 4 each
 
 
 def test_the_update_process_is_the_papers_choice_on_the_remembered_directions():
@@ -262,6 +276,7 @@ def test_the_update_process_is_the_papers_choice_on_the_remembered_directions():
         (lambda: UpdateProcess(3, beta=1.5), "beta"),
         (lambda: UpdateProcess(3, interval=0), "interval"),
         (lambda: UpdateProcess(3, noise=0.0), "noise"),
+        (lambda: Herding(3, carry=1.5), "carry"),
         (lambda: Combined(3, sketch="tail"), "sketch"),
     ],
 )

@@ -26,6 +26,11 @@ FIGURES = {
     "interval": ["interval-digits"],
     "annealing": ["annealing-digits", "annealing-frequencies-digits"],
     "embedding": ["embedding-digits"],
+    "beyond-table": ["beyond-digits"],
+    "beyond-ablation": ["beyond-ablation-digits"],
+    "beyond-limits": ["beyond-limits-digits"],
+    "beyond-fairness": ["beyond-fairness-digits"],
+    "beyond-confirmation": ["beyond-confirmation-digits"],
 }
 
 
@@ -58,7 +63,7 @@ def numbers(folder: Path, what: str) -> dict:
 
 
 def test_every_experiment_is_offered():
-    assert [*EXPERIMENTS, "all"] == REPRODUCE
+    assert [*EXPERIMENTS, "paper", "beyond", "all"] == REPRODUCE
     assert set(FIGURES) == set(EXPERIMENTS)
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "differences",
     "has_run",
     "open_run",
+    "read_checkpoint",
     "read_run",
     "read_runs",
     "save_arrays",
@@ -244,7 +245,7 @@ def _look(folder: Path, header: Mapping[str, Any], resume: bool) -> tuple[Run | 
         raise RecordError(f"{folder} already holds a run: add --resume to go on with it, or choose another folder")
     run = read_run(folder)
     _check_same(folder, run.header, json.loads(_line(header)))
-    checkpoint = _read_checkpoint(folder / CHECKPOINT)
+    checkpoint = read_checkpoint(folder)
     done = int(checkpoint["round"]) if checkpoint else 0
     if len(run.rounds) < done:
         raise RecordError(
@@ -275,7 +276,9 @@ def differences(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]
     return {} if old == new else {path: (old, new)}
 
 
-def _read_checkpoint(path: Path) -> dict[str, Array] | None:
+def read_checkpoint(folder: Path) -> dict[str, Array] | None:
+    """The named arrays of a run's last checkpoint; None when it has none yet."""
+    path = folder / CHECKPOINT
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}

@@ -24,12 +24,35 @@ try:
 except ImportError as error:
     raise MissingExtraError("matplotlib", "plot") from error
 
-__all__ = ["client_map", "curves", "frequencies", "histograms", "save_figure", "similarities", "toy_picture"]
+__all__ = [
+    "client_map",
+    "curves",
+    "differences",
+    "frequencies",
+    "histograms",
+    "save_figure",
+    "similarities",
+    "toy_picture",
+]
 
 PALETTE = ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
-COLOURS = {"fedcor": "#D55E00", "random": "#000000", "afl": "#009E73", "power_of_choice": "#0072B2"}
-STYLES = {"fedcor": "-", "random": ":", "afl": "-.", "power_of_choice": "--"}
-NAMES = {"fedcor": "FedCor", "random": "Rand", "afl": "AFL", "power_of_choice": "Pow-d"}
+COLOURS = {
+    "fedcor": "#D55E00",
+    "random": "#000000",
+    "afl": "#009E73",
+    "power_of_choice": "#0072B2",
+    "complement": "#CC79A7",
+    "full": "#999999",
+}
+STYLES = {"fedcor": "-", "random": ":", "afl": "-.", "power_of_choice": "--", "complement": "-", "full": (0, (6, 1))}
+NAMES = {
+    "fedcor": "FedCor",
+    "random": "Rand",
+    "afl": "AFL",
+    "power_of_choice": "Pow-d",
+    "complement": "complement",
+    "full": "everyone trains",
+}
 TITLES = {"2spc": "2SPC: two shards a client", "1spc": "1SPC: one shard a client", "dir": "Dir: Dirichlet, α = 0.2"}
 
 
@@ -176,6 +199,31 @@ def frequencies(panels: Mapping[str, Mapping[str, Sequence[float]]], caption: st
     axes[0].set_ylabel("times chosen a run")
     axes[-1].legend(fontsize=8)
     _say(figure, caption)
+    return figure
+
+
+def differences(panels: Mapping[str, Mapping[str, Mapping[str, Any]]], what: str, caption: str) -> Figure:
+    """Paired differences with their intervals, a row a variant: panels[scenario][variant] has `mean`, `low`, `high`."""
+    names = list(dict.fromkeys(name for rows in panels.values() for name in rows))
+    width = 2.9 if len(panels) <= 3 else 2.4
+    figure, axes = _row(len(panels), width=width, height=1.3 + 0.26 * len(names))
+    for ax, (scenario, rows) in zip(axes, panels.items(), strict=True):
+        ax.axvline(0, color="black", linewidth=0.8)
+        for y, name in enumerate(names):
+            if name not in rows or rows[name]["mean"] is None:
+                continue
+            mean, low, high = (rows[name][key] for key in ("mean", "low", "high"))
+            clear = low is not None and (low > 0 or high < 0)
+            colour = "#555555" if not clear else PALETTE[2] if mean > 0 else PALETTE[0]
+            if low is not None:
+                ax.plot([low, high], [y, y], color=colour, linewidth=2.2, alpha=0.6, solid_capstyle="butt")
+            ax.plot(mean, y, marker="o" if not clear else "^" if mean > 0 else "v", color=colour, markersize=5)
+        ax.set_title(TITLES.get(scenario, scenario), fontsize=9)
+        ax.set_yticks(range(len(names)), [NAMES.get(n, n) for n in names] if ax is axes[0] else [""] * len(names))
+        ax.set_ylim(len(names) - 0.5, -0.5)
+        ax.tick_params(labelsize=8)
+    axes[len(axes) // 2].set_xlabel(what)
+    _say(figure, f"{caption}; triangles: the interval excludes zero")
     return figure
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "SelectorSummary",
     "Summary",
     "curve_of",
+    "estimate_of",
     "summarise",
 ]
 
@@ -282,7 +283,7 @@ def _experiment(name: str, found: Mapping[str, Mapping[int, Curve]], baseline: s
 
 def _selector(name: str, curves: Mapping[int, Curve], baseline: Mapping[int, Curve] | None) -> SelectorSummary:
     runs = tuple(_run(curves[seed]) for seed in sorted(curves))
-    estimates = {m.key: _estimate(m, (run.values[m.key] for run in runs)) for m in METRICS}
+    estimates = {m.key: estimate_of((run.values[m.key] for run in runs), m.to_target) for m in METRICS}
     if baseline is None:
         return SelectorSummary(name, runs, estimates, {})
     pairs = [(curves[seed], baseline[seed]) for seed in sorted(curves.keys() & baseline.keys())]
@@ -302,7 +303,7 @@ def _difference(metric: Metric, pairs: Sequence[tuple[Curve, Curve]]) -> Differe
         some = [t for t in common if t > 0]  # a pair without rounds is not compared at all
         rounds = (min(some), max(some)) if some else None
     values = [(metric.of(ours), metric.of(theirs)) for ours, theirs in pairs]
-    estimate = _estimate(metric, (None if a is None or b is None else a - b for a, b in values))
+    estimate = estimate_of((None if a is None or b is None else a - b for a, b in values), metric.to_target)
     if estimate.low is None or estimate.high is None:
         return Difference(estimate, rounds, None)
     if estimate.low <= ROUNDING and estimate.high >= -ROUNDING:
@@ -311,11 +312,12 @@ def _difference(metric: Metric, pairs: Sequence[tuple[Curve, Curve]]) -> Differe
     return Difference(estimate, rounds, "better" if improves else "worse")
 
 
-def _estimate(metric: Metric, values: Iterable[float | None]) -> Estimate:
+def estimate_of(values: Iterable[float | None], all_needed: bool = False) -> Estimate:
+    """The mean over seeds; where `all_needed`, none unless every seed has a value."""
     asked = list(values)
     known = [value for value in asked if value is not None]
     n, of = len(known), len(asked)
-    if n == 0 or (metric.to_target and n < of):  # the paper's N/A
+    if n == 0 or (all_needed and n < of):  # the paper's N/A
         return Estimate(None, None, None, None, n, of)
     mean = float(np.mean(known))
     if n == 1:

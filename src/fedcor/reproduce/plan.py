@@ -15,7 +15,7 @@ from fedcor.experiment import Experiment, load_experiment
 from fedcor.record import Run, count_rounds, read_run, write_whole
 from fedcor.runner import Job, run_jobs
 
-__all__ = ["SETTINGS", "Plan", "Runs", "Variant"]
+__all__ = ["FOUR", "SETTINGS", "Plan", "Runs", "Scenario", "Variant"]
 
 SETTINGS = ("2spc", "1spc", "dir")
 DATASETS = ("fmnist", "cifar10", "digits")
@@ -40,6 +40,18 @@ class Variant:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
+FOUR = [Variant(name, name, name) for name in ("random", "afl", "power_of_choice", "fedcor")]  # the paper's
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One of the paper's settings with something changed: what its runs are compared within."""
+
+    name: str
+    setting: str
+    changes: Sequence[str] = ()
+
+
 @dataclass(frozen=True)
 class Plan:
     """How much of an experiment to run."""
@@ -52,6 +64,7 @@ class Plan:
     rounds: int | None = None  # instead of the paper's
     jobs: int = 1
     selections: int = 1000  # random selections measured in a round
+    fresh_seeds: Sequence[int] = (6, 7, 8)  # on which nothing was chosen: a choice is confirmed there
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
@@ -65,33 +78,48 @@ class Plan:
     def quick(self) -> Plan:
         """A version of a few minutes for everything: the embedded digits, few rounds, two seeds."""
         return dataclasses.replace(
-            self, dataset="digits", seeds=tuple(self.seeds)[:2], rounds=min(self.rounds or 30, 30), selections=60
+            self,
+            dataset="digits",
+            seeds=tuple(self.seeds)[:2],
+            rounds=min(self.rounds or 30, 30),
+            selections=60,
+            fresh_seeds=tuple(self.fresh_seeds)[:2],
         )
 
-    def experiment(
-        self, setting: str, selector: str = "fedcor", options: Mapping[str, Any] | None = None
-    ) -> Experiment:
-        """The paper's settings for a data set and a setting, with this plan's number of rounds."""
-        changes = [] if self.rounds is None else [f"training.rounds={self.rounds}"]
-        if self.dataset == "digits":
-            experiment = load_experiment("digits", [*changes, *_DIGITS[setting]], selector)
-            experiment = dataclasses.replace(experiment, name=f"digits-{setting}")
-        else:
-            experiment = load_experiment(f"{self.dataset}-{setting}", changes, selector)
-        merged = {**experiment.selectors.get(selector, {}), **(options or {})}
-        return dataclasses.replace(experiment, selectors={**experiment.selectors, selector: merged}).check()
+    @property
+    def scenarios(self) -> list[Scenario]:
+        """The paper's settings, as they are."""
+        return [Scenario(setting, setting) for setting in self.settings]
 
-    def runs(self, variants: Sequence[Variant]) -> Runs:
-        """Every variant in every setting on every seed, run as far as it is not done yet."""
+    def experiment(
+        self, where: str | Scenario, selector: str = "fedcor", options: Mapping[str, Any] | None = None
+    ) -> Experiment:
+        """The paper's settings for a data set and a setting, with this plan's number of rounds and a scenario's changes."""
+        scenario = Scenario(where, where) if isinstance(where, str) else where
+        changes = [*([] if self.rounds is None else [f"training.rounds={self.rounds}"]), *scenario.changes]
+        if self.dataset == "digits":
+            experiment = load_experiment("digits", [*_DIGITS[scenario.setting], *changes], selector)
+        else:
+            experiment = load_experiment(f"{self.dataset}-{scenario.setting}", changes, selector)
+        merged = {**experiment.selectors.get(selector, {}), **(options or {})}
+        return dataclasses.replace(
+            experiment,
+            name=f"{self.dataset}-{scenario.name}",
+            selectors={**experiment.selectors, selector: merged},
+        ).check()
+
+    def runs(self, variants: Sequence[Variant], scenarios: Sequence[Scenario] | None = None) -> Runs:
+        """Every variant in every scenario on every seed, run as far as it is not done yet."""
+        scenarios = self.scenarios if scenarios is None else scenarios
         jobs = [
             Job(
-                self.experiment(setting, variant.selector, variant.options),
+                self.experiment(scenario, variant.selector, variant.options),
                 seed,
-                self._folder(setting, variant, seed),
+                self.folder(scenario, variant, seed),
                 resume=True,
             )
             for seed in self.seeds
-            for setting in self.settings
+            for scenario in scenarios
             for variant in variants
         ]
         finished = 0
@@ -101,19 +129,19 @@ class Plan:
                 done = sum(min(count_rounds(j.out), j.experiment.training.rounds) for j in jobs)
                 update(done, f"{finished}/{len(jobs)} runs")
         return {
-            setting: {
-                variant.label: [self._read(setting, variant, seed) for seed in self.seeds] for variant in variants
+            scenario.name: {
+                variant.label: [self._read(scenario, variant, seed) for seed in self.seeds] for variant in variants
             }
-            for setting in self.settings
+            for scenario in scenarios
         }
 
-    def _folder(self, setting: str, variant: Variant, seed: int) -> Path:
-        return self.out / "runs" / f"{self.dataset}-{setting}" / variant.folder / f"seed-{seed}"
+    def folder(self, scenario: Scenario, variant: Variant, seed: int) -> Path:
+        return self.out / "runs" / f"{self.dataset}-{scenario.name}" / variant.folder / f"seed-{seed}"
 
-    def _read(self, setting: str, variant: Variant, seed: int) -> Run:
+    def _read(self, scenario: Scenario, variant: Variant, seed: int) -> Run:
         """The run, cut to this plan's rounds: an earlier command may have run it further."""
-        run = read_run(self._folder(setting, variant, seed))
-        return dataclasses.replace(run, rounds=run.rounds[: self.experiment(setting).training.rounds])
+        run = read_run(self.folder(scenario, variant, seed))
+        return dataclasses.replace(run, rounds=run.rounds[: self.experiment(scenario).training.rounds])
 
     def describe(self) -> dict[str, Any]:
         """What a saved result says of how it was made."""

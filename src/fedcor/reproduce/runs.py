@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fedcor.record import Run, write_whole
+from fedcor.record import write_whole
 from fedcor.report.summary import METRICS, Estimate, summarise
 from fedcor.report.tables import difference_text, estimate_text
+from fedcor.reproduce.comparison import draw_curves, mean_std, plain, times_chosen
 from fedcor.reproduce.paper import TABLE_1
-from fedcor.reproduce.plan import Plan, Runs, Variant
-from fedcor.types import FloatArray
+from fedcor.reproduce.plan import FOUR, Plan, Variant
 
 __all__ = ["annealing", "convergence", "interval", "table1"]
-
-FOUR = [Variant(name, name, name) for name in ("random", "afl", "power_of_choice", "fedcor")]
-SMOOTH = 10  # rounds that a curve's point is the mean of
 
 
 def table1(plan: Plan) -> list[Path]:
@@ -34,27 +29,16 @@ def table1(plan: Plan) -> list[Path]:
                 "paper": TABLE_1.get(plan.dataset, {}).get(setting, {}).get(one.name),
                 "rounds_done": [run.rounds_done for run in one.runs],
                 "values": {key: [run.values[key] for run in one.runs] for key in one.runs[0].values},
-                "estimates": {key: _plain(estimate) for key, estimate in one.estimates.items()},
+                "estimates": {key: plain(estimate) for key, estimate in one.estimates.items()},
                 "paired": {
-                    "random": {key: _plain(difference.estimate) for key, difference in one.differences.items()},
-                    "power_of_choice": {key: _plain(d.estimate) for key, d in other.differences.items()},
+                    "random": {key: plain(difference.estimate) for key, difference in one.differences.items()},
+                    "power_of_choice": {key: plain(d.estimate) for key, d in other.differences.items()},
                 },
             }
     saved = plan.save("table1", {"settings": numbers})
     page = plan.out / f"table1-{plan.dataset}.md"
     write_whole(page, _markdown(plan, numbers).encode())
     return [saved, page]
-
-
-def _plain(estimate: Estimate) -> dict[str, float | int | None]:
-    return {
-        "mean": estimate.mean,
-        "std": estimate.std,
-        "low": estimate.low,
-        "high": estimate.high,
-        "n": estimate.n,
-        "of": estimate.of,
-    }
 
 
 def _markdown(plan: Plan, numbers: Mapping[str, Any]) -> str:
@@ -77,7 +61,7 @@ def _markdown(plan: Plan, numbers: Mapping[str, Any]) -> str:
         ]
         for name, s in numbers_here["selectors"].items():
             cells = [names.get(name, name), s["paper"] or "–"]
-            cells += [_mean_std(s["estimates"][key]) for key in ("rounds_to_target", "smooth_rounds_to_target")]
+            cells += [mean_std(s["estimates"][key]) for key in ("rounds_to_target", "smooth_rounds_to_target")]
             cells += [
                 estimate_text(metric[key], Estimate(**s["estimates"][key]))
                 for key in ("mean_accuracy", "bytes_to_target")
@@ -92,16 +76,9 @@ def _markdown(plan: Plan, numbers: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _mean_std(estimate: Mapping[str, Any]) -> str:
-    """As the paper's table: N/A when some seed never got there."""
-    if estimate["mean"] is None:
-        return f"N/A ({estimate['n']}/{estimate['of']})"
-    return f"{estimate['mean']:.1f}" + ("" if estimate["std"] is None else f" ± {estimate['std']:.1f}")
-
-
 def convergence(plan: Plan) -> list[Path]:
     """Accuracy curves of the four selectors."""
-    return _draw_curves(plan, "convergence", plan.runs(FOUR))
+    return draw_curves(plan, "convergence", plan.runs(FOUR))
 
 
 def interval(plan: Plan) -> list[Path]:
@@ -112,7 +89,7 @@ def interval(plan: Plan) -> list[Path]:
         "digits": [(5, 0.95), (10, 0.95), (500, 0.99)],
     }
     variants = [_fedcor(plan, f"Δt = {dt}", interval=dt, beta=beta) for dt, beta in table[plan.dataset]]
-    return _draw_curves(plan, "interval", plan.runs([*variants, Variant("random", "random", "random")]))
+    return draw_curves(plan, "interval", plan.runs([*variants, Variant("random", "random", "random")]))
 
 
 def annealing(plan: Plan) -> list[Path]:
@@ -122,9 +99,9 @@ def annealing(plan: Plan) -> list[Path]:
     table = {"fmnist": (0.5, 0.75, 0.95), "cifar10": (0.9, 0.95, 0.97), "digits": (0.5, 0.75, 0.95)}
     variants = [_fedcor(plan, f"β = {beta}", beta=beta) for beta in table[plan.dataset]]
     runs = plan.runs([*variants, Variant("random", "random", "random")])
-    paths = _draw_curves(plan, "annealing", runs)
+    paths = draw_curves(plan, "annealing", runs)
     counts = {
-        setting: {label: _times_chosen(of_one).round(2).tolist() for label, of_one in by_label.items()}
+        setting: {label: times_chosen(of_one).round(2).tolist() for label, of_one in by_label.items()}
         for setting, by_label in runs.items()
     }
     saved = plan.save("annealing-frequencies", {"times_chosen": counts})
@@ -146,74 +123,3 @@ def _fedcor(plan: Plan, label: str, **options: float) -> Variant:
         return Variant(label, "fedcor", "fedcor")
     folder = "-".join(["fedcor", *(f"{key}-{value}" for key, value in options.items())])
     return Variant(label, "fedcor", folder, options)
-
-
-def _times_chosen(runs: Sequence[Run]) -> FloatArray:
-    """(N,) times the most chosen client, the next, ... was chosen in a run, mean over seeds."""
-    sorted_counts = []
-    for run in runs:
-        clients = run.header["config"]["partition"]["clients"]
-        chosen = np.concatenate([np.asarray(entry["selected"], dtype=np.int64) for entry in run.rounds])
-        sorted_counts.append(np.sort(np.bincount(chosen, minlength=clients))[::-1])
-    mean: FloatArray = np.mean(sorted_counts, axis=0)
-    return mean
-
-
-def _draw_curves(plan: Plan, what: str, runs: Runs) -> list[Path]:
-    from fedcor.report.figures import curves, save_figure
-
-    panels = {
-        setting: {label: _curve(of_one) for label, of_one in by_label.items()} for setting, by_label in runs.items()
-    }
-    every = {
-        setting: summarise(
-            [_labelled(run, label) for label, rs in by_label.items() for run in rs], "random"
-        ).experiments[0]
-        for setting, by_label in runs.items()
-    }
-    numbers = {
-        "curves": panels,
-        "summary": {
-            setting: {
-                s.name: {
-                    "estimates": {key: _plain(e) for key, e in s.estimates.items()},
-                    "paired_to_random": {key: _plain(d.estimate) for key, d in s.differences.items()},
-                }
-                for s in experiment.selectors
-            }
-            for setting, experiment in every.items()
-        },
-    }
-    saved = plan.save(what, numbers)
-    targets = {setting: e.target for setting, e in every.items() if e.target is not None}
-    figure = curves(panels, _caption(plan, runs), targets)
-    return [saved, *save_figure(figure, plan.out / f"{what}-{plan.dataset}")]
-
-
-def _labelled(run: Run, label: str) -> Run:
-    """The run under its variant's name, so that two variants of one selector stand side by side."""
-    return Run(run.path, {**run.header, "selector": label}, run.rounds)
-
-
-def _curve(runs: Sequence[Run]) -> dict[str, list[float]]:
-    """Mean and one standard deviation over seeds of the ten-round mean accuracy."""
-    length = min(len(run.rounds) for run in runs)
-    accuracy = np.array(
-        [[entry["test_accuracy"] or 0.0 for entry in run.rounds[:length]] for run in runs]
-    )  # (seeds, rounds)
-    window = min(SMOOTH, length)
-    smooth = np.apply_along_axis(lambda a: np.convolve(a, np.full(window, 1 / window), mode="valid"), 1, accuracy)
-    mean, spread = smooth.mean(axis=0), smooth.std(axis=0, ddof=1) if len(runs) > 1 else np.zeros(smooth.shape[1])
-    return {
-        "round": list(range(window, length + 1)),
-        "mean": mean.round(4).tolist(),
-        "low": (mean - spread).round(4).tolist(),
-        "high": (mean + spread).round(4).tolist(),
-    }
-
-
-def _caption(plan: Plan, runs: Runs) -> str:
-    lengths = sorted({len(run.rounds) for by in runs.values() for rs in by.values() for run in rs})
-    seeds = ", ".join(map(str, plan.seeds))
-    shown = f"mean of the last {SMOOTH} rounds, band: one standard deviation over seeds"
-    return f"{plan.dataset}, seeds {seeds}, {lengths[0]} rounds; {shown}"

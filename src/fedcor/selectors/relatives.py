@@ -1,5 +1,6 @@
-"""Two relatives of complement, kept to be compared with it (docs/beyond.md). They have no short name: ask for them as
+"""Relatives of complement, kept to be compared with it (docs/beyond.md). They have no short name: ask for them as
 
+    fedcor.selectors.relatives:Herding          complement, whose groups make up for what the groups before them missed
 fedcor.selectors.relatives:UpdateProcess    the paper's greedy posterior choice, on the kernel of remembered updates
 fedcor.selectors.relatives:Combined         complement's mean matching, on updates and FedCor's learnt embedding together
 """
@@ -17,7 +18,43 @@ from fedcor.selectors.complement import Complement, match
 from fedcor.selectors.process import ProcessSelector
 from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, State
 
-__all__ = ["Combined", "UpdateProcess"]
+__all__ = ["Combined", "Herding", "UpdateProcess"]
+
+
+@dataclass(frozen=True)
+class Herding(Complement):
+    """Matches t + r in the place of t, where after each round r becomes carry (r + t - mean direction received).
+
+    Over many rounds the mean of all groups then is the population's, as in herding, where one group's alone is not.
+    """
+
+    carry: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fraction("carry", self.carry, closed=True)
+
+    def init(self, population: Population) -> State:
+        return {**super().init(population), "wanted": np.zeros(0), "missed": np.zeros(0)}  # (s,) t and r
+
+    def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
+        chosen, after = super().select(state, federation)
+        matched = (state["seen"][chosen] >= 0).any()
+        return chosen, {**after, "wanted": self._mean(state, federation.weights) if matched else np.zeros(0)}
+
+    def target(self, state: State, weights: FloatArray) -> FloatArray:
+        return self._mean(state, weights) + (state["missed"] if len(state["missed"]) else 0.0)
+
+    def _mean(self, state: State, weights: FloatArray) -> FloatArray:
+        return super().target(state, weights)
+
+    def observe(self, state: State, outcome: Outcome) -> State:
+        after = super().observe(state, outcome)
+        wanted, received = state["wanted"], after["directions"][outcome.participated]
+        if not len(received) or len(wanted) != received.shape[1]:
+            return after
+        missed = state["missed"] if len(state["missed"]) else np.zeros_like(wanted)
+        return {**after, "missed": self.carry * (missed + wanted - received.mean(axis=0))}
 
 
 @dataclass(frozen=True)
