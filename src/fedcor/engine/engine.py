@@ -23,6 +23,7 @@ __all__ = ["Engine", "Scores", "trainer_for"]
 # Rows a forward pass takes at once: large enough to run at matrix-product speed, small enough to stay in the cache,
 # where a row's feature maps weigh far more than a row of a dense layer.
 _DENSE_ROWS, _CONVOLUTION_ROWS = 1000, 100
+_TOGETHER = 8  # clients trained at once, at most: the weights of more leave the cache (a result does not depend on it)
 
 
 def trainer_for(module: nn.Module, vector: ModelVector, largest: int) -> Trainer:
@@ -102,9 +103,10 @@ class Engine:
         steps = [how.local_steps] * len(clients) if steps is None else steps
         results = torch.empty(len(clients), self.vector.size, device=self.device)
         for count in sorted(set(steps)):  # those with equally many steps train together
-            group = [i for i, s in enumerate(steps) if s == count]
-            work = [Assignment(clients[i], round, self.seed, self._rows[clients[i]], count) for i in group]
-            results[group] = self._train(model, work, self._x, self._y, how)
+            same = [i for i, s in enumerate(steps) if s == count]
+            for group in (same[i : i + _TOGETHER] for i in range(0, len(same), _TOGETHER)):
+                work = [Assignment(clients[i], round, self.seed, self._rows[clients[i]], count) for i in group]
+                results[group] = self._train(model, work, self._x, self._y, how)
         return results
 
     def losses(self, model: Tensor, clients: IntArray) -> FloatArray:
