@@ -11,11 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fedcor.cli import REPRODUCE, main
 from fedcor.errors import ConfigError
+from fedcor.experiment import load_experiment
+from fedcor.record import differences, read_run
 from fedcor.reproduce import EXPERIMENTS, Plan
 from fedcor.reproduce.paper import TABLE_1
+from fedcor.runner import build_simulation
 
 FIGURES = {
     "table1": [],
@@ -106,6 +110,59 @@ def test_the_numbers_behind_the_figures(folder):
     assert all(sum(counts) == pytest.approx(15 * 10, abs=1) for counts in chosen.values())
     assert set(chosen) == {"β = 0.5", "β = 0.75", "β = 0.95", "random"}
     assert set(numbers(folder, "interval-digits")["curves"]["2spc"]) == {"Δt = 5", "Δt = 10", "Δt = 500", "random"}
+
+
+def test_the_gap_to_everyone_is_counted_seed_by_seed(folder):
+    def mean_accuracy(selector, seed):
+        run = read_run(folder / "runs" / "digits-1spc" / selector / f"seed-{seed}")
+        return np.mean([entry["test_accuracy"] for entry in run.rounds[:15]])
+
+    shares = [
+        (mean_accuracy("complement", seed) - mean_accuracy("random", seed))
+        / (mean_accuracy("full", seed) - mean_accuracy("random", seed))
+        for seed in (1, 2)
+    ]
+    saved = numbers(folder, "beyond-digits")["gap_closed"]["1spc"]
+    assert saved["complement"]["mean"] == pytest.approx(np.mean(shares))
+    assert set(saved) == {"afl", "power_of_choice", "fedcor", "complement"}
+    page = (folder / "beyond-digits.md").read_text()
+    assert page.count("| complement |") == 3
+    assert page.count("| everyone trains |") == 3
+
+
+def test_an_ablation_changes_one_thing_and_a_limit_one_scenario(folder):
+    def settings(scenario, variant):
+        header = read_run(folder / "runs" / f"digits-{scenario}" / variant / "seed-1").header
+        return header["config"]
+
+    plain = settings("2spc", "complement")
+    for variant, change in (("complement-start-oldest", "start"), ("complement-sketch-16", "sketch")):
+        changed = differences(plain["selectors"], settings("2spc", variant)["selectors"])
+        assert list(changed) == [f"complement.{change}"]
+    for scenario, changes in {
+        "iid": ["partition.kind"],
+        "unequal": ["partition.size_skew"],
+        "noise": ["data.noisy_clients"],
+        "dropouts": ["faults.availability", "faults.dropout"],
+    }.items():
+        changed = differences(plain, settings(scenario, "complement"))
+        assert [key for key in changed if key != "name"] == changes
+    assert list(numbers(folder, "beyond-limits-digits")["summary"]) == ["iid", "unequal", "noise", "dropouts", "many"]
+
+
+def test_fairness_is_that_of_the_last_model(folder):
+    saved = numbers(folder, "beyond-fairness-digits")["settings"]["2spc"]["complement"]
+    experiment = load_experiment("digits", ["partition.shards_per_client=2", "training.clients_per_round=5"])
+    worst = []
+    for seed in (1, 2):
+        engine = build_simulation(experiment, seed).engine
+        with np.load(folder / "runs" / "digits-2spc" / "complement" / f"seed-{seed}" / "checkpoint" / "state.npz") as a:
+            assert a["round"] == 15
+            model = torch.from_numpy(a["model"])
+        worst.append(np.mean(sorted(engine.accuracies(model, np.arange(50)))[:5]))
+    assert saved["worst_tenth"]["mean"] == pytest.approx(np.mean(worst))
+    assert sum(saved["times_chosen"]) == pytest.approx(15 * 5, abs=0.5)
+    assert numbers(folder, "beyond-confirmation-digits")["plan"]["seeds"] == [6, 7]
 
 
 def test_running_it_again_goes_on_and_changes_nothing(folder):

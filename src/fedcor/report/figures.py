@@ -207,6 +207,9 @@ def differences(panels: Mapping[str, Mapping[str, Mapping[str, Any]]], what: str
     names = list(dict.fromkeys(name for rows in panels.values() for name in rows))
     width = 2.9 if len(panels) <= 3 else 2.4
     figure, axes = _row(len(panels), width=width, height=1.3 + 0.26 * len(names))
+    shown = [row for rows in panels.values() for row in rows.values() if row["mean"] is not None]
+    ends = [row[key] for row in shown for key in ("mean", "low", "high") if row[key] is not None] + [0.0]
+    room = 0.05 * (max(ends) - min(ends)) or 0.1
     for ax, (scenario, rows) in zip(axes, panels.items(), strict=True):
         ax.axvline(0, color="black", linewidth=0.8)
         for y, name in enumerate(names):
@@ -221,6 +224,7 @@ def differences(panels: Mapping[str, Mapping[str, Mapping[str, Any]]], what: str
         ax.set_title(TITLES.get(scenario, scenario), fontsize=9)
         ax.set_yticks(range(len(names)), [NAMES.get(n, n) for n in names] if ax is axes[0] else [""] * len(names))
         ax.set_ylim(len(names) - 0.5, -0.5)
+        ax.set_xlim(min(ends) - room, max(ends) + room)  # one scale, so that panels can be compared
         ax.tick_params(labelsize=8)
     axes[len(axes) // 2].set_xlabel(what)
     _say(figure, f"{caption}; triangles: the interval excludes zero")

@@ -57,27 +57,19 @@ ABLATION = [
 def _scenarios(plan: Plan) -> dict[Scenario, list[Variant]]:
     """Where it may fail, and who is tried there."""
     many = 100 if plan.dataset == "digits" else 1000
-    base = "2spc"
+    dead = ("faults.availability=0.5", "faults.dropout=0.3")
+    crowd = (f"partition.clients={many}", "training.clients_per_round=10")
     return {
-        Scenario("iid", base, ("partition.kind=iid",)): THREE,
-        Scenario("unequal", base, ("partition.size_skew=1.5",)): THREE,
-        Scenario("noise", base, ("data.noisy_clients=0.3333",)): THREE,
-        Scenario("dropouts", base, ("faults.availability=0.5", "faults.dropout=0.3")): THREE,
-        Scenario("many", base, (f"partition.clients={many}", "training.clients_per_round=10")): [
+        Scenario("iid", "2spc", ("partition.kind=iid",), "iid"): THREE,
+        Scenario("unequal", "2spc", ("partition.size_skew=1.5",), "unequal sizes"): THREE,
+        Scenario("noise", "2spc", ("data.noisy_clients=0.3333",), "a third with random labels"): THREE,
+        Scenario("dropouts", "2spc", dead, "half away, 30 % of the rest die"): THREE,
+        Scenario("many", "2spc", crowd, f"{many} clients, 10 a round"): [
             *THREE,
             _changed("sweep mixed in", sweep=0.5),
             _changed("sweep and oldest mixed in", sweep=0.5, explore=0.2),
         ],
     }
-
-
-TITLES = {
-    "iid": "iid",
-    "unequal": "unequal sizes",
-    "noise": "a third with random labels",
-    "dropouts": "half away, 30 % of the rest die",
-    "many": "1000 clients, 10 a round",
-}
 
 
 def table(plan: Plan) -> list[Path]:
@@ -152,12 +144,14 @@ def limits(plan: Plan) -> list[Path]:
     """Where it may fail, in pairs with random choice."""
     summaries: dict[str, ExperimentSummary] = {}
     lines: list[str] = []
-    for scenario, variants in _scenarios(plan).items():
+    scenarios = _scenarios(plan)
+    for scenario, variants in scenarios.items():
         summaries |= compared(plan.runs(variants, [scenario]), "random")
         rows = _differences({scenario.name: summaries[scenario.name]})
         head = ["", "mean accuracy, − Rand"]
-        lines += _markdown(f"{plan.dataset}, {TITLES[scenario.name]}, {_seeds(plan)}", head, rows)
-    return [*_forest(plan, "beyond-limits", summaries, "Rand", TITLES), _write(plan, "beyond-limits", lines)]
+        lines += _markdown(f"{plan.dataset}, {scenario.title}, {_seeds(plan)}", head, rows)
+    titles = {scenario.name: scenario.title for scenario in scenarios}
+    return [*_forest(plan, "beyond-limits", summaries, "Rand", titles), _write(plan, "beyond-limits", lines)]
 
 
 def fairness(plan: Plan) -> list[Path]:

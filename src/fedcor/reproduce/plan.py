@@ -49,7 +49,8 @@ class Scenario:
 
     name: str
     setting: str
-    changes: Sequence[str] = ()
+    changes: tuple[str, ...] = ()
+    title: str = ""
 
 
 @dataclass(frozen=True)
