@@ -195,6 +195,12 @@ def test_narrowing(tmp_path, capsys):
     ]
 
 
+def test_the_device_reaches_every_run(tmp_path):
+    assert Plan(tmp_path, None).experiment("2spc").training.device == "cpu"
+    assert Plan(tmp_path, None, device="auto").experiment("2spc").training.device == "auto"
+    assert main(["reproduce", "table1", "--quick", "--rounds", "1", "--device", "abacus", "--out", str(tmp_path)]) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [(["--dataset", "fmnits"], 'did you mean "fmnist"'), (["--settings", "2spx"], 'did you mean "2spc"')],

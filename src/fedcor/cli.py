@@ -139,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     again.add_argument("--rounds", type=_whole, help="instead of the paper's (500 for fmnist, 2000 for cifar10)")
     again.add_argument("--selections", type=_whole, default=1000, help="random selections measured in a round")
     again.add_argument("--jobs", type=_whole, default=1, help="processes, one thread each (default: 1)")
+    again.add_argument("--device", help="cuda, mps, or auto for what there is (default: the processor)")
     again.add_argument(
         "--quick", action="store_true", help="everything on the embedded digits, in minutes: a rehearsal"
     )
@@ -280,6 +281,7 @@ def _reproduce(options: argparse.Namespace) -> int:
         options.rounds,
         options.jobs,
         options.selections,
+        options.device,
     )
     for path in reproduce(options.what, plan.quick() if options.quick else plan):
         print(path)

@@ -65,6 +65,7 @@ class Plan:
     rounds: int | None = None  # instead of the paper's
     jobs: int = 1
     selections: int = 1000  # random selections measured in a round
+    device: str | None = None  # instead of the processor: cuda, mps or auto
     fresh_seeds: Sequence[int] = (6, 7, 8)  # on which nothing was chosen: a choice is confirmed there
 
     def __post_init__(self) -> None:
@@ -97,7 +98,8 @@ class Plan:
     ) -> Experiment:
         """The paper's settings for a data set and a setting, with this plan's number of rounds and a scenario's changes."""
         scenario = Scenario(where, where) if isinstance(where, str) else where
-        changes = [*([] if self.rounds is None else [f"training.rounds={self.rounds}"]), *scenario.changes]
+        narrowed = {"training.rounds": self.rounds, "training.device": self.device}
+        changes = [*(f"{key}={value}" for key, value in narrowed.items() if value is not None), *scenario.changes]
         if self.dataset == "digits":
             experiment = load_experiment("digits", [*_DIGITS[scenario.setting], *changes], selector)
         else:
