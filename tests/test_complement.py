@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -13,54 +14,64 @@ from fedcor.engine.models import ModelVector, build_model
 from fedcor.errors import ConfigError
 from fedcor.experiment import load_experiment
 from fedcor.record import read_run
-from fedcor.runner import run
+from fedcor.runner import build_simulation, run
 from fedcor.selectors import Complement
 from fedcor.selectors.complement import match, project
-from fedcor.selectors.relatives import Combined, Herding, UpdateProcess
+from fedcor.selectors.relatives import Combined, EqualTarget, Herding, UpdateProcess
 from fedcor.testing import FakeFederation, check_selector
 from fedcor.types import Outcome, Population
 
 
-def gap(U, group, target):
-    return float(np.linalg.norm(U[list(group)].mean(axis=0) - target))
+def gap(problem, group):
+    mean = np.average(problem.U[list(group)], axis=0, weights=problem.shares[list(group)])
+    return float(np.linalg.norm(mean - problem.target))
 
 
-def greedy_by_hand(U, target, first, count):
+def greedy_by_hand(problem, first, count):
     group = list(first)
     while len(group) < count:
-        rest = [k for k in range(len(U)) if k not in group]
-        group.append(min(rest, key=lambda k: gap(U, [*group, k], target)))
+        rest = [k for k in range(len(problem.U)) if k not in group]
+        group.append(min(rest, key=lambda k: gap(problem, [*group, k])))
     return group
 
 
-problems = st.tuples(st.integers(2, 9), st.integers(1, 5), st.integers(0, 10**6))
+@dataclasses.dataclass
+class Problem:
+    U: np.ndarray
+    shares: np.ndarray
+    target: np.ndarray
 
 
-@given(problems, st.data())
+@st.composite
+def problems(draw):
+    n, s, rng = draw(st.integers(2, 9)), draw(st.integers(1, 5)), np.random.default_rng(draw(st.integers(0, 10**6)))
+    shares = rng.integers(1, 100, size=n).astype(float) if draw(st.booleans()) else np.ones(n)
+    return Problem(rng.standard_normal((n, s)), shares, rng.standard_normal(s))
+
+
+@given(problems(), st.data())
 @settings(deadline=None)
 def test_greedy_matching_equals_the_obvious_loop(problem, data):
-    n, s, seed = problem
-    U = np.random.default_rng(seed).standard_normal((n, s))
-    target, count, first = U.mean(axis=0), data.draw(st.integers(1, n)), data.draw(st.integers(0, n - 1))
-    chosen = match(U, target, np.array([first]), count)
-    by_hand = greedy_by_hand(U, target, [first], count)
-    assert gap(U, chosen, target) == pytest.approx(gap(U, by_hand, target), abs=1e-9)
+    n = len(problem.U)
+    count, first = data.draw(st.integers(1, n)), data.draw(st.integers(0, n - 1))
+    chosen = match(problem.U, problem.target, np.array([first]), count, shares=problem.shares)
+    assert gap(problem, chosen) == pytest.approx(gap(problem, greedy_by_hand(problem, [first], count)), abs=1e-9)
     assert len(set(chosen.tolist())) == count
     assert chosen[0] == first
 
 
-@given(problems, st.data())
+@given(problems(), st.data())
 @settings(deadline=None)
 def test_swaps_only_improve_and_end_where_no_exchange_helps(problem, data):
-    n, s, seed = problem
-    U = np.random.default_rng(seed).standard_normal((n, s))
-    target, count = U.mean(axis=0), data.draw(st.integers(1, n))
-    plain, swapped = match(U, target, np.array([0]), count), match(U, target, np.array([0]), count, swaps=100)
-    assert gap(U, swapped, target) <= gap(U, plain, target) + 1e-12
+    n = len(problem.U)
+    count = data.draw(st.integers(1, n))
+    plain, swapped = (
+        match(problem.U, problem.target, np.array([0]), count, swaps, problem.shares) for swaps in (0, 100)
+    )
+    assert gap(problem, swapped) <= gap(problem, plain) + 1e-12
     outside = [k for k in range(n) if k not in swapped]
     for place, k in itertools.product(range(count), outside):
-        other = [*swapped[:place], k, *swapped[place + 1 :]]
-        assert gap(U, swapped, target) <= gap(U, other, target) + 1e-9
+        assert gap(problem, swapped) <= gap(problem, [*swapped[:place], k, *swapped[place + 1 :]]) + 1e-9
 
 
 def test_a_sketch_keeps_inner_products_on_average():
@@ -132,12 +143,31 @@ def test_it_asks_nothing():
     assert not federation.tried
 
 
-def test_a_client_that_never_delivers_does_not_hold_the_sweep_up():
+def test_a_client_that_never_delivers_is_tried_ever_more_rarely_and_never_given_up():
     federation = FakeFederation.example(10, silent=[0, 1])
-    chosen, _ = played(Complement(3), federation, 40)
-    times = np.bincount(np.concatenate(chosen), minlength=10)
-    assert (times[:2] <= 3).all()
-    assert (times[2:] > 3).all()
+    chosen, _ = played(Complement(3), federation, 200)
+    for client in (0, 1):
+        rounds = [t for t, choice in enumerate(chosen) if client in choice]
+        waits = np.diff(rounds).tolist()
+        assert waits == sorted(waits)
+        assert all(wait >= 2 ** (i + 1) for i, wait in enumerate(waits))
+        assert len(rounds) >= 6
+    assert (np.bincount(np.concatenate(chosen), minlength=10)[2:] > 10).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"start": "oldest"}, {"explore": 0.5}], ids=repr)
+def test_a_known_client_that_dies_does_not_keep_its_place(options):
+    federation = FakeFederation.example(20)
+    selector = Complement(4, **options)
+    state, late = selector.init(federation.population), []
+    for t in range(100):
+        if t == 20:
+            federation.answering = ~np.isin(np.arange(20), [3, 8])
+        chosen, state = selector.select(state, federation)
+        state = selector.observe(state, federation.train(chosen))
+        late += chosen.tolist() if t >= 20 else []
+    times = np.bincount(late, minlength=20)
+    assert (times[[3, 8]] <= 7).all()  # 80 rounds hold no more than the waits 2 + 4 + ... + 32
 
 
 def test_exploration_takes_those_who_were_seen_longest_ago():
@@ -215,6 +245,37 @@ def test_impossible_settings_are_refused(key, value):
         Complement(3, **{key: value})
 
 
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_mean_that_weighs_clients_by_their_data_is_matched_as_it_is(weighted):
+    selector, federation = Complement(4, sketch="full"), FakeFederation.example(12)
+    sizes = federation.population.sizes.astype(float)
+    state = selector.init(federation.population)
+    for _ in range(9):
+        chosen, after = selector.select(state, federation)
+        reasons = selector.reasons(after, federation, chosen)
+        matched, outcome = state, federation.train(chosen)
+        shares = sizes[outcome.participated] if weighted else None
+        state = selector.observe(after, dataclasses.replace(outcome, shares=shares))
+    U, target = matched["directions"], federation.weights @ matched["directions"]
+    problem = Problem(U, sizes if weighted else np.ones(12), target)
+    assert chosen.tolist() == greedy_by_hand(problem, chosen[:1].tolist(), 4)
+    assert reasons["distance"][-1] == pytest.approx(gap(problem, chosen) / np.linalg.norm(target))
+
+
+def test_the_simulator_says_what_each_client_counts():
+    for weighted in (True, False):
+        changes = [
+            "partition.kind=dirichlet",
+            "partition.minimum_size=3",
+            f"optimiser.weighted={str(weighted).lower()}",
+        ]
+        simulation = build_simulation(load_experiment("digits", changes, "complement"), 1)
+        *_, (_, progress) = simulation.run(3)
+        state, sizes = progress.state, simulation.engine.population.sizes
+        seen = state["seen"] >= 0
+        assert state["shares"][seen] == pytest.approx(sizes[seen] if weighted else 1.0)
+
+
 # --- its relatives ---------------------------------------------------------------------------------------------------
 
 
@@ -223,6 +284,7 @@ def test_impossible_settings_are_refused(key, value):
     [
         UpdateProcess(3, sketch="full"),
         UpdateProcess(3, sketch=2),
+        EqualTarget(3),
         Herding(3),
         Combined(3, warmup=2, interval=2, dimension=2),
     ],
@@ -254,16 +316,32 @@ def test_herding_makes_up_for_what_was_missed():
     assert np.linalg.norm(state["missed"]) < 30  # bounded, though there were 60 rounds with an error of 4 each
 
 
+def test_an_equal_target_is_the_plain_mean():
+    selector = EqualTarget(2, sketch="full")
+    federation = FakeFederation.example(8)
+    _, state = played(selector, federation, 6)
+    assert selector.target(state, federation.weights) == pytest.approx(state["directions"].mean(axis=0))
+
+
+@pytest.mark.parametrize("selector", [UpdateProcess(3), Combined(3, warmup=2, dimension=2)], ids=repr)
+def test_the_relatives_leave_the_dead_in_peace(selector):
+    chosen, _ = played(selector, FakeFederation.example(12, silent=[4]), 60)
+    late = np.concatenate(chosen[10:])
+    assert np.count_nonzero(late == 4) <= 6
+
+
 def test_the_update_process_is_the_papers_choice_on_the_remembered_directions():
     selector = UpdateProcess(3, sketch="full", noise=0.3)
     federation = FakeFederation.example(9)
     _, state = played(selector, federation, 8)
+    there = np.array([0, 2, 3, 5, 6, 8])
+    federation.available = there  # the others are still cared for
     chosen, _ = selector.select(state, federation)
     U, p = state["directions"], federation.weights
     sigma = U @ U.T / np.mean(np.sum(U**2, axis=1)) + 0.09 * np.eye(9)  # dense, conditioned by hand
     by_hand: list[int] = []
     for _ in range(3):
-        left = np.setdiff1d(np.arange(9), by_hand)
+        left = np.setdiff1d(there, by_hand)
         posterior = sigma - sigma[:, by_hand] @ np.linalg.pinv(sigma[np.ix_(by_hand, by_hand)]) @ sigma[by_hand]
         gain = 0.95 ** state["picked"] * (p @ posterior) / np.sqrt(np.maximum(np.diag(posterior), 1e-12))
         by_hand.append(int(left[np.argmax(gain[left])]))

@@ -98,9 +98,11 @@ def test_training_equals_the_plain_loop(model, proximal):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_clients_result_does_not_depend_on_its_company(model):
+def test_a_clients_result_does_not_depend_on_its_company(model, monkeypatch):
     engine = engine_of(model, LocalTraining(8, 5, 0.1, weight_decay=0.01))
     together = engine.train(engine.initial_model, [1, 2, 3, 4], 2, 0.1)
+    monkeypatch.setattr("fedcor.engine.engine._TOGETHER", 3)  # the fourth trains in a second company
+    assert torch.equal(together, engine.train(engine.initial_model, [1, 2, 3, 4], 2, 0.1))
     for clients in ([3], [4, 3], [3, 1, 4]):
         alone = engine.train(engine.initial_model, clients, 2, 0.1)[clients.index(3)]
         assert torch.equal(together[2], alone)

@@ -279,6 +279,10 @@ def test_skewed_sizes_have_the_logarithmic_spread_asked_for() -> None:
 def test_random_labels_on_a_share_of_the_clients_and_nobody_else(share: float, seed: int) -> None:
     labels = np.repeat(np.arange(10), 60)
     parts = shards(labels, 20, 1, stream(seed, "parts"))
+    if share > 0 and round(share * 20) == 0:
+        with pytest.raises(ConfigError, match="less than one of 20 clients"):
+            randomise_labels(labels, 10, parts, share, stream(seed, "noise"))
+        return
     noisy = randomise_labels(labels, 10, parts, share, stream(seed, "noise"))
     changed = [k for k, part in enumerate(parts) if np.any(noisy[part] != labels[part])]
     assert len(changed) == round(share * 20)  # thirty draws never all hit the one true label

@@ -58,7 +58,10 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
         raise error.under("partition") from None
     if experiment.data.noisy_clients:
         rng = stream(seed, "label noise")
-        noise = randomise_labels(data.train_y, data.classes, parts, experiment.data.noisy_clients, rng)
+        try:
+            noise = randomise_labels(data.train_y, data.classes, parts, experiment.data.noisy_clients, rng)
+        except ConfigError as error:
+            raise error.under("data") from None
         data = dataclasses.replace(data, train_y=noise)
     options = {key: value for key, value in experiment.model.items() if key != "name"}
     try:

@@ -124,6 +124,7 @@ class SimulatedRound:
             read_updates=lambda: (self._results(participants) - self._model).cpu().numpy(),
             paces=self.learning_rate * self._steps[participants].astype(np.float64),
             head=self._engine.vector.head,
+            shares=self._engine.population.sizes[participants].astype(np.float64) if self._optimiser.weighted else None,
         )
         self.ledger.close_round(version)
         return Progress(self.round + 1, model, known, self.ledger.holders(), state), outcome

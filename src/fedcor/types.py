@@ -111,6 +111,7 @@ class Outcome:
     read_updates: Callable[[], Array]
     paces: FloatArray | None = None  # (m,) learning rate x local steps of each; None where the engine cannot tell
     head: slice = field(default_factory=lambda: slice(None))  # where the output layer's numbers are in an update
+    shares: FloatArray | None = None  # (m,) what each counts in the mean of results, up to a factor; None: all the same
 
     @cached_property
     def losses(self) -> FloatArray:  # (m,) l_k(w^t) of those who took part; NaN where unusable
@@ -119,6 +120,10 @@ class Outcome:
     @property
     def pace(self) -> FloatArray:  # (m,) what an update is divided by to be a direction
         return np.ones(len(self.participated)) if self.paces is None else self.paces
+
+    @property
+    def share(self) -> FloatArray:  # (m,)
+        return np.ones(len(self.participated)) if self.shares is None else self.shares
 
     @cached_property
     def updates(self) -> Array:  # (m, P) w_k - w^t, one flat model change each

@@ -43,7 +43,9 @@ class Partition:
     shards_per_client: int = 2  # shards
     alpha: float = 0.2  # dirichlet: the smaller, the fewer labels on a client
     minimum_size: int = 10  # dirichlet: the smallest x_k of the quadratic programme
-    size_skew: float = 0.0  # iid, shards: standard deviation of the logarithm of the sizes; 0 makes them equal
+    size_skew: float = (
+        0.0  # iid, shards: standard deviation of the logarithm of a client's, or a shard's, size; 0: equal
+    )
 
     def __post_init__(self) -> None:
         kinds = get_args(Kind)
@@ -144,7 +146,10 @@ def randomise_labels(
     labels: IntArray, classes: int, parts: Sequence[IntArray], share: float, rng: np.random.Generator
 ) -> IntArray:
     """The labels, those of a `share` of the clients drawn uniformly: clients whose data teaches nothing."""
-    noisy = rng.choice(len(parts), size=round(share * len(parts)), replace=False)
+    count = round(share * len(parts))
+    if share > 0 and not count:
+        raise ConfigError("noisy_clients", share, f"is less than one of {len(parts)} clients")
+    noisy = rng.choice(len(parts), size=count, replace=False)
     labels = labels.copy()
     for client in np.sort(noisy):
         labels[parts[client]] = rng.integers(classes, size=len(parts[client]))

@@ -104,7 +104,8 @@ class Engine:
         results = torch.empty(len(clients), self.vector.size, device=self.device)
         for count in sorted(set(steps)):  # those with equally many steps train together
             same = [i for i, s in enumerate(steps) if s == count]
-            for group in (same[i : i + _TOGETHER] for i in range(0, len(same), _TOGETHER)):
+            together = _TOGETHER if self.device.type == "cpu" else len(same)
+            for group in (same[i : i + together] for i in range(0, len(same), together)):
                 work = [Assignment(clients[i], round, self.seed, self._rows[clients[i]], count) for i in group]
                 results[group] = self._train(model, work, self._x, self._y, how)
         return results

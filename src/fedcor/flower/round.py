@@ -158,9 +158,17 @@ class FlowerRound:
             read_losses=lambda: screen_losses(np.array([self._reported(k) for k in participated.tolist()]))[0],
             read_updates=lambda: self._updates(participated),
             head=_head(self._model),
+            shares=self._shares(participated),
         )
         holders = frozenset(self._holders.get(version, ()))
         return arrays, metrics, outcome, Knowledge(version, self._losses.get(version, {}), holders, self._signature)
+
+    def _shares(self, participated: IntArray) -> FloatArray | None:
+        """What each reply counts in the strategy's mean; None for a strategy that is not known to weigh them."""
+        if not hasattr(self._terms.strategy, "weighted_by_key"):
+            return None
+        contents = (self._trained[client].content for client in participated.tolist())
+        return np.array([number(metrics_of(content), self._terms.weight_key) for content in contents], dtype=np.float64)
 
     def _train(self, selection: IntArray) -> None:
         messages = self._train_messages(check_clients(selection, self.available, self.round))

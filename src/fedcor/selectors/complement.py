@@ -1,14 +1,16 @@
 """Complement: the group whose mean update stands for everyone's, built from the updates that clients send anyway.
 
     u_k     the last update direction of client k: its model change over (learning rate x local steps), sketched    (s,)
+    a_k     what client k counts in the mean of those who train: the same for all, or its data                       (N,)
     t       what the population wants: sum_i p_i u_i over all whose direction is known                               (s,)
 
 1. sweep     while there are clients that never trained, they come first, in random order (or take a share of each round);
-2. start     one client, at random or the one that was seen longest ago;
-3. greedy    add the client that brings the group's mean direction closest to t:  min_k |mean(u_K, u_k) - t|^2;
+2. start     one client, at random or the one that was chosen longest ago;
+3. greedy    add the client that brings the group's mean direction closest to t:  min_k |sum_K a u / sum_K a - t|^2, K with k;
 4. swap      (if asked) exchange a member for another client while that brings the mean closer still.
 
 It asks the federation nothing: it costs the bytes of random selection. It reads single updates, which secure aggregation hides.
+A client that was chosen and did not deliver rests, twice as long each time, and is never given up.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ import numpy as np
 from fedcor.errors import ConfigError
 from fedcor.rng import stream
 from fedcor.selectors.base import check_at_least, check_fraction, lengthened, uniform
-from fedcor.types import Array, Federation, FloatArray, IntArray, Outcome, Population, Reasons, State
+from fedcor.types import Array, BoolArray, Federation, FloatArray, IntArray, Outcome, Population, Reasons, State
 
 __all__ = ["Complement"]
 
-_TRIES = 3  # a client that never delivered is chosen for the sweep so often, and later only as anyone is
+_LONGEST_REST = 10  # a client rests for at most 2^10 rounds
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Complement:
     ageing: float = 1.0  # a direction that is m rounds old counts ageing^m in the target
     swaps: int = 0  # exchanges after the greedy choice, at most
     sweep: float = 1.0  # share of a round given to those who never trained, while there are any
-    explore: float = 0.0  # share of a round given to those who were seen longest ago
+    explore: float = 0.0  # share of a round given to those who were chosen longest ago
 
     needs_updates: ClassVar[bool] = True  # an engine that hides single updates refuses it
 
@@ -53,17 +55,19 @@ class Complement:
             raise ConfigError("start", self.start, "must be random or oldest")
         check_fraction("ageing", self.ageing, closed=True)
         check_at_least("swaps", self.swaps, 0)
-        check_fraction("sweep", self.sweep, closed=True)
-        if not self.sweep:
-            raise ConfigError("sweep", self.sweep, "must be above 0: who never trains is never known")
+        if not 0.0 < self.sweep <= 1.0:
+            raise ConfigError("sweep", self.sweep, "must lie in (0, 1]: who never trains is never known")
         check_fraction("explore", self.explore, closed=True)
 
     def init(self, population: Population) -> State:
+        count = population.count
         return {
             "round": np.array(0),
-            "directions": np.empty((population.count, 0)),  # (N, s) u_k; no columns before the first update came
-            "seen": np.full(population.count, -1),  # (N,) when each was last received, -1 for never
-            "tried": np.zeros(population.count, dtype=np.int64),  # (N,) times chosen without ever having delivered
+            "directions": np.empty((count, 0)),  # (N, s) u_k; no columns before the first update came
+            "shares": np.ones(count),  # (N,) a_k
+            "seen": np.full(count, -1),  # (N,) when each was last received, -1 for never
+            "asked": np.full(count, -1),  # (N,) when each was last chosen
+            "failed": np.zeros(count, dtype=np.int64),  # (N,) times chosen since it last delivered
         }
 
     def join(self, state: State, population: Population) -> State:
@@ -71,34 +75,46 @@ class Complement:
         return {
             **state,
             "directions": np.concatenate([known, np.zeros((count - len(known), known.shape[1]))]),
+            "shares": lengthened(state["shares"], count, 1.0),
             "seen": lengthened(state["seen"], count, -1),
-            "tried": lengthened(state["tried"], count, 0),
+            "asked": lengthened(state["asked"], count, -1),
+            "failed": lengthened(state["failed"], count, 0),
         }
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
-        available, rng = federation.available, federation.rng
+        available, rng, t = federation.available, federation.rng, int(state["round"])
         count = min(self.clients_per_round, len(available))
-        seen, tried = state["seen"], state["tried"].copy()
-        new = available[(seen[available] < 0) & (tried[available] < _TRIES)]
+        ready = available[~self.resting(state)[available]]
+        seen = state["seen"][ready] >= 0
+        new, known = ready[~seen], ready[seen]
         chosen = uniform(rng, new, max(1, int(self.sweep * count + 1e-9)))
-        known = available[seen[available] >= 0]
         if len(chosen) < count and len(known):
-            chosen = np.concatenate([chosen, self._group(state, federation, known, count, len(chosen))])
-        if len(chosen) < count:  # there are too few who ever delivered: try the others again
-            chosen = np.concatenate([chosen, uniform(rng, np.setdiff1d(available, chosen), count - len(chosen))])
-        tried[chosen[seen[chosen] < 0]] += 1
-        return chosen, {**state, "round": np.array(int(state["round"]) + 1), "tried": tried}
+            chosen = np.concatenate([chosen, self._group(state, federation, known, count - len(chosen))])
+        for others in (new, available):  # too few are known, or ready
+            if len(chosen) < count:
+                chosen = np.concatenate([chosen, uniform(rng, np.setdiff1d(others, chosen), count - len(chosen))])
+        asked, failed = state["asked"].copy(), state["failed"].copy()
+        asked[chosen] = t
+        failed[chosen] += 1  # until it delivers
+        return chosen, {**state, "round": np.array(t + 1), "asked": asked, "failed": failed}
 
-    def _group(self, state: State, federation: Federation, known: IntArray, count: int, taken: int) -> IntArray:
-        """Up to `count - taken` of the `known`; those who are taken have no direction yet, so the others match without them."""
-        wanted = min(count - taken, len(known))
-        oldest = known[np.argsort(state["seen"][known], kind="stable")]
-        first = oldest[: min(wanted, int(self.explore * count + 1e-9))]
+    @staticmethod
+    def resting(state: State) -> BoolArray:
+        """(N,) who was chosen, did not deliver, and is left in peace for a while."""
+        rest = 2 ** np.minimum(state["failed"], _LONGEST_REST)
+        resting: BoolArray = (state["failed"] > 0) & (state["round"] - state["asked"] < rest)
+        return resting
+
+    def _group(self, state: State, federation: Federation, known: IntArray, wanted: int) -> IntArray:
+        """Up to `wanted` of the `known`; who joins them without a known direction is left out of the matching."""
+        wanted = min(wanted, len(known))
+        oldest = known[np.argsort(state["asked"][known], kind="stable")]
+        first = oldest[: min(wanted, int(self.explore * self.clients_per_round + 1e-9))]
         if not len(first):
             first = oldest[:1] if self.start == "oldest" else uniform(federation.rng, known, 1)
         target = self.target(state, federation.weights)
-        places = match(state["directions"][known], target, np.flatnonzero(np.isin(known, first)), wanted, self.swaps)
-        return known[places]
+        places = np.flatnonzero(np.isin(known, first))
+        return known[match(state["directions"][known], target, places, wanted, self.swaps, state["shares"][known])]
 
     def target(self, state: State, weights: FloatArray) -> FloatArray:
         """(s,) the population's direction, from all that is remembered."""
@@ -114,23 +130,26 @@ class Complement:
         if (seen < 0).any() or not len(chosen):
             return {}
         target = self.target(state, federation.weights)
-        means = np.cumsum(state["directions"][chosen], axis=0) / np.arange(1, len(chosen) + 1)[:, None]
+        shares = state["shares"][chosen, None]
+        means = np.cumsum(shares * state["directions"][chosen], axis=0) / np.cumsum(shares, axis=0)
         length = float(np.linalg.norm(target)) or 1.0
         return {"distance": np.linalg.norm(means - target, axis=1) / length, "age": state["round"] - 1 - seen}
 
     def observe(self, state: State, outcome: Outcome) -> State:
         if not len(outcome.participated):
             return state
-        sketched = self._sketched(outcome)
-        usable = np.isfinite(sketched).all(axis=1)
-        directions, seen, tried = state["directions"], state["seen"].copy(), state["tried"].copy()
-        if directions.shape[1] != sketched.shape[1]:
-            directions = np.zeros((len(directions), sketched.shape[1]))
-        directions = directions.copy()
+        sketched, shares = self._sketched(outcome), outcome.share
+        usable = np.isfinite(sketched).all(axis=1) & np.isfinite(shares) & (shares > 0)
+        state = {key: value.copy() for key, value in state.items()}
+        if state["directions"].shape[1] != sketched.shape[1]:  # the first update, or a model of another size
+            state["directions"] = np.zeros((len(state["seen"]), sketched.shape[1]))
+            state["seen"][:] = -1
         clients = outcome.participated[usable]
-        directions[clients] = sketched[usable]
-        seen[clients], tried[clients] = int(state["round"]) - 1, 0
-        return {**state, "directions": directions, "seen": seen, "tried": tried}
+        state["directions"][clients] = sketched[usable]
+        state["shares"][clients] = shares[usable]
+        state["seen"][clients] = int(state["round"]) - 1
+        state["failed"][clients] = 0
+        return state
 
     def _sketched(self, outcome: Outcome) -> FloatArray:  # (m, s)
         updates = outcome.updates[:, outcome.head] if self.sketch == "head" else outcome.updates
@@ -143,36 +162,48 @@ class Complement:
         return updates
 
 
-def match(directions: FloatArray, target: FloatArray, first: IntArray, count: int, swaps: int = 0) -> IntArray:
-    """Rows of `directions` (n, s), `first` among them, whose mean comes close to `target`: greedily, then by exchanges."""
-    U, n = directions, len(directions)
-    lengths = np.einsum("ns,ns->n", U, U)
+def match(
+    directions: FloatArray,
+    target: FloatArray,
+    first: IntArray,
+    count: int,
+    swaps: int = 0,
+    shares: FloatArray | None = None,
+) -> IntArray:
+    """Rows of `directions` (n, s), `first` among them, whose mean comes close to `target`: greedily, then by exchanges.
+
+    The mean is weighted by `shares` (n,), or plain.
+    """
+    U, a = directions, np.ones(len(directions)) if shares is None else shares
+    lengths, wanted = np.einsum("ns,ns->n", U, U), U @ target  # (n,) |u|^2, u't
+
+    def gaps(total: FloatArray, weight: float) -> FloatArray:
+        """(n,) |mean - t|^2 - |t|^2 of the group with this sum and weight, once each row is added to it."""
+        added, weights = 2 * a * (U @ total) + a**2 * lengths, weight + a
+        gap: FloatArray = (total @ total + added) / weights**2 - 2 * (total @ target + a * wanted) / weights
+        return gap
+
     chosen = list(first[:count])
-    left = np.ones(n, dtype=bool)
+    left = np.ones(len(U), dtype=bool)
     left[chosen] = False
-    total = U[chosen].sum(axis=0)
     while len(chosen) < count:
-        # |(total + u)/m - t|^2 without what is the same for all u
-        m = len(chosen) + 1
-        score = (lengths + 2 * U @ total) / m**2 - 2 * (U @ target) / m
-        k = int(np.argmin(np.where(left, score, np.inf)))
+        gap = gaps(a[chosen] @ U[chosen], a[chosen].sum())
+        k = int(np.argmin(np.where(left, gap, np.inf)))
         chosen.append(k)
         left[k] = False
-        total = total + U[k]
-    for _ in range(swaps):
-        gap = float(np.sum((total / count - target) ** 2))
-        best, exchange = gap * (1 - 1e-12), None
+    for _ in range(swaps if left.any() else 0):
+        total, weight = a[chosen] @ U[chosen], a[chosen].sum()
+        best = float(np.sum((total / weight - target) ** 2)) * (1 - 1e-12)
+        exchange = None
         for place, out in enumerate(chosen):
-            rest = total - U[out]
-            score = (lengths + 2 * U @ rest) / count**2 - 2 * (U @ target) / count
-            k = int(np.argmin(np.where(left, score, np.inf)))
-            reached = float(np.sum(((rest + U[k]) / count - target) ** 2)) if left.any() else np.inf
+            rest, lighter = total - a[out] * U[out], weight - a[out]
+            k = int(np.argmin(np.where(left, gaps(rest, lighter), np.inf)))
+            reached = float(np.sum(((rest + a[k] * U[k]) / (lighter + a[k]) - target) ** 2))
             if reached < best:
                 best, exchange = reached, (place, k)
         if exchange is None:
             break
         place, k = exchange
-        total = total - U[chosen[place]] + U[k]
         left[chosen[place]], left[k] = True, False
         chosen[place] = k
     return np.array(chosen, dtype=np.int64)

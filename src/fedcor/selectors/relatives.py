@@ -1,6 +1,7 @@
 """Relatives of complement, kept to be compared with it (docs/beyond.md). They have no short name: ask for them as
 
-    fedcor.selectors.relatives:Herding          complement, whose groups make up for what the groups before them missed
+fedcor.selectors.relatives:EqualTarget      complement with the plain mean of all clients for a target
+fedcor.selectors.relatives:Herding          complement, whose groups make up for what the groups before them missed
 fedcor.selectors.relatives:UpdateProcess    the paper's greedy posterior choice, on the kernel of remembered updates
 fedcor.selectors.relatives:Combined         complement's mean matching, on updates and FedCor's learnt embedding together
 """
@@ -13,22 +14,31 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedcor.gp import select
-from fedcor.selectors.base import check_at_least, check_fraction, check_positive, lengthened
+from fedcor.selectors.base import check_at_least, check_fraction, check_positive, lengthened, uniform
 from fedcor.selectors.complement import Complement, match
 from fedcor.selectors.process import ProcessSelector
 from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, State
 
-__all__ = ["Combined", "Herding", "UpdateProcess"]
+__all__ = ["Combined", "EqualTarget", "Herding", "UpdateProcess"]
+
+
+@dataclass(frozen=True)
+class EqualTarget(Complement):
+    """Every client counts the same in the target, whatever data it has: how much of the gain is the weighting alone?"""
+
+    def target(self, state: State, weights: FloatArray) -> FloatArray:
+        return super().target(state, np.full_like(weights, 1.0 / len(weights)))
 
 
 @dataclass(frozen=True)
 class Herding(Complement):
     """Matches t + r in the place of t, where after each round r becomes carry (r + t - mean direction received).
 
-    Over many rounds the mean of all groups then is the population's, as in herding, where one group's alone is not.
+    With carry = 1 the mean of all groups over many rounds is the population's, as in herding, where one group's alone is not;
+    below 1, what was missed long ago is forgotten.
     """
 
-    carry: float = 0.9
+    carry: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,18 +53,20 @@ class Herding(Complement):
         return chosen, {**after, "wanted": self._mean(state, federation.weights) if matched else np.zeros(0)}
 
     def target(self, state: State, weights: FloatArray) -> FloatArray:
-        return self._mean(state, weights) + (state["missed"] if len(state["missed"]) else 0.0)
+        mean = self._mean(state, weights)
+        return mean + state["missed"] if len(state["missed"]) == len(mean) else mean
 
     def _mean(self, state: State, weights: FloatArray) -> FloatArray:
         return super().target(state, weights)
 
     def observe(self, state: State, outcome: Outcome) -> State:
         after = super().observe(state, outcome)
-        wanted, received = state["wanted"], after["directions"][outcome.participated]
+        came = after["seen"] == int(state["round"]) - 1
+        wanted, received, shares = state["wanted"], after["directions"][came], after["shares"][came]
         if not len(received) or len(wanted) != received.shape[1]:
             return after
-        missed = state["missed"] if len(state["missed"]) else np.zeros_like(wanted)
-        return {**after, "missed": self.carry * (missed + wanted - received.mean(axis=0))}
+        missed = state["missed"] if len(state["missed"]) == len(wanted) else np.zeros_like(wanted)
+        return {**after, "missed": self.carry * (missed + wanted - shares @ received / shares.sum())}
 
 
 @dataclass(frozen=True)
@@ -89,19 +101,19 @@ class UpdateProcess(Complement):
         picked[chosen] += 1
         return chosen, {**state, "picked": picked}
 
-    def _group(self, state: State, federation: Federation, known: IntArray, count: int, taken: int) -> IntArray:
-        directions = _at_unit_scale(state["directions"][known])
-        weights = federation.weights[known]
+    def _group(self, state: State, federation: Federation, known: IntArray, wanted: int) -> IntArray:
+        everyone = np.flatnonzero(state["seen"] >= 0)  # all are cared for, only those who are there can be picked
+        weights = federation.weights[everyone]
         total = float(weights.sum())
         picks = select(
-            directions,
+            _at_unit_scale(state["directions"][everyone]),
             weights / total if total > 0 else weights,
-            self.beta ** state["picked"][known].astype(np.float64),
+            self.beta ** state["picked"][everyone].astype(np.float64),
             self.noise**2,
-            count - taken,
-            np.arange(len(known)),
+            wanted,
+            np.searchsorted(everyone, known),
         )
-        return known[picks.clients]
+        return everyone[picks.clients]
 
 
 @dataclass(frozen=True)
@@ -128,23 +140,31 @@ class Combined(ProcessSelector):
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
         chosen, state = super().select(state, federation)
-        return chosen, {**state, "updates/round": state["round"]}
+        memory = {key: value.copy() for key, value in _unnamed(state).items()}
+        memory["asked"][chosen] = int(memory["round"])
+        memory["failed"][chosen] += 1  # until it delivers
+        return chosen, {**state, **_named({**memory, "round": np.array(int(memory["round"]) + 1)})}
 
     def choose(self, state: State, federation: Federation) -> IntArray:
         memory, available = _unnamed(state), federation.available
+        count = min(self.clients_per_round, len(available))
+        ready = available[~self._memory.resting(memory)[available]]
+        chosen = ready if len(ready) <= count else ready[self._matched(state, federation, ready, count)]
+        more = np.setdiff1d(available, chosen)
+        return np.concatenate([chosen, uniform(federation.rng, more, count - len(chosen))])
+
+    def _matched(self, state: State, federation: Federation, ready: IntArray, count: int) -> IntArray:
+        """Places in `ready`: directions and embedding are centred and of one scale, so the population is at 0."""
+        memory = _unnamed(state)
         known = memory["seen"] >= 0
         directions = np.zeros((len(known), memory["directions"].shape[1]))  # who is not known yet is taken for the mean
         if known.any():
             mean = self._memory.target(memory, federation.weights)
-            directions[known] = memory["directions"][known] - mean
-            directions[known] = _at_unit_scale(directions[known])
-        X = state["embedding"] - federation.weights @ state["embedding"]
-        both = np.concatenate([directions, _at_unit_scale(X)], axis=1)
-        first = federation.rng.integers(len(available), size=1)
-        places = match(
-            both[available], np.zeros(both.shape[1]), first, min(self.clients_per_round, len(available))
-        )  # both are centred: the population is at 0
-        return available[places]
+            directions[known] = _at_unit_scale(memory["directions"][known] - mean)
+        X = _at_unit_scale(state["embedding"] - federation.weights @ state["embedding"])
+        both = np.concatenate([directions, X], axis=1)
+        first = federation.rng.integers(len(ready), size=1)
+        return match(both[ready], np.zeros(both.shape[1]), first, count, shares=memory["shares"][ready])
 
     def observe(self, state: State, outcome: Outcome) -> State:
         return {**state, **_named(self._memory.observe(_unnamed(state), outcome))}
