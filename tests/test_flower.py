@@ -94,7 +94,8 @@ class ByHand:
         participated = np.unique(chosen)
         before, results = self.losses(participated), np.array([self.trained(k) for k in participated])
         updates = results - self.model
-        outcome = Outcome(self.round, chosen, participated, lambda: before, lambda: updates)
+        shares = self.sizes[participated].astype(float)  # FedAvg weighs by num-examples
+        outcome = Outcome(self.round, chosen, participated, lambda: before, lambda: updates, shares=shares)
         self.model = self.mean(chosen)
         self.round += 1
         self._rng = None
