@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from scipy import stats
 
 from fedcor.errors import RecordError
-from fedcor.report.summary import METRICS, ExperimentSummary, SelectorSummary, curve_of, summarise
+from fedcor.report.summary import METRICS, Estimate, ExperimentSummary, SelectorSummary, curve_of, ratio_of, summarise
 from fedcor.report.tables import difference_text, estimate_text, render, to_csv, to_json
 
 METRIC = {metric.key: metric for metric in METRICS}
@@ -436,3 +436,39 @@ def test_csv_has_one_line_a_metric_and_selector() -> None:
     assert by_key["random", "mean_accuracy"]["paired_difference"] == by_key["random", "mean_accuracy"]["pairs"] == ""
     assert by_key["power-of-choice", "rounds_to_target"]["mean"] == ""
     assert by_key["power-of-choice", "rounds_to_target"]["pairs"] == "0"
+
+
+# --- ratios ----------------------------------------------------------------------------------------------------------
+
+pairs = st.lists(
+    st.tuples(st.floats(-1, 1).map(lambda x: round(x, 3)), st.floats(0.1, 1).map(lambda x: round(x, 3))),
+    min_size=2,
+    max_size=8,
+)
+
+
+@given(pairs)
+def test_a_ratios_interval_holds_what_a_paired_test_does_not_reject(values):
+    """Fieller's interval by its definition: at its ends, parts - R wholes is just significant."""
+    d, g = (np.array(column) for column in zip(*values, strict=True))
+    ratio = ratio_of(d, g)
+    critical = stats.t.ppf(0.975, len(d) - 1)
+
+    def t(r):
+        rest = d - r * g
+        return abs(rest.mean()) / max(rest.std(ddof=1) / len(rest) ** 0.5, 1e-300)
+
+    wholes_differ = abs(g.mean()) / max(g.std(ddof=1) / len(g) ** 0.5, 1e-300) > critical
+    assume(abs(abs(g.mean()) / max(g.std(ddof=1) / len(g) ** 0.5, 1e-300) - critical) > 1e-6)
+    assert (ratio.mean is not None) == wholes_differ
+    if ratio.mean is None or ratio.high - ratio.low < 1e-6:
+        return
+    assert ratio.low <= ratio.mean <= ratio.high
+    for end in (ratio.low, ratio.high):
+        assert t(end) == pytest.approx(critical, rel=1e-4)
+
+
+def test_a_ratio_of_one_pair_has_no_interval_and_of_none_no_value():
+    assert ratio_of([0.5], [2.0]) == Estimate(0.25, None, None, None, 1, 1)
+    assert ratio_of([], []) == Estimate(None, None, None, None, 0, 0)
+    assert ratio_of([1.0], [0.0]).mean is None

@@ -69,13 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fedcor: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("fedcor: interrupted; the same command with --resume goes on from here", file=sys.stderr)
+        again = " with --resume" if hasattr(options, "resume") else ""
+        print(f"fedcor: interrupted; the same command{again} goes on from here", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output (head, say) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # as if SIGPIPE had ended us: what was not done yet is not done
     except OSError as error:
-        print(f"fedcor: {error}; what was recorded is kept, and --resume goes on from it", file=sys.stderr)
+        print(f"fedcor: {error}; what was recorded is kept, and can be gone on with", file=sys.stderr)
         return 2
     except MemoryError:
         print("fedcor: not enough memory for these settings", file=sys.stderr)

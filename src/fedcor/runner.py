@@ -93,12 +93,14 @@ def use_one_thread() -> None:
 
 
 def run_header(experiment: Experiment, seed: int) -> dict[str, Any]:
+    config = experiment.describe()
+    config["training"]["device"] = _device(experiment.training.device)  # never "auto": it may be another one next time
     return {
         "format": 1,
         "experiment": experiment.name,
         "selector": experiment.selector,
         "seed": seed,
-        "config": experiment.describe(),
+        "config": config,
         "versions": {
             "fedcor": version("fedcor"),
             "python": platform.python_version(),
@@ -219,8 +221,8 @@ def in_processes(tasks: Sequence[Callable[[], None]], processes: int) -> Iterato
             yield None
     except BrokenProcessPool:
         raise FedcorError(
-            "a worker process died (killed, or out of memory?); nothing is lost: the same command with --resume goes on, "
-            "with fewer --jobs if memory is short"
+            "a worker process died (killed, or out of memory?); nothing is lost, the runs can be gone on with; "
+            "take fewer --jobs if memory is short"
         ) from None
     finally:
         for process in list((pool._processes or {}).values()):

@@ -17,6 +17,7 @@ import numpy as np
 
 from fedcor.errors import MissingExtraError
 from fedcor.record import write_whole
+from fedcor.report.tables import NAMES
 
 try:
     from matplotlib.axes import Axes
@@ -45,14 +46,6 @@ COLOURS = {
     "full": "#999999",
 }
 STYLES = {"fedcor": "-", "random": ":", "afl": "-.", "power_of_choice": "--", "complement": "-", "full": (0, (6, 1))}
-NAMES = {
-    "fedcor": "FedCor",
-    "random": "Rand",
-    "afl": "AFL",
-    "power_of_choice": "Pow-d",
-    "complement": "complement",
-    "full": "everyone trains",
-}
 TITLES = {"2spc": "2SPC: two shards a client", "1spc": "1SPC: one shard a client", "dir": "Dir: Dirichlet, α = 0.2"}
 
 

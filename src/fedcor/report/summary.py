@@ -38,6 +38,7 @@ __all__ = [
     "Summary",
     "curve_of",
     "estimate_of",
+    "ratio_of",
     "summarise",
 ]
 
@@ -325,3 +326,28 @@ def estimate_of(values: Iterable[float | None], all_needed: bool = False) -> Est
     std = float(np.std(known, ddof=1))
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * std / n**0.5
     return Estimate(mean, std, mean - half, mean + half, n, of)
+
+
+def ratio_of(parts: Sequence[float], wholes: Sequence[float]) -> Estimate:
+    """The mean of `parts` over the mean of `wholes`, in pairs, with Fieller's 95 % interval.
+
+    The interval holds every R for which the paired differences parts - R wholes do not differ from zero. Where the wholes
+    themselves do not, no ratio can be told, and there is none.
+    """
+    d, g = np.asarray(parts, dtype=np.float64), np.asarray(wholes, dtype=np.float64)
+    n = len(d)
+    if n == 0 or g.mean() == 0:
+        return Estimate(None, None, None, None, 0, n)
+    ratio = float(d.mean() / g.mean())
+    if n == 1:
+        return Estimate(ratio, None, None, None, n, n)
+    q = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) ** 2 / n
+    spread = np.cov(d, g)
+    a, b, c = (
+        float(one.mean() * other.mean() - q * covariance)
+        for one, other, covariance in ((g, g, spread[1, 1]), (d, g, spread[0, 1]), (d, d, spread[0, 0]))
+    )
+    if a <= 0:
+        return Estimate(None, None, None, None, 0, n)
+    root = max(b * b - a * c, 0.0) ** 0.5
+    return Estimate(ratio, None, (b - root) / a, (b + root) / a, n, n)

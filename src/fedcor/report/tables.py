@@ -15,7 +15,17 @@ from rich.text import Text
 
 from fedcor.report.summary import METRICS, Estimate, ExperimentSummary, Metric, SelectorSummary, Summary
 
-__all__ = ["difference_text", "estimate_text", "render", "to_csv", "to_json"]
+__all__ = ["NAMES", "difference_text", "estimate_text", "markdown", "render", "to_csv", "to_json"]
+
+# What selectors are called in tables and figures.
+NAMES = {
+    "fedcor": "FedCor",
+    "random": "Rand",
+    "afl": "AFL",
+    "power_of_choice": "Pow-d",
+    "complement": "complement",
+    "full": "everyone trains",
+}
 
 # A head line and nothing else, in characters that every file and pipe takes.
 PLAIN = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
@@ -61,6 +71,12 @@ def _written(metric: Metric, sign: str, *values: float) -> list[str]:
         return [f"{value / scale:{sign}z.{digits}f}" for value in values] + [unit]
     digits = 1 if metric.unit == "rounds" else 3
     return [f"{value:{sign}z.{digits}f}" for value in values] + [""]
+
+
+def markdown(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A heading and a table below it."""
+    lines = [head, ["---"] * len(head), *rows]
+    return f"### {title}\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines) + "\n"
 
 
 # --- the screen ------------------------------------------------------------------------------------------------------

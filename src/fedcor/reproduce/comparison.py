@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,27 +14,16 @@ from fedcor.report.summary import Estimate, ExperimentSummary, summarise
 from fedcor.reproduce.plan import Plan, Runs
 from fedcor.types import FloatArray
 
-__all__ = ["as_numbers", "compared", "draw_curves", "mean_std", "plain", "times_chosen"]
+__all__ = ["as_numbers", "compared", "draw_curves", "mean_std", "times_chosen"]
 
 SMOOTH = 10  # rounds that a curve's point is the mean of
 
 
-def plain(estimate: Estimate) -> dict[str, float | int | None]:
-    return {
-        "mean": estimate.mean,
-        "std": estimate.std,
-        "low": estimate.low,
-        "high": estimate.high,
-        "n": estimate.n,
-        "of": estimate.of,
-    }
-
-
-def mean_std(estimate: Mapping[str, Any]) -> str:
+def mean_std(estimate: Estimate) -> str:
     """As the paper's table: N/A when some seed never got there."""
-    if estimate["mean"] is None:
-        return f"N/A ({estimate['n']}/{estimate['of']})"
-    return f"{estimate['mean']:.1f}" + ("" if estimate["std"] is None else f" ± {estimate['std']:.1f}")
+    if estimate.mean is None:
+        return f"N/A ({estimate.n}/{estimate.of})"
+    return f"{estimate.mean:.1f}" + ("" if estimate.std is None else f" ± {estimate.std:.1f}")
 
 
 def times_chosen(runs: Sequence[Run]) -> FloatArray:
@@ -68,8 +58,10 @@ def as_numbers(summaries: Mapping[str, ExperimentSummary]) -> dict[str, Any]:
     return {
         name: {
             s.name: {
-                "estimates": {key: plain(e) for key, e in s.estimates.items()},
-                f"paired_to_{experiment.baseline}": {key: plain(d.estimate) for key, d in s.differences.items()},
+                "estimates": {key: dataclasses.asdict(e) for key, e in s.estimates.items()},
+                f"paired_to_{experiment.baseline}": {
+                    key: dataclasses.asdict(d.estimate) for key, d in s.differences.items()
+                },
             }
             for s in experiment.selectors
         }
@@ -78,7 +70,7 @@ def as_numbers(summaries: Mapping[str, ExperimentSummary]) -> dict[str, Any]:
 
 
 def draw_curves(plan: Plan, what: str, runs: Runs, further: Mapping[str, Any] | None = None) -> list[Path]:
-    """Accuracy over rounds: the numbers (and `further` ones) saved, then the picture."""
+    """Accuracy over rounds, compared with random: the numbers (and `further` ones) saved, then the picture."""
     from fedcor.report.figures import curves, save_figure
 
     panels = {
@@ -110,6 +102,5 @@ def _curve(runs: Sequence[Run]) -> dict[str, list[float]]:
 
 def _caption(plan: Plan, runs: Runs) -> str:
     lengths = sorted({len(run.rounds) for by in runs.values() for rs in by.values() for run in rs})
-    seeds = ", ".join(map(str, plan.seeds))
     shown = f"mean of the last {SMOOTH} rounds, band: one standard deviation over seeds"
-    return f"{plan.dataset}, seeds {seeds}, {lengths[0]} rounds; {shown}"
+    return f"{plan.dataset}, {plan.of_seeds}, {lengths[0]} rounds; {shown}"

@@ -42,7 +42,9 @@ def normality(plan: Plan) -> list[Path]:
     for setting in plan.settings:
         experiment = plan.experiment(setting)
         last = _fedcor(experiment).warmup - 1
-        jobs.append((experiment, plan.seeds[0], [last], plan.selections, folder / experiment.name))
+        jobs.append(
+            (experiment, plan.seeds[0], [last], plan.selections, folder / f"{experiment.name}-seed-{plan.seeds[0]}")
+        )
     _measure(plan, jobs)
     panels: dict[str, list[dict[str, Any]]] = {}
     for setting, (_, _, (last,), _, where) in zip(plan.settings, jobs, strict=True):
@@ -66,7 +68,9 @@ def stationarity(plan: Plan) -> list[Path]:
         experiment = plan.experiment(setting, "random")
         step = _fedcor(plan.experiment(setting)).interval
         rounds = list(range(0, experiment.training.rounds, step))
-        jobs.append((experiment, plan.seeds[0], rounds, plan.selections, folder / experiment.name))
+        jobs.append(
+            (experiment, plan.seeds[0], rounds, plan.selections, folder / f"{experiment.name}-seed-{plan.seeds[0]}")
+        )
     _measure(plan, jobs)
     series: dict[str, dict[str, list[float]]] = {}
     for setting, (_, _, rounds, _, where) in zip(plan.settings, jobs, strict=True):

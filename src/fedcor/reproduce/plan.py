@@ -89,6 +89,10 @@ class Plan:
         )
 
     @property
+    def of_seeds(self) -> str:
+        return f"seeds {', '.join(map(str, self.seeds))}"
+
+    @property
     def scenarios(self) -> list[Scenario]:
         """The paper's settings, as they are."""
         return [Scenario(setting, setting) for setting in self.settings]
@@ -118,7 +122,7 @@ class Plan:
             Job(
                 self.experiment(scenario, variant.selector, variant.options),
                 seed,
-                self.folder(scenario, variant, seed),
+                self._folder(scenario, variant, seed),
                 resume=True,
             )
             for seed in self.seeds
@@ -138,12 +142,12 @@ class Plan:
             for scenario in scenarios
         }
 
-    def folder(self, scenario: Scenario, variant: Variant, seed: int) -> Path:
+    def _folder(self, scenario: Scenario, variant: Variant, seed: int) -> Path:
         return self.out / "runs" / f"{self.dataset}-{scenario.name}" / variant.folder / f"seed-{seed}"
 
     def _read(self, scenario: Scenario, variant: Variant, seed: int) -> Run:
         """The run, cut to this plan's rounds: an earlier command may have run it further."""
-        run = read_run(self.folder(scenario, variant, seed))
+        run = read_run(self._folder(scenario, variant, seed))
         return dataclasses.replace(run, rounds=run.rounds[: self.experiment(scenario).training.rounds])
 
     def describe(self) -> dict[str, Any]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedcor.record import write_whole
 from fedcor.report.summary import METRICS, Estimate, summarise
-from fedcor.report.tables import difference_text, estimate_text
-from fedcor.reproduce.comparison import draw_curves, mean_std, plain, times_chosen
+from fedcor.report.tables import NAMES, difference_text, estimate_text, markdown
+from fedcor.reproduce.comparison import draw_curves, mean_std, times_chosen
 from fedcor.reproduce.paper import TABLE_1
 from fedcor.reproduce.plan import FOUR, Plan, Variant
 
@@ -29,10 +30,12 @@ def table1(plan: Plan) -> list[Path]:
                 "paper": TABLE_1.get(plan.dataset, {}).get(setting, {}).get(one.name),
                 "rounds_done": [run.rounds_done for run in one.runs],
                 "values": {key: [run.values[key] for run in one.runs] for key in one.runs[0].values},
-                "estimates": {key: plain(estimate) for key, estimate in one.estimates.items()},
+                "estimates": {key: dataclasses.asdict(estimate) for key, estimate in one.estimates.items()},
                 "paired": {
-                    "random": {key: plain(difference.estimate) for key, difference in one.differences.items()},
-                    "power_of_choice": {key: plain(d.estimate) for key, d in other.differences.items()},
+                    "random": {
+                        key: dataclasses.asdict(difference.estimate) for key, difference in one.differences.items()
+                    },
+                    "power_of_choice": {key: dataclasses.asdict(d.estimate) for key, d in other.differences.items()},
                 },
             }
     saved = plan.save("table1", {"settings": numbers})
@@ -44,36 +47,27 @@ def table1(plan: Plan) -> list[Path]:
 def _markdown(plan: Plan, numbers: Mapping[str, Any]) -> str:
     """One table a setting; the paper's number stands beside ours."""
     metric = {m.key: m for m in METRICS}
-    names = {"random": "Rand", "afl": "AFL", "power_of_choice": "Pow-d", "fedcor": "FedCor"}
-    lines = []
+    head = ["", "paper: rounds", "rounds (mean ± std)", "ten-round mean", "mean accuracy", "bytes to target"]
+    head += ["− Pow-d, mean accuracy", "− Rand, mean accuracy"]
+    tables = []
     for setting, numbers_here in numbers.items():
-        rounds = {tuple(s["rounds_done"]) for s in numbers_here["selectors"].values()}
-        done = sorted({r for each in rounds for r in each})
+        done = sorted({r for s in numbers_here["selectors"].values() for r in s["rounds_done"]})
         span = "–".join(map(str, dict.fromkeys((done[0], done[-1]))))
-        head = ["", "paper: rounds", "rounds (mean ± std)", "ten-round mean", "mean accuracy", "bytes to target"]
-        head += ["− Pow-d, mean accuracy", "− Rand, mean accuracy"]
-        lines += [
-            f"### {plan.dataset} {setting.upper()}, target {numbers_here['target']:.0%}, "
-            f"seeds {', '.join(map(str, plan.seeds))}, {span} rounds",
-            "",
-            "| " + " | ".join(head) + " |",
-            "|---" * len(head) + "|",
-        ]
+        rows = []
         for name, s in numbers_here["selectors"].items():
-            cells = [names.get(name, name), s["paper"] or "–"]
-            cells += [mean_std(s["estimates"][key]) for key in ("rounds_to_target", "smooth_rounds_to_target")]
-            cells += [
-                estimate_text(metric[key], Estimate(**s["estimates"][key]))
-                for key in ("mean_accuracy", "bytes_to_target")
-            ]
+            estimates = {key: Estimate(**values) for key, values in s["estimates"].items()}
+            cells = [NAMES[name], s["paper"] or "–"]
+            cells += [mean_std(estimates[key]) for key in ("rounds_to_target", "smooth_rounds_to_target")]
+            cells += [estimate_text(metric[key], estimates[key]) for key in ("mean_accuracy", "bytes_to_target")]
             for baseline in ("power_of_choice", "random"):
                 paired = s["paired"][baseline].get("mean_accuracy")
                 cells.append(
                     difference_text(metric["mean_accuracy"], Estimate(**paired)) if paired and name != baseline else "–"
                 )
-            lines.append("| " + " | ".join(cells) + " |")
-        lines.append("")
-    return "\n".join(lines)
+            rows.append(cells)
+        title = f"{plan.dataset} {setting.upper()}, target {numbers_here['target']:.0%}, {plan.of_seeds}, {span} rounds"
+        tables.append(markdown(title, head, rows))
+    return "".join(tables)
 
 
 def convergence(plan: Plan) -> list[Path]:
@@ -89,7 +83,7 @@ def interval(plan: Plan) -> list[Path]:
         "digits": [(5, 0.95), (10, 0.95), (500, 0.99)],
     }
     variants = [_fedcor(plan, f"Δt = {dt}", interval=dt, beta=beta) for dt, beta in table[plan.dataset]]
-    return draw_curves(plan, "interval", plan.runs([*variants, Variant("random", "random", "random")]))
+    return draw_curves(plan, "interval", plan.runs([*variants, FOUR[0]]))
 
 
 def annealing(plan: Plan) -> list[Path]:
@@ -98,17 +92,14 @@ def annealing(plan: Plan) -> list[Path]:
 
     table = {"fmnist": (0.5, 0.75, 0.95), "cifar10": (0.9, 0.95, 0.97), "digits": (0.5, 0.75, 0.95)}
     variants = [_fedcor(plan, f"β = {beta}", beta=beta) for beta in table[plan.dataset]]
-    runs = plan.runs([*variants, Variant("random", "random", "random")])
+    runs = plan.runs([*variants, FOUR[0]])
     paths = draw_curves(plan, "annealing", runs)
     counts = {
         setting: {label: times_chosen(of_one).round(2).tolist() for label, of_one in by_label.items()}
         for setting, by_label in runs.items()
     }
     saved = plan.save("annealing-frequencies", {"times_chosen": counts})
-    seeds = ", ".join(map(str, plan.seeds))
-    caption = (
-        f"{plan.dataset}, seeds {seeds}; clients ordered within each run by how often they were chosen, mean over seeds"
-    )
+    caption = f"{plan.dataset}, {plan.of_seeds}; clients ordered within each run by how often they were chosen, mean over seeds"
     return [
         *paths,
         saved,
