@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedcor.data import available, cache_dir, fetch, load
-from fedcor.data.fetch import PARTS, Raw, read_cache
+from fedcor.data.cache import PARTS, Raw, read_cache
 from fedcor.errors import ConfigError, DataError, MissingExtraError
 from fedcor.rng import stream
 

@@ -1,7 +1,8 @@
 """Data sets, and how their training samples are spread over clients."""
 
+from fedcor.data.cache import cache_dir
 from fedcor.data.datasets import Dataset, Listing, available, load
-from fedcor.data.fetch import Progress, cache_dir, fetch
+from fedcor.data.fetch import Progress, fetch
 from fedcor.data.partition import Partition, dirichlet, iid, randomise_labels, shards
 
 __all__ = [

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedcor.data.fetch import cache_file, fetch_local, local_source, read_cache, read_npz
+from fedcor.data.cache import cache_file, read_cache, read_npz
+from fedcor.data.fetch import fetch_local, local_source
 from fedcor.errors import ConfigError, DataError, MissingExtraError, suggest
 from fedcor.rng import stream
 from fedcor.types import Array, IntArray
