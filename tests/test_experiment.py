@@ -85,6 +85,8 @@ def test_the_presets_are_the_papers(name, target, chosen, kind, shards):
         ("data.noisy_clients=1.1", "data.noisy_clients = 1.1: must lie in"),
         ("partition.size_skew=-1", "partition.size_skew = -1.0: must be a number from 0 to 10"),
         ("target_accuracy=1.5", "target_accuracy = 1.5: must lie in"),
+        ("name=../elsewhere", "name = '../elsewhere': must be a plain name"),
+        ("name=..", "must be a plain name"),
         ("selector=fedcorr", "selector = 'fedcorr'.*did you mean \"fedcor\""),
         ("selectors.fedcor.beta=1.5", "selectors.fedcor.beta = 1.5: must lie strictly between 0 and 1"),
         ("selectors.fedcor.beat=0.5", 'selectors.fedcor.beat.*did you mean "beta"'),
@@ -168,7 +170,7 @@ def test_a_toml_file(tmp_path):
     assert experiment.name == "mine"
     assert len(list(build_simulation(experiment, 1).run(2))) == 2
     path.write_text(path.read_text().replace("rounds = 2\n", ""))
-    with pytest.raises(ConfigError, match="training.rounds = None: must be given: a whole number"):
+    with pytest.raises(ConfigError, match="training.rounds = None: must be given, as a whole number"):
         load_experiment(str(path))
 
 
@@ -187,6 +189,20 @@ def test_a_toml_file_that_is_wrong(tmp_path, content, told):
         path.write_text(content)
     with pytest.raises(ConfigError, match=told):
         load_experiment(str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('[data]\nname = "digits"', "partition = None: must be given, as a table of settings with kind and clients"),
+        ("", "data = None: must be given, as a table of settings with name"),
+        ('[data]\nname = "digits"\n[partition]\nkind = "iid"\nclients = 5', "model = None: must be given, as a table"),
+    ],
+)
+def test_a_table_that_is_missing_is_named_with_what_it_needs(tmp_path, content, told):
+    (tmp_path / "short.toml").write_text(content)
+    with pytest.raises(ConfigError, match=told):
+        load_experiment(str(tmp_path / "short.toml"))
 
 
 def test_a_model_without_a_name(tmp_path):

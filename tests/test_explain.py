@@ -88,3 +88,14 @@ def test_a_round_that_is_not_there(folder, tmp_path, capsys):
     (tmp_path / "rounds.jsonl").write_text(json.dumps({"kind": "header"}) + "\n")
     assert main(["explain", str(tmp_path)]) == 2
     assert "no finished round" in capsys.readouterr().err
+
+
+def test_complement_says_how_close_the_group_came_and_leaves_out_who_is_new(tmp_path, capsys):
+    run(load_experiment("digits", ["training.rounds=8", "selectors.complement.sweep=0.5"], "complement"), 1, tmp_path)
+    why = read_run(tmp_path).rounds[5]["why"]
+    assert [value is None for value in why["distance"]] == [True] * 5 + [False] * 5
+    assert why["distance"][-1] < why["distance"][5]
+    assert main(["explain", str(tmp_path), "--round", "5"]) == 0
+    shown = capsys.readouterr().out
+    assert "distance: of the group's mean update from everyone's" in shown
+    assert "age: rounds since" in shown

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcor.errors import ConfigError, RecordError
+from fedcor.errors import ConfigError, FedcorError, RecordError
 from fedcor.experiment import load_experiment
 from fedcor.record import CHECKPOINT, RECORD, count_rounds, open_run, read_run, read_runs, write_whole
 from fedcor.runner import run
@@ -128,6 +128,40 @@ def test_a_checkpoint_inside_the_warm_up_keeps_who_holds_and_what_is_known(tmp_p
     with np.load(tmp_path / "whole" / CHECKPOINT) as archive:
         assert archive["holders"].all()
         assert np.isfinite(archive["known"]).all()
+
+
+def test_what_is_refused_leaves_nothing_behind(tmp_path):
+    with pytest.raises(FedcorError, match="minimum_size"):
+        run(load_experiment("digits", ["partition.kind=dirichlet", "partition.minimum_size=900"]), 1, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "there").mkdir()
+    with pytest.raises(FedcorError, match="minimum_size"):
+        run(
+            load_experiment("digits", ["partition.kind=dirichlet", "partition.minimum_size=900"]), 1, tmp_path / "there"
+        )
+    assert (tmp_path / "there").is_dir()
+
+
+def test_a_run_that_died_in_its_first_round_is_begun_again(tmp_path):
+    with open_run(tmp_path / "run", HEADER, resume=False) as writer:
+        writer.begin()
+    changed = {**HEADER, "config": {"training": {"rounds": 5}, "target": 0.7}}
+    with open_run(tmp_path / "run", changed, resume=False) as writer:
+        writer.begin()
+        writer.append({"round": 0})
+    assert read_run(tmp_path / "run").header["config"]["target"] == 0.7
+
+
+def test_resuming_is_advised_only_where_it_would_help(tmp_path):
+    with open_run(tmp_path / "run", HEADER, resume=False) as writer:
+        writer.begin()
+        writer.append({"round": 0})
+    changed = {**HEADER, "config": {"training": {"rounds": 5}, "target": 0.7, "new": True}}
+    told = r"other settings \(new is not set there, True here; target is 0.5 there, 0.7 here\); choose another folder"
+    with pytest.raises(RecordError, match=told), open_run(tmp_path / "run", changed, resume=False):
+        pass
+    with pytest.raises(RecordError, match="add --resume"), open_run(tmp_path / "run", HEADER, resume=False):
+        pass
 
 
 def test_a_run_is_never_overwritten(tmp_path):

@@ -138,3 +138,33 @@ sys.exit(main(["run", "digits"]))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.strip() == "fedcor: this needs PyTorch, which is not installed: pip install 'fedcor[sim]'"
+
+
+def test_the_package_is_there_at_once_and_brings_its_names_when_they_are_used():
+    program = """
+import sys, fedcor
+assert "numpy" not in sys.modules
+assert fedcor.FedCor(3).clients_per_round == 3
+try:
+    fedcor.FedCro
+except AttributeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "module 'fedcor' has no attribute 'FedCro'"
+
+
+def test_an_interrupt_while_packages_are_still_loading_is_a_line():
+    program = """
+import sys
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "fedcor.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+from fedcor.__main__ import main
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 130
+    assert done.stderr == "fedcor: interrupted before anything began\n"

@@ -438,6 +438,16 @@ def test_csv_has_one_line_a_metric_and_selector() -> None:
     assert by_key["power-of-choice", "rounds_to_target"]["pairs"] == "0"
 
 
+def test_runs_of_one_selector_with_other_hyper_parameters_are_not_one_selector() -> None:
+    runs = [run([0.1, 0.2], seed=seed) for seed in (1, 2)]
+    for one, sweep in zip(runs, (0.5, 1.0), strict=True):
+        one.header["config"]["selectors"] = {"random": {"sweep": sweep}}
+    with pytest.raises(
+        RecordError, match=r"toy with random have different settings \(random.sweep is 0.5 in one and 1.0"
+    ):
+        summarise(runs)
+
+
 # --- ratios ----------------------------------------------------------------------------------------------------------
 
 pairs = st.lists(

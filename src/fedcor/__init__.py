@@ -1,7 +1,11 @@
 """fedcor: which clients train next in federated learning."""
 
-from fedcor.selectors import AFL, Complement, FedCor, Full, PowerOfChoice, Proxy, Random, build_selector
-from fedcor.types import Federation, Outcome, Population, Selector, State
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedcor.selectors import AFL, Complement, FedCor, Full, PowerOfChoice, Proxy, Random, build_selector
+    from fedcor.types import Federation, Outcome, Population, Selector, State
 
 __all__ = [
     "AFL",
@@ -18,3 +22,14 @@ __all__ = [
     "State",
     "build_selector",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Names are brought when they are first used, so that the command line answers (and can be interrupted) at once."""
+    if name not in __all__:
+        raise AttributeError(f"module 'fedcor' has no attribute {name!r}")
+    for room in ("fedcor.types", "fedcor.selectors"):
+        found = getattr(importlib.import_module(room), name, None)
+        if found is not None:
+            return found
+    raise AttributeError(name)

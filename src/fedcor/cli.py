@@ -142,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     again.add_argument("--jobs", type=_whole, default=1, help="processes, one thread each (default: 1)")
     again.add_argument("--device", help="cuda, mps, or auto for what there is (default: the processor)")
     again.add_argument(
-        "--quick", action="store_true", help="everything on the embedded digits, in minutes: a rehearsal"
+        "--quick", action="store_true", help="a rehearsal on the embedded digits: two seeds, 30 rounds at most"
     )
     again.add_argument(
         "--out", type=_folder, default=Path("runs/reproduce"), help="default: %(default)s; goes on there"
@@ -214,7 +214,9 @@ def _seeds(text: str) -> list[int]:
 def _names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if not all(names) or len(set(names)) < len(names):
-        raise argparse.ArgumentTypeError(f"{text!r} has an empty name, or one twice; write random,fedcor")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} has an empty name, or one twice; write different names with commas between"
+        )
     return names
 
 
@@ -241,7 +243,7 @@ def _run(options: argparse.Namespace) -> int:
             resume=options.resume,
             on_round=lambda record: update(record.round + 1, f"accuracy {record.test_accuracy:.3f}"),
         )
-    _print_finished(out)
+    _print_finished(out, sys.stdout.isatty())
     return 0
 
 
@@ -294,16 +296,16 @@ def _reproduce(options: argparse.Namespace) -> int:
 def _run_all(jobs: Sequence[Job], processes: int, *, quiet: bool = False) -> None:
     from fedcor.runner import run_jobs
 
-    finished = 0
+    finished, terminal = 0, sys.stdout.isatty()  # asked here: a live bar stands in for stdout
     with show_rounds("rounds", sum(job.experiment.training.rounds for job in jobs)) as update:
         for job in run_jobs(jobs, processes):
             finished += job is not None
             update(sum(count_rounds(other.out) for other in jobs), f"{finished}/{len(jobs)} runs")
             if job is not None and not quiet:
-                _print_finished(job.out)
+                _print_finished(job.out, terminal)
 
 
-def _print_finished(folder: Path) -> None:
+def _print_finished(folder: Path, terminal: bool) -> None:
     """One JSON line a finished run, for whoever reads it; a sentence on a terminal."""
     run = read_run(folder)
     accuracies = [entry.get("test_accuracy") or 0.0 for entry in run.rounds]
@@ -312,7 +314,7 @@ def _print_finished(folder: Path) -> None:
         print(
             f"fedcor: {folder}: in {idle} of {len(run.rounds)} rounds nobody delivered a usable update", file=sys.stderr
         )
-    if sys.stdout.isatty():
+    if terminal:
         print(f"{folder}: {len(run.rounds)} rounds, test accuracy {accuracies[-1]:.3f}")
         return
     line = {

@@ -28,7 +28,7 @@ def build_dataclass(cls: type[T], table: Mapping[str, Any]) -> T:
     for name, field in fields.items():
         needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if needed and name not in table:
-            raise ConfigError(name, None, f"must be given: {_describe(hints[name])}")
+            raise ConfigError(name, None, f"must be given, as {_describe(hints[name])}")
     return cls(**{key: _fitted(key, value, hints[key]) for key, value in table.items()})
 
 
@@ -67,4 +67,9 @@ def _describe(hint: Any) -> str:
         return f"a list, each {_describe(arguments[0])}"
     if typing.get_origin(hint) is typing.Literal:
         return f"one of {', '.join(map(str, arguments))}"
+    if dataclasses.is_dataclass(hint):
+        needed = [f.name for f in dataclasses.fields(hint) if f.default is f.default_factory is dataclasses.MISSING]
+        return f"a table of settings with {' and '.join(needed)}"
+    if typing.get_origin(hint) is not None and issubclass(typing.get_origin(hint), Mapping):
+        return "a table of settings"
     return _NAMES.get(hint, str(hint))

@@ -102,6 +102,8 @@ class Experiment:
                 self.training.clients_per_round,
                 f"must be at most partition.clients = {self.partition.clients}",
             )
+        if not self.name.strip(". ") or any(mark in self.name for mark in "/\\:"):
+            raise ConfigError("name", self.name, "must be a plain name: it names a folder")
         if self.target_accuracy is not None and not 0.0 < self.target_accuracy <= 1.0:
             raise ConfigError("target_accuracy", self.target_accuracy, "must lie in (0, 1]")
         self.build_optimiser()

@@ -15,7 +15,7 @@ import json
 import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -216,6 +216,7 @@ def _line(entry: Mapping[str, Any]) -> str:
 @contextmanager
 def open_run(folder: Path, header: Mapping[str, Any], *, resume: bool) -> Iterator[RunWriter]:
     """Begin the run that `header` describes in `folder`, or go on with it where `resume`."""
+    made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -235,17 +236,22 @@ def open_run(folder: Path, header: Mapping[str, Any], *, resume: bool) -> Iterat
         if writer is not None:
             writer.close()
         lock.release()
+        if made and not (folder / RECORD).exists():  # refused before anything was written
+            with suppress(OSError):
+                (folder / "run.lock").unlink(missing_ok=True)
+                folder.rmdir()
 
 
 def _look(folder: Path, header: Mapping[str, Any], resume: bool) -> tuple[Run | None, dict[str, Array] | None]:
     """The run that is there and its checkpoint; refuses one that is not ours to go on with."""
     if not has_run(folder):
         return None, None
+    run, checkpoint = read_run(folder), read_checkpoint(folder)
+    if not resume and not run.rounds and checkpoint is None:
+        return None, None  # it died in its first round: there is nothing to lose
+    _check_same(folder, run.header, json.loads(_line(header)))
     if not resume:
         raise RecordError(f"{folder} already holds a run: add --resume to go on with it, or choose another folder")
-    run = read_run(folder)
-    _check_same(folder, run.header, json.loads(_line(header)))
-    checkpoint = read_checkpoint(folder)
     done = int(checkpoint["round"]) if checkpoint else 0
     if len(run.rounds) < done:
         raise RecordError(
@@ -258,12 +264,14 @@ def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) ->
     """A run may be made longer, and go on with other library versions; nothing else of it may change."""
     for key in ("experiment", "selector", "seed", "engine"):
         if old.get(key) != new.get(key):
-            raise RecordError(f"{folder} holds another run: its {key} is {old.get(key)!r}, not {new.get(key)!r}")
+            told = f"its {key} is {old.get(key)!r}, not {new.get(key)!r}"
+            raise RecordError(f"{folder} holds another run: {told}; choose another folder")
     differing = differences(old.get("config", {}), new.get("config", {}))
     differing.pop("training.rounds", None)
     if differing:
-        told = "; ".join(f"{key} is {was!r} there, {now!r} here" for key, (was, now) in differing.items())
-        raise RecordError(f"{folder} holds a run with other settings: {told}")
+        pairs = ((key, *("not set" if v is None else repr(v) for v in both)) for key, both in differing.items())
+        told = "; ".join(f"{key} is {was} there, {now} here" for key, was, now in pairs)
+        raise RecordError(f"{folder} holds a run with other settings ({told}); choose another folder")
 
 
 def differences(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]]:

@@ -218,6 +218,7 @@ class Simulation:
             with naming(f"round {progress.round}: the selector failed in select"):
                 chosen, state = self.selector.select(progress.state, federation)
                 chosen = check_clients(chosen, federation.available, progress.round)
+            with naming(f"round {progress.round}: the selector failed in reasons"):
                 federation.why = written_reasons(self.selector, state, federation, chosen)
             progress, outcome = federation.close(chosen, state)
             with naming(f"round {outcome.round}: the selector failed in observe"):

@@ -238,6 +238,7 @@ class SelectingStrategy(Strategy):
         with naming(f"round {self._exchange.round + 1}: the selector failed in select"):
             chosen, self._next_state = self.selector.select(state, self._round)
             chosen = check_clients(chosen, available, self._exchange.round)
+        with naming(f"round {self._exchange.round + 1}: the selector failed in reasons"):
             self._why = written_reasons(self.selector, self._next_state, self._round, chosen)
         messages = self._round.pending(chosen)
         LOG.info(

@@ -18,6 +18,8 @@ MEANINGS = {
     "annealing": "beta ^ times chosen since the last refit",
     "loss": "the client's loss of the current model",
     "valuation": "sqrt(samples) * last reported loss",
+    "distance": "of the group's mean update from everyone's after this pick, in lengths of the latter; - for a first training",
+    "age": "rounds since the client's last update came",
 }
 
 
@@ -62,7 +64,8 @@ def render_explanation(explanation: dict[str, Any], console: Console) -> None:
             "No reasons in the record: the choice was uniform (a warm-up round, say), or the selector gives none."
         )
     for reason, meaning in explanation["reasons"].items():
-        console.print(f"{reason}: {meaning}", highlight=False, soft_wrap=True)
+        if meaning:
+            console.print(f"{reason}: {meaning}", highlight=False, soft_wrap=True)
 
 
 def _cell(value: Any) -> str:

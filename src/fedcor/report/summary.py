@@ -69,6 +69,7 @@ class Curve:
     planned: int  # rounds the run is meant to have
     target: float | None
     settings: Mapping[str, Any]  # what runs must share to be compared
+    options: Mapping[str, Any]  # the selector's own, which its runs must share to be one selector
     accuracy: FloatArray  # (T,)
     down: FloatArray  # (T,) bytes of each round
     up: FloatArray  # (T,)
@@ -94,6 +95,7 @@ def curve_of(run: Run) -> Curve:
             planned=int(config["training"]["rounds"]),
             target=None if target is None else float(target),
             settings=_settings(config),
+            options=config.get("selectors") or {},
             accuracy=np.nan_to_num(_column(run, "test_accuracy"), nan=0.0, posinf=0.0, neginf=0.0),
             down=_column(run, "bytes_down"),
             up=_column(run, "bytes_up"),
@@ -275,11 +277,23 @@ def _experiment(name: str, found: Mapping[str, Mapping[int, Curve]], baseline: s
         raise RecordError(f'{name} has no run of the baseline "{baseline}": {hint}')
     first, *others = (curve for curves in found.values() for curve in curves.values())
     for other in others:  # runs are compared only when all but the choice is the same
-        for key, (one, two) in differences(first.settings, other.settings).items():
-            told = f"{key} is {one!r} in one and {two!r} in another"
-            raise RecordError(f"runs of {name} have different settings ({told}): report their folders one at a time")
+        _refuse_different(name, first.settings, other.settings)
+    for curves in found.values():  # and are one selector's only when its hyper-parameters are
+        first, *others = curves.values()
+        for other in others:
+            _refuse_different(f"{name} with {first.selector}", first.options, other.options)
     selectors = tuple(_selector(key, found[key], None if key == baseline else found[baseline]) for key in found)
     return ExperimentSummary(name, first.target, baseline, selectors)
+
+
+def _refuse_different(what: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    for key, (here, there) in differences(one, other).items():
+        told = f"{key} is {_told(here)} in one and {_told(there)} in another"
+        raise RecordError(f"runs of {what} have different settings ({told}): report their folders one at a time")
+
+
+def _told(value: Any) -> str:
+    return "not set" if value is None else repr(value)
 
 
 def _selector(name: str, curves: Mapping[int, Curve], baseline: Mapping[int, Curve] | None) -> SelectorSummary:

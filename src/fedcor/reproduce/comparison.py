@@ -89,7 +89,7 @@ def _curve(runs: Sequence[Run]) -> dict[str, list[float]]:
     accuracy = np.array(
         [[entry["test_accuracy"] or 0.0 for entry in run.rounds[:length]] for run in runs]
     )  # (seeds, rounds)
-    window = min(SMOOTH, length)
+    window = _window(length)
     smooth = np.apply_along_axis(lambda a: np.convolve(a, np.full(window, 1 / window), mode="valid"), 1, accuracy)
     mean, spread = smooth.mean(axis=0), smooth.std(axis=0, ddof=1) if len(runs) > 1 else np.zeros(smooth.shape[1])
     return {
@@ -100,7 +100,14 @@ def _curve(runs: Sequence[Run]) -> dict[str, list[float]]:
     }
 
 
+def _window(rounds: int) -> int:
+    """Rounds that a point of a curve is the mean of: of few rounds, each by itself."""
+    return SMOOTH if rounds > SMOOTH else 1
+
+
 def _caption(plan: Plan, runs: Runs) -> str:
     lengths = sorted({len(run.rounds) for by in runs.values() for rs in by.values() for run in rs})
-    shown = f"mean of the last {SMOOTH} rounds, band: one standard deviation over seeds"
-    return f"{plan.dataset}, {plan.of_seeds}, {lengths[0]} rounds; {shown}"
+    shown = [f"{plan.dataset}, {plan.of_seeds}, {lengths[0]} rounds"]
+    shown += [f"mean of the last {SMOOTH} rounds"] if _window(lengths[0]) > 1 else []
+    shown += ["band: one standard deviation over seeds"] if len(plan.seeds) > 1 else []
+    return "; ".join(shown)

@@ -125,15 +125,21 @@ class Complement:
         return target
 
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
-        """How far the group's mean is from the population's after each pick, as a share of the latter's length; and ages."""
-        seen = state["seen"][chosen]
-        if (seen < 0).any() or not len(chosen):
+        """How far the group's mean is from the population's after each pick, as a share of the latter's length; and ages.
+
+        Those without a known direction are left out of the mean, as they are in the choice, and have no reasons.
+        """
+        known = state["seen"][chosen] >= 0
+        if not known.any():
             return {}
         target = self.target(state, federation.weights)
-        shares = state["shares"][chosen, None]
-        means = np.cumsum(shares * state["directions"][chosen], axis=0) / np.cumsum(shares, axis=0)
-        length = float(np.linalg.norm(target)) or 1.0
-        return {"distance": np.linalg.norm(means - target, axis=1) / length, "age": state["round"] - 1 - seen}
+        members = chosen[known]
+        shares = state["shares"][members, None]
+        means = np.cumsum(shares * state["directions"][members], axis=0) / np.cumsum(shares, axis=0)
+        distance, age = np.full(len(chosen), np.nan), np.full(len(chosen), np.nan)
+        distance[known] = np.linalg.norm(means - target, axis=1) / (float(np.linalg.norm(target)) or 1.0)
+        age[known] = state["round"] - 1 - state["seen"][members]
+        return {"distance": distance, "age": age}
 
     def observe(self, state: State, outcome: Outcome) -> State:
         if not len(outcome.participated):

@@ -17,7 +17,7 @@ from fedcor.gp import select
 from fedcor.selectors.base import check_at_least, check_fraction, check_positive, lengthened, uniform
 from fedcor.selectors.complement import Complement, match
 from fedcor.selectors.process import ProcessSelector
-from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, State
+from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, Reasons, State
 
 __all__ = ["Combined", "EqualTarget", "Herding", "UpdateProcess"]
 
@@ -100,6 +100,9 @@ class UpdateProcess(Complement):
         picked = state["picked"].copy()
         picked[chosen] += 1
         return chosen, {**state, "picked": picked}
+
+    def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:  # noqa: ARG002
+        return {}  # not complement's distances, which play no part here
 
     def _group(self, state: State, federation: Federation, known: IntArray, wanted: int) -> IntArray:
         everyone = np.flatnonzero(state["seen"] >= 0)  # all are cared for, only those who are there can be picked
