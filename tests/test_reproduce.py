@@ -156,6 +156,21 @@ def test_an_ablation_changes_one_thing_and_a_limit_one_scenario(folder):
     ]
 
 
+def test_picks_of_noisy_clients_are_counted(folder):
+    hits = 0
+    for seed in (1, 2):
+        run = read_run(folder / "runs" / "digits-noise" / "random" / f"seed-{seed}")
+        dirty, clean = (
+            build_simulation(load_experiment("digits", ["partition.shards_per_client=2", change]), seed).engine
+            for change in ("data.noisy_clients=0.3333", "data.noisy_clients=0")
+        )
+        pairs = zip(dirty.measured_rows(10**6), clean.measured_rows(10**6), strict=True)
+        noisy = [k for k, (one, other) in enumerate(pairs) if not torch.equal(one[2], other[2])]
+        hits += sum(client in noisy for entry in run.rounds for client in entry["selected"])
+    saved = numbers(folder, "beyond-limits-digits")["picks_of_noisy_clients"]["random"]
+    assert saved == pytest.approx(hits / (2 * 15 * 5))
+
+
 def test_fairness_is_that_of_the_last_model(folder):
     saved = numbers(folder, "beyond-fairness-digits")["settings"]["2spc"]["complement"]
     experiment = load_experiment("digits", ["partition.shards_per_client=2", "training.clients_per_round=5"])

@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 CHECKPOINT_EVERY = 10  # rounds
+LABEL_NOISE = "label noise"  # the stream that says whose labels are random, and which
 
 _load = functools.lru_cache(maxsize=1)(load)  # the runs of one process share the data
 
@@ -57,9 +58,10 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
     except ConfigError as error:
         raise error.under("partition") from None
     if experiment.data.noisy_clients:
-        rng = stream(seed, "label noise")
         try:
-            noise = randomise_labels(data.train_y, data.classes, parts, experiment.data.noisy_clients, rng)
+            noise = randomise_labels(
+                data.train_y, data.classes, parts, experiment.data.noisy_clients, stream(seed, LABEL_NOISE)
+            )
         except ConfigError as error:
             raise error.under("data") from None
         data = dataclasses.replace(data, train_y=noise)

@@ -3,7 +3,7 @@
 from fedcor.data.cache import cache_dir
 from fedcor.data.datasets import Dataset, Listing, available, load
 from fedcor.data.fetch import Progress, fetch
-from fedcor.data.partition import Partition, dirichlet, iid, randomise_labels, shards
+from fedcor.data.partition import Partition, dirichlet, iid, noisy_clients, randomise_labels, shards
 
 __all__ = [
     "Dataset",
@@ -16,6 +16,7 @@ __all__ = [
     "fetch",
     "iid",
     "load",
+    "noisy_clients",
     "randomise_labels",
     "shards",
 ]

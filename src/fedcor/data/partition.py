@@ -24,7 +24,17 @@ import numpy as np
 from fedcor.errors import ConfigError, DataError, MissingExtraError, suggest
 from fedcor.types import Array, FloatArray, IntArray
 
-__all__ = ["Kind", "Partition", "client_sizes", "dirichlet", "iid", "label_distributions", "randomise_labels", "shards"]
+__all__ = [
+    "Kind",
+    "Partition",
+    "client_sizes",
+    "dirichlet",
+    "iid",
+    "label_distributions",
+    "noisy_clients",
+    "randomise_labels",
+    "shards",
+]
 
 Kind = Literal["iid", "shards", "dirichlet"]
 
@@ -146,14 +156,18 @@ def randomise_labels(
     labels: IntArray, classes: int, parts: Sequence[IntArray], share: float, rng: np.random.Generator
 ) -> IntArray:
     """The labels, those of a `share` of the clients drawn uniformly: clients whose data teaches nothing."""
-    count = round(share * len(parts))
-    if share > 0 and not count:
-        raise ConfigError("noisy_clients", share, f"is less than one of {len(parts)} clients")
-    noisy = rng.choice(len(parts), size=count, replace=False)
     labels = labels.copy()
-    for client in np.sort(noisy):
+    for client in noisy_clients(len(parts), share, rng):
         labels[parts[client]] = rng.integers(classes, size=len(parts[client]))
     return labels
+
+
+def noisy_clients(clients: int, share: float, rng: np.random.Generator) -> IntArray:
+    """Who has random labels: the first draw of the stream of the noise."""
+    count = round(share * clients)
+    if share > 0 and not count:
+        raise ConfigError("noisy_clients", share, f"is less than one of {clients} clients")
+    return np.sort(rng.choice(clients, size=count, replace=False))
 
 
 def label_distributions(p: FloatArray, clients: int, alpha: float, rng: np.random.Generator) -> FloatArray:

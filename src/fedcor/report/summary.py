@@ -42,7 +42,7 @@ __all__ = [
     "summarise",
 ]
 
-WINDOW = 10  # rounds in the smoothed accuracy and in the final accuracy
+WINDOW = 10  # rounds in the smoothed accuracy and in the mean of the last ones
 TAIL = 50  # rounds in the spread
 CONFIDENCE = 0.95
 ROUNDING = 1e-7  # an accuracy is a count over a test size: what is closer than this is equal
@@ -177,7 +177,7 @@ METRICS: tuple[Metric, ...] = (
         "smooth_rounds_to_target", f"{WINDOW}-round mean to target", "rounds", "lower", _smooth_rounds_to_target, True
     ),
     Metric("mean_accuracy", "mean accuracy", "accuracy", "higher", lambda c: _mean(c.accuracy)),
-    Metric("final_accuracy", "final accuracy", "accuracy", "higher", lambda c: _mean(c.accuracy[-WINDOW:])),
+    Metric("final_accuracy", f"mean of the last {WINDOW}", "accuracy", "higher", lambda c: _mean(c.accuracy[-WINDOW:])),
     Metric("bytes_down", "bytes down", "bytes", "lower", lambda c: _sum(c.down)),
     Metric("bytes_up", "bytes up", "bytes", "lower", lambda c: _sum(c.up)),
     Metric("bytes_to_target", "bytes to target", "bytes", "lower", _bytes_to_target, to_target=True, headline=False),
@@ -224,8 +224,8 @@ class Difference:
     estimate: Estimate  # n and `of` count pairs
     rounds: tuple[int, int] | None  # fewest and most that a pair was compared over; None for a metric to the target
     verdict: (
-        Literal["better", "worse", "unclear"] | None
-    )  # unclear: the interval holds zero; None: there is no interval
+        Literal["better", "worse", "unclear", "equal"] | None
+    )  # unclear: the interval holds zero; None: there is none
 
 
 @dataclass(frozen=True)
@@ -321,6 +321,8 @@ def _difference(metric: Metric, pairs: Sequence[tuple[Curve, Curve]]) -> Differe
     estimate = estimate_of((None if a is None or b is None else a - b for a, b in values), metric.to_target)
     if estimate.low is None or estimate.high is None:
         return Difference(estimate, rounds, None)
+    if max(abs(estimate.low), abs(estimate.high)) <= ROUNDING:
+        return Difference(estimate, rounds, "equal")
     if estimate.low <= ROUNDING and estimate.high >= -ROUNDING:
         return Difference(estimate, rounds, "unclear")
     improves = (estimate.low > 0) == (metric.better == "higher")

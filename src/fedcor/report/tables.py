@@ -31,7 +31,7 @@ NAMES = {
 PLAIN = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 LEGEND = (
-    "better, worse: the interval excludes zero; unclear: it does not; -: no interval.",
+    "better, worse: the interval excludes zero; unclear: it does not; equal: to the last digit; -: no interval.",
     "pairs: seeds on which both have a value, N/A (k/n) where only k of n common seeds do.",
     "rounds: compared over as many as both runs have.",
 )

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedcor.data import noisy_clients
 from fedcor.errors import ConfigError, RecordError
 from fedcor.record import Run, read_checkpoint, write_whole
 from fedcor.report.summary import METRICS, Estimate, ExperimentSummary, SelectorSummary, estimate_of, ratio_of
 from fedcor.report.tables import NAMES, difference_text, estimate_text, markdown
 from fedcor.reproduce.comparison import as_numbers, compared, draw_curves, mean_std, times_chosen
 from fedcor.reproduce.plan import FOUR, Plan, Runs, Scenario, Variant
-from fedcor.runner import build_simulation
+from fedcor.rng import stream
+from fedcor.runner import LABEL_NOISE, build_simulation
 from fedcor.types import FloatArray
 
 __all__ = ["ablation", "confirmation", "fairness", "limits", "table"]
@@ -51,8 +53,9 @@ def confirmation(plan: Plan) -> list[Path]:
 def _table(plan: Plan, what: str, runs: Runs) -> list[Path]:
     summaries = compared(runs, "random")
     closed = {name: _gap_closed(summary) for name, summary in summaries.items()}
-    head = ["", "mean accuracy", "− Rand", "of the gap to everyone", "rounds to target", "ten-round mean"]
-    head += ["bytes to target", "bytes in all", "spread of the last 50"]
+    bounded = any(closed.values())
+    head = ["", "mean accuracy", "− Rand", *(["of the gap to everyone"] if bounded else []), "rounds to target"]
+    head += ["ten-round mean", "bytes to target", "bytes in all", "spread of the last 50"]
     tables = []
     for name, summary in summaries.items():
         rows = []
@@ -63,7 +66,7 @@ def _table(plan: Plan, what: str, runs: Runs) -> list[Path]:
                     NAMES.get(s.name, s.name),
                     estimate_text(_ACCURACY, s.estimates["mean_accuracy"]),
                     difference_text(_ACCURACY, paired.estimate) if paired else "–",
-                    _share_text(share) if share else "–",
+                    *([_share_text(share) if share else "–"] if bounded else []),
                     *(mean_std(s.estimates[key]) for key in ("rounds_to_target", "smooth_rounds_to_target")),
                     estimate_text(_METRIC["bytes_to_target"], s.estimates["bytes_to_target"]),
                     estimate_text(_METRIC["bytes_down"], estimate_of([_bytes(s)])),
@@ -162,24 +165,40 @@ def ablation(plan: Plan) -> list[Path]:
     head = ["", *(f"{name.upper()}, − complement" for name in summaries), "bytes / complement's"]
     title = f"{plan.dataset}, mean accuracy, {plan.of_seeds}"
     page = markdown(title, head, _differences(summaries, COMPLEMENT.label))
-    return [*_forest(plan, "beyond-ablation", summaries, "complement", {}), _write(plan, "beyond-ablation", [page])]
+    return [*_forest(plan, "beyond-ablation", summaries, "complement", {}, {}), _write(plan, "beyond-ablation", [page])]
 
 
 def limits(plan: Plan) -> list[Path]:
     """Where it may fail, in pairs with random choice. The scenarios are the same whatever settings the plan names."""
     scenarios = _scenarios(plan)
     summaries: dict[str, ExperimentSummary] = {}
+    tables = []
+    further: dict[str, Any] = {"scenarios": {s.name: [s.setting, *s.changes] for s in scenarios}}
     for scenario, variants in scenarios.items():
-        summaries |= compared(plan.runs(variants, [scenario]), "random")
-    head = ["", "mean accuracy, − Rand", "bytes / Rand's"]
-    tables = [
-        markdown(
-            f"{plan.dataset}, {s.title}, {plan.of_seeds}", head, _differences({s.name: summaries[s.name]}, "random")
-        )
-        for s in scenarios
-    ]
+        runs = plan.runs(variants, [scenario])
+        summaries |= compared(runs, "random")
+        head = ["", "mean accuracy, − Rand", "bytes / Rand's"]
+        rows = _differences({scenario.name: summaries[scenario.name]}, "random")
+        share = plan.experiment(scenario).data.noisy_clients
+        if share:
+            picks = {label: _picks_of_noisy(of_one, share) for label, of_one in runs[scenario.name].items()}
+            further["picks_of_noisy_clients"] = picks
+            head.append("picks of noisy clients")
+            rows = [[*row, f"{picked:.1%}"] for row, picked in zip(rows, picks.values(), strict=True)]
+        tables.append(markdown(f"{plan.dataset}, {scenario.title}, {plan.of_seeds}", head, rows))
     titles = {scenario.name: scenario.title for scenario in scenarios}
-    return [*_forest(plan, "beyond-limits", summaries, "Rand", titles), _write(plan, "beyond-limits", tables)]
+    return [*_forest(plan, "beyond-limits", summaries, "Rand", titles, further), _write(plan, "beyond-limits", tables)]
+
+
+def _picks_of_noisy(runs: Sequence[Run], share: float) -> float:
+    """The share of all picks that went to clients with random labels."""
+    hits = picks = 0
+    for run in runs:
+        clients = run.header["config"]["partition"]["clients"]
+        noisy = noisy_clients(clients, share, stream(run.header["seed"], LABEL_NOISE))
+        chosen = np.concatenate([np.asarray(entry["selected"], dtype=np.int64) for entry in run.rounds])
+        hits, picks = hits + int(np.isin(chosen, noisy).sum()), picks + len(chosen)
+    return hits / max(picks, 1)
 
 
 def _differences(summaries: Mapping[str, ExperimentSummary], baseline: str) -> list[list[str]]:
@@ -198,12 +217,18 @@ def _differences(summaries: Mapping[str, ExperimentSummary], baseline: str) -> l
 
 
 def _forest(
-    plan: Plan, what: str, summaries: Mapping[str, ExperimentSummary], baseline: str, titles: Mapping[str, str]
+    plan: Plan,
+    what: str,
+    summaries: Mapping[str, ExperimentSummary],
+    baseline: str,
+    titles: Mapping[str, str],
+    further: Mapping[str, Any],
 ) -> list[Path]:
     """Paired differences of mean accuracy with their intervals: saved, then drawn."""
     from fedcor.report.figures import differences, save_figure
 
-    saved = plan.save(what, {"summary": as_numbers(summaries)})
+    made_by = {**plan.describe(), "settings": list(summaries)}  # what was really run
+    saved = plan.save(what, {"plan": made_by, "summary": as_numbers(summaries), **further})
     panels = {
         titles.get(name, name): {
             s.name: dataclasses.asdict(s.differences["mean_accuracy"].estimate)
