@@ -19,6 +19,7 @@ from fedcor.progress import show_download, show_rounds
 from fedcor.record import count_rounds, read_run, read_runs
 
 if TYPE_CHECKING:
+    from fedcor.experiment import Experiment
     from fedcor.runner import Job
 
 __all__ = ["main"]
@@ -220,6 +221,13 @@ def _names(text: str) -> list[str]:
     return names
 
 
+def _note_warmup(experiment: Experiment) -> None:
+    warmup = getattr(experiment.build_selector(), "warmup", 0)
+    if warmup >= experiment.training.rounds:
+        told = f"{experiment.selector} chooses at random for {warmup} rounds before it begins"
+        print(f"fedcor: {told}, and this run has {experiment.training.rounds}", file=sys.stderr)
+
+
 def _changes(options: argparse.Namespace) -> list[str]:
     return [*options.changes, *([] if options.rounds is None else [f"training.rounds={options.rounds}"])]
 
@@ -235,6 +243,7 @@ def _run(options: argparse.Namespace) -> int:
     experiment = load_experiment(options.experiment, _changes(options), options.selector)
     folder = experiment.name if options.engine == "simulator" else f"{experiment.name}-{options.engine}"
     out = options.out or Path("runs") / folder / folder_name(experiment.selector) / f"seed-{options.seed}"
+    _note_warmup(experiment)
     with show_rounds(f"{experiment.name} {experiment.selector}", experiment.training.rounds) as update:
         engine(
             experiment,
@@ -253,6 +262,8 @@ def _compare(options: argparse.Namespace) -> int:
 
     experiment = load_experiment(options.experiment, _changes(options), options.selectors[0])
     out = options.out or Path("runs") / experiment.name
+    for name in options.selectors:
+        _note_warmup(experiment.with_selector(name))
     _run_all(compare_jobs(experiment, options.selectors, options.seeds, out, resume=options.resume), options.jobs)
     if sys.stdout.isatty():
         _print_tables(out)
