@@ -90,7 +90,7 @@ class Plan:
 
     @property
     def of_seeds(self) -> str:
-        return f"seeds {', '.join(map(str, self.seeds))}"
+        return f"seed{'s' if len(self.seeds) > 1 else ''} {', '.join(map(str, self.seeds))}"
 
     @property
     def scenarios(self) -> list[Scenario]:
