@@ -28,8 +28,5 @@ def __getattr__(name: str) -> Any:
     """Names are brought when they are first used, so that the command line answers (and can be interrupted) at once."""
     if name not in __all__:
         raise AttributeError(f"module 'fedcor' has no attribute {name!r}")
-    for room in ("fedcor.types", "fedcor.selectors"):
-        found = getattr(importlib.import_module(room), name, None)
-        if found is not None:
-            return found
-    raise AttributeError(name)
+    room = "types" if name in ("Federation", "Outcome", "Population", "Selector", "State") else "selectors"
+    return getattr(importlib.import_module(f"fedcor.{room}"), name)
