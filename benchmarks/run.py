@@ -33,6 +33,7 @@ from fedcor.engine.train import Assignment
 from fedcor.experiment import load_experiment
 from fedcor.gp import Samples, fit, select
 from fedcor.runner import build_simulation
+from fedcor.selectors.complement import match
 
 
 @dataclass(frozen=True)
@@ -213,6 +214,45 @@ def dense_steps(X: np.ndarray, Y: np.ndarray, steps: int) -> None:
         X = X + 1e-6 * (solved.T @ (solved @ X) - 2 * inverse @ X)
 
 
+def mean_matching(repeats: int) -> list[Result]:
+    """Complement's choice of ten, with its swaps: one product for each who comes in, against trying every group's mean."""
+
+    def problem(N: int) -> tuple[np.ndarray, np.ndarray]:
+        U = np.random.default_rng(N).standard_normal((N, 310))  # as many numbers as the MLP's output layer has
+        return U, U.mean(axis=0)
+
+    def choose(N: int, swaps: int = 20) -> Callable[[], object]:
+        U, target = problem(N)
+        return lambda: match(U, target, np.array([0]), 10, swaps)
+
+    fixed = problem(500)
+    greedy, obvious, large, small = best(
+        repeats, choose(500, 0), lambda: obvious_choice(*fixed, 10), choose(50_000), choose(5_000)
+    )
+    ms = 1e3
+    return [
+        Result(
+            "greedy matching by trying / by products, 500 clients",
+            obvious / greedy,
+            "above 1",
+            f"{obvious * ms:.0f} against {greedy * ms:.2f} ms",
+        ),
+        Result(
+            "matching with swaps, 50,000 clients / 5,000",
+            large / small,
+            "about 10: linear",
+            f"{large * ms:.0f} against {small * ms:.0f} ms",
+        ),
+    ]
+
+
+def obvious_choice(U: np.ndarray, target: np.ndarray, count: int) -> None:
+    group = [0]
+    while len(group) < count:
+        rest = [k for k in range(len(U)) if k not in group]
+        group.append(min(rest, key=lambda k: float(np.linalg.norm(U[[*group, k]].mean(axis=0) - target))))
+
+
 def whole_run(rounds: int) -> list[Result]:
     """A whole FedCor run against a random one of the same length: what the probes and refits cost in time."""
     seconds = {}
@@ -244,6 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         *fmnist_round(repeats),
         *cnn_layouts(1 if options.quick else 5),
         *gaussian_process(1 if options.quick else 7),
+        *mean_matching(1 if options.quick else 5),
         *whole_run(20 if options.quick else 500),
     ]
     if options.json:

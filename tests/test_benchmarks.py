@@ -13,5 +13,5 @@ def test_the_benchmarks_run():
     done = subprocess.run([sys.executable, script, "--quick", "--json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
-    assert len(results) == 10
+    assert len(results) == 12
     assert all(result["ratio"] > 0 for result in results)

@@ -134,9 +134,9 @@ def test_an_ablation_changes_one_thing_and_a_limit_one_scenario(folder):
         header = read_run(folder / "runs" / f"digits-{scenario}" / variant / "seed-1").header
         return header["config"]
 
-    plain = settings("2spc", "complement")
-    for variant, change in (("complement-start-oldest", "start"), ("complement-sketch-16", "sketch")):
-        changed = differences(plain["selectors"], settings("2spc", variant)["selectors"])
+    as_is, greedy = settings("2spc", "complement"), settings("2spc", "complement-swaps-0")
+    for variant, change in {"": "swaps", "-swaps-0-start-oldest": "start", "-swaps-0-sketch-16": "sketch"}.items():
+        changed = differences(greedy["selectors"], settings("2spc", f"complement{variant}")["selectors"])
         assert list(changed) == [f"complement.{change}"]
     for scenario, changes in {
         "iid": ["partition.kind"],
@@ -144,7 +144,7 @@ def test_an_ablation_changes_one_thing_and_a_limit_one_scenario(folder):
         "noise": ["data.noisy_clients"],
         "dropouts": ["faults.availability", "faults.dropout"],
     }.items():
-        changed = differences(plain, settings(scenario, "complement"))
+        changed = differences(as_is, settings(scenario, "complement"))
         assert [key for key in changed if key != "name"] == changes
     assert list(numbers(folder, "beyond-limits-digits")["summary"]) == [
         "iid",

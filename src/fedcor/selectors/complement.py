@@ -7,7 +7,7 @@
 1. sweep     while there are clients that never trained, they come first, in random order (or take a share of each round);
 2. start     one client, at random or the one that was chosen longest ago;
 3. greedy    add the client that brings the group's mean direction closest to t:  min_k |sum_K a u / sum_K a - t|^2, K with k;
-4. swap      (if asked) exchange a member for another client while that brings the mean closer still.
+4. swap      exchange a member, but not the one of 2, for another client while that brings the mean closer still.
 
 It asks the federation nothing: it costs the bytes of random selection. It reads single updates, which secure aggregation hides.
 A client that was chosen and did not deliver rests, twice as long each time, and is never given up.
@@ -16,7 +16,7 @@ A client that was chosen and did not deliver rests, twice as long each time, and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from fedcor.types import Array, BoolArray, Federation, FloatArray, IntArray, Out
 __all__ = ["Complement"]
 
 _LONGEST_REST = 10  # a client rests for at most 2^10 rounds
+_NOTHING = 1e-12  # a swap that gains less than this share is rounding
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Complement:
     start: Literal["random", "oldest"] = "random"
     normalised: bool = False  # directions of length one
     ageing: float = 1.0  # a direction that is m rounds old counts ageing^m in the target
-    swaps: int = 0  # exchanges after the greedy choice, at most
+    swaps: int = 20  # exchanges after the greedy choice, at most
     sweep: float = 1.0  # share of a round given to those who never trained, while there are any
     explore: float = 0.0  # share of a round given to those who were chosen longest ago
 
@@ -176,43 +177,54 @@ def match(
     swaps: int = 0,
     shares: FloatArray | None = None,
 ) -> IntArray:
-    """Rows of `directions` (n, s), `first` among them, whose mean comes close to `target`: greedily, then by exchanges.
+    """Rows of `directions` (n, s), `first` before others, whose mean comes close to `target`: greedily, then by exchanges.
 
-    The mean is weighted by `shares` (n,), or plain.
+    Exchanges leave `first` where they are: they are there to be seen again. The mean is weighted by `shares` (n,), or plain.
+    A pick or an exchange costs one product of the rows with who comes in.
     """
-    U, a = directions, np.ones(len(directions)) if shares is None else shares
-    lengths, wanted = np.einsum("ns,ns->n", U, U), U @ target  # (n,) |u|^2, u't
-
-    def gaps(total: FloatArray, weight: float) -> FloatArray:
-        """(n,) |mean - t|^2 - |t|^2 of the group with this sum and weight, once each row is added to it."""
-        added, weights = 2 * a * (U @ total) + a**2 * lengths, weight + a
-        gap: FloatArray = (total @ total + added) / weights**2 - 2 * (total @ target + a * wanted) / weights
-        return gap
-
+    a = np.ones(len(directions)) if shares is None else shares
+    U = directions if shares is None else a[:, None] * directions  # (n, s) a_i u_i, the summands of a group's S
+    lengths, aims = np.einsum("ns,ns->n", U, U), U @ target  # (n,) |a_i u_i|^2, (a_i u_i)'t
     chosen = list(first[:count])
+    products = np.empty((len(U), count))  # (n, C) of each row with each member
+    products[:, : len(chosen)] = U @ U[chosen].T
     left = np.ones(len(U), dtype=bool)
     left[chosen] = False
+
+    def group() -> tuple[FloatArray, float, float, float]:
+        """Each row's product with S; then |S|^2, S't and the group's weight."""
+        with_sum: FloatArray = products[:, : len(chosen)].sum(axis=1)
+        return with_sum, with_sum[chosen].sum(), aims[chosen].sum(), a[chosen].sum()
+
     while len(chosen) < count:
-        gap = gaps(a[chosen] @ U[chosen], a[chosen].sum())
+        with_sum, squared, aim, weight = group()
+        gap = _gap(squared + 2 * with_sum + lengths, aim + aims, weight + a)
         k = int(np.argmin(np.where(left, gap, np.inf)))
+        products[:, len(chosen)] = U @ U[k]
         chosen.append(k)
         left[k] = False
-    for _ in range(swaps if left.any() else 0):
-        total, weight = a[chosen] @ U[chosen], a[chosen].sum()
-        best = float(np.sum((total / weight - target) ** 2)) * (1 - 1e-12)
-        exchange = None
-        for place, out in enumerate(chosen):
-            rest, lighter = total - a[out] * U[out], weight - a[out]
-            k = int(np.argmin(np.where(left, gaps(rest, lighter), np.inf)))
-            reached = float(np.sum(((rest + a[k] * U[k]) / (lighter + a[k]) - target) ** 2))
-            if reached < best:
-                best, exchange = reached, (place, k)
-        if exchange is None:
+    kept = min(len(first), count)
+    for _ in range(swaps if left.any() and kept < count else 0):
+        with_sum, squared, aim, weight = group()
+        out = chosen[kept:]
+        rest = (
+            squared - 2 * with_sum[out] + lengths[out]
+        )  # (C,) |S|^2 without each of them; (n, C) then with each row for it
+        added = rest + 2 * (with_sum[:, None] - products[:, kept:]) + lengths[:, None]
+        gap = _gap(added, aim - aims[out] + aims[:, None], weight - a[out] + a[:, None])
+        gap[~left] = np.inf
+        k, place = divmod(int(np.argmin(gap)), len(out))
+        if not gap[k, place] < _gap(squared, aim, weight) - _NOTHING * float(target @ target + squared / weight**2):
             break
-        place, k = exchange
-        left[chosen[place]], left[k] = True, False
-        chosen[place] = k
+        left[out[place]], left[k] = True, False
+        chosen[kept + place] = k
+        products[:, kept + place] = U @ U[k]
     return np.array(chosen, dtype=np.int64)
+
+
+def _gap(squared: Any, aim: Any, weight: Any) -> Any:
+    """|S/W - t|^2 - |t|^2 from |S|^2, S't and W."""
+    return squared / weight**2 - 2 * aim / weight
 
 
 def project(updates: Array, size: int) -> FloatArray:
