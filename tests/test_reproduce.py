@@ -126,6 +126,9 @@ def test_the_gap_to_everyone(folder):
     assert set(saved) == {"afl", "power_of_choice", "fedcor", "complement"}
     page = (folder / "beyond-digits.md").read_text()
     assert page.count("| complement |") == 3
+    ahead = [mean_accuracy("complement", seed) - mean_accuracy("fedcor", seed) for seed in (1, 2)]
+    paired = numbers(folder, "beyond-digits")["mean_accuracy_paired_to_fedcor"]["1spc"]
+    assert paired["complement"]["mean"] == pytest.approx(np.mean(ahead))
     assert page.count("| everyone trains |") == 3
 
 

@@ -51,21 +51,28 @@ def confirmation(plan: Plan) -> list[Path]:
 
 
 def _table(plan: Plan, what: str, runs: Runs) -> list[Path]:
-    summaries = compared(runs, "random")
+    summaries, to_fedcor = compared(runs, "random"), compared(runs, "fedcor")
     closed = {name: _gap_closed(summary) for name, summary in summaries.items()}
     bounded = any(closed.values())
-    head = ["", "mean accuracy", "− Rand", *(["of the gap to everyone"] if bounded else []), "rounds to target"]
+    head = [
+        "",
+        "mean accuracy",
+        "− Rand",
+        "− FedCor",
+        *(["of the gap to everyone"] if bounded else []),
+        "rounds to target",
+    ]
     head += ["ten-round mean", "bytes to target", "bytes in all", "spread of the last 50"]
     tables = []
     for name, summary in summaries.items():
         rows = []
-        for s in summary.selectors:
-            share, paired = closed[name].get(s.name), s.differences.get("mean_accuracy")
+        for s, other in zip(summary.selectors, to_fedcor[name].selectors, strict=True):
+            share, paired = closed[name].get(s.name), [x.differences.get("mean_accuracy") for x in (s, other)]
             rows.append(
                 [
                     NAMES.get(s.name, s.name),
                     estimate_text(_ACCURACY, s.estimates["mean_accuracy"]),
-                    difference_text(_ACCURACY, paired.estimate) if paired else "–",
+                    *(difference_text(_ACCURACY, difference.estimate) if difference else "–" for difference in paired),
                     *([_share_text(share) if share else "–"] if bounded else []),
                     *(mean_std(s.estimates[key]) for key in ("rounds_to_target", "smooth_rounds_to_target")),
                     estimate_text(_METRIC["bytes_to_target"], s.estimates["bytes_to_target"]),
@@ -77,7 +84,8 @@ def _table(plan: Plan, what: str, runs: Runs) -> list[Path]:
         title = f"{plan.dataset} {name.upper()}, {plan.of_seeds}, {done} rounds"
         tables.append(markdown(title, head, rows))
     gaps = {name: {k: dataclasses.asdict(e) for k, e in of.items()} for name, of in closed.items()}
-    return [*draw_curves(plan, what, runs, {"gap_closed": gaps}), _write(plan, what, tables)]
+    further = {"gap_closed": gaps, "mean_accuracy_paired_to_fedcor": _accuracy_differences(to_fedcor)}
+    return [*draw_curves(plan, what, runs, further), _write(plan, what, tables)]
 
 
 def _gap_closed(summary: ExperimentSummary) -> dict[str, Estimate]:
@@ -227,6 +235,18 @@ def _differences(summaries: Mapping[str, ExperimentSummary], baseline: str) -> l
     return [[*row, f"{moved[name] / moved[baseline]:.2f}"] for name, row in rows.items()]
 
 
+def _accuracy_differences(summaries: Mapping[str, ExperimentSummary]) -> dict[str, dict[str, dict[str, Any]]]:
+    """scenario -> variant -> the difference of its mean accuracy to the baseline, in pairs."""
+    return {
+        name: {
+            s.name: dataclasses.asdict(s.differences["mean_accuracy"].estimate)
+            for s in summary.selectors
+            if s.differences
+        }
+        for name, summary in summaries.items()
+    }
+
+
 def _forest(
     plan: Plan,
     what: str,
@@ -240,14 +260,7 @@ def _forest(
 
     made_by = {**plan.describe(), "settings": list(summaries)}  # what was really run
     saved = plan.save(what, {"plan": made_by, "summary": as_numbers(summaries), **further})
-    panels = {
-        titles.get(name, name): {
-            s.name: dataclasses.asdict(s.differences["mean_accuracy"].estimate)
-            for s in summary.selectors
-            if s.differences
-        }
-        for name, summary in summaries.items()
-    }
+    panels = {titles.get(name, name): shown for name, shown in _accuracy_differences(summaries).items()}
     rounds = next(iter(summaries.values())).selectors[0].runs[0].rounds_done
     caption = (
         f"{plan.dataset}, {plan.of_seeds}, {rounds} rounds; paired over seeds, bars: 95 % intervals, each by itself"
