@@ -77,7 +77,7 @@ def curves(
     panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]], caption: str, target: Mapping[str, float]
 ) -> Figure:
     """Test accuracy over rounds: panels[setting][series] has `round`, `mean`, `low`, `high`."""
-    figure, axes = _row(len(panels))
+    figure, axes = _row(len(panels), width=3.6 + 1.2 / len(panels))  # and room for the legend
     for ax, (setting, series) in zip(axes, panels.items(), strict=True):
         for i, (label, numbers) in enumerate(series.items()):
             look = _look(label, i)
@@ -99,7 +99,8 @@ def curves(
         ax.set_title(TITLES.get(setting, setting), fontsize=10)
         ax.set_xlabel("communication round")
     axes[0].set_ylabel("test accuracy")
-    axes[-1].legend(fontsize=8, loc="lower right", framealpha=0.9)
+    handles, labels = axes[-1].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, loc="outside right center", frameon=False)  # where it hides no curve
     _say(figure, caption)
     return figure
 
