@@ -197,10 +197,29 @@ def test_ageing_gives_old_directions_less_of_the_target():
 def test_updates_that_are_no_numbers_are_not_remembered():
     selector = Complement(2, sketch="full")
     state = {**selector.init(Population(np.array([1, 1]))), "round": np.array(1)}
-    bad = np.array([[1.0, np.nan], [1.0, 2.0]])
-    state = selector.observe(state, Outcome(0, np.arange(2), np.arange(2), lambda: None, lambda: bad))
-    assert state["seen"].tolist() == [-1, 0]
-    assert np.isfinite(state["directions"]).all()
+    for worthless in (np.nan, np.inf, 1e160, -1e20):
+        bad = np.array([[1.0, worthless], [1.0, 2.0]])
+        after = selector.observe(state, Outcome(0, np.arange(2), np.arange(2), lambda: None, lambda bad=bad: bad))
+        assert after["seen"].tolist() == [-1, 0]
+        assert after["directions"].tolist() == [[0, 0], [1, 2]]
+    alone = Outcome(
+        0, np.arange(1), np.arange(1), lambda: None, lambda: np.array([[np.nan]])
+    )  # of another model, and bad
+    assert selector.observe(after, alone) is after
+
+
+def test_a_small_share_of_exploration_is_still_one_client():
+    federation = FakeFederation.example(12)
+    chosen, _ = played(Complement(4, explore=0.1), federation, 20)
+    last = np.full(12, -1)
+    for t, choice in enumerate(chosen):
+        if t >= 3:
+            assert last[choice].min() == last.min()
+        last[choice] = t
+
+
+def test_there_are_never_more_rows_than_there_are():
+    assert sorted(match(np.eye(3), np.ones(3), np.array([1]), 8, 5).tolist()) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedcor.errors import ConfigError
+from fedcor.guard import ABSURD
 from fedcor.rng import stream
 from fedcor.selectors.base import check_at_least, check_fraction, lengthened, uniform
 from fedcor.types import Array, BoolArray, Federation, FloatArray, IntArray, Outcome, Population, Reasons, State
@@ -110,8 +111,9 @@ class Complement:
         """Up to `wanted` of the `known`; who joins them without a known direction is left out of the matching."""
         wanted = min(wanted, len(known))
         oldest = known[np.argsort(state["asked"][known], kind="stable")]
-        first = oldest[: min(wanted, int(self.explore * self.clients_per_round + 1e-9))]
-        if not len(first):
+        if self.explore > 0:
+            first = oldest[: min(wanted, max(1, int(self.explore * self.clients_per_round + 1e-9)))]
+        else:
             first = oldest[:1] if self.start == "oldest" else uniform(federation.rng, known, 1)
         target = self.target(state, federation.weights)
         places = np.flatnonzero(np.isin(known, first))
@@ -126,7 +128,7 @@ class Complement:
         return target
 
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
-        """How far the group's mean is from the population's after each pick, as a share of the latter's length; and ages.
+        """How far the mean of the first, of the first two, ... is from the population's, as a share of its length; and ages.
 
         Those without a known direction are left out of the mean, as they are in the choice, and have no reasons.
         """
@@ -146,7 +148,9 @@ class Complement:
         if not len(outcome.participated):
             return state
         sketched, shares = self._sketched(outcome), outcome.share
-        usable = np.isfinite(sketched).all(axis=1) & np.isfinite(shares) & (shares > 0)
+        usable = (np.abs(sketched) <= ABSURD).all(axis=1) & np.isfinite(shares) & (shares > 0)
+        if not usable.any():
+            return state
         state = {key: value.copy() for key, value in state.items()}
         if state["directions"].shape[1] != sketched.shape[1]:  # the first update, or a model of another size
             state["directions"] = np.zeros((len(state["seen"]), sketched.shape[1]))
@@ -182,6 +186,7 @@ def match(
     Exchanges leave `first` where they are: they are there to be seen again. The mean is weighted by `shares` (n,), or plain.
     A pick or an exchange costs one product of the rows with who comes in.
     """
+    count = min(count, len(directions))
     a = np.ones(len(directions)) if shares is None else shares
     U = directions if shares is None else a[:, None] * directions  # (n, s) a_i u_i, the summands of a group's S
     lengths, aims = np.einsum("ns,ns->n", U, U), U @ target  # (n,) |a_i u_i|^2, (a_i u_i)'t
