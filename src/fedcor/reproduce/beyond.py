@@ -166,7 +166,7 @@ def _scenarios(plan: Plan) -> dict[Scenario, list[Variant]]:
         Scenario("unequal", "2spc", ("partition.size_skew=1.5",), "very unequal sizes"): THREE,
         Scenario("weighted", "dir", ("optimiser.weighted=true",), "Dir, mean weighted by data"): THREE,
         Scenario("noise", "2spc", ("data.noisy_clients=0.3333",), "a third with random labels"): THREE,
-        Scenario("dropouts", "2spc", dead, "half away, 30 % of the rest die"): THREE,
+        Scenario("dropouts", "2spc", dead, "half away, 30 % of the chosen die"): THREE,
         Scenario("many", "2spc", crowd, f"{many} clients, 10 a round"): [
             *THREE,
             _changed("sweep mixed in", sweep=0.5),
@@ -191,13 +191,21 @@ def limits(plan: Plan) -> list[Path]:
     """Where it may fail, in pairs with random choice. The scenarios are the same whatever settings the plan names."""
     scenarios = _scenarios(plan)
     summaries: dict[str, ExperimentSummary] = {}
+    to_complement: dict[str, ExperimentSummary] = {}
     tables = []
     further: dict[str, Any] = {"scenarios": {s.name: [s.setting, *s.changes] for s in scenarios}}
     for scenario, variants in scenarios.items():
         runs = plan.runs(variants, [scenario])
         summaries |= compared(runs, "random")
-        head = ["", "mean accuracy, − Rand", "bytes / Rand's"]
-        rows = _differences({scenario.name: summaries[scenario.name]}, "random")
+        to_complement |= compared(runs, COMPLEMENT.label)
+        head = ["", "mean accuracy, − Rand", "− complement", "bytes / Rand's"]
+        paired = [s.differences.get("mean_accuracy") for s in to_complement[scenario.name].selectors]
+        rows = [
+            [*row[:2], difference_text(_ACCURACY, difference.estimate) if difference else "–", *row[2:]]
+            for row, difference in zip(
+                _differences({scenario.name: summaries[scenario.name]}, "random"), paired, strict=True
+            )
+        ]
         share = plan.experiment(scenario).data.noisy_clients
         if share:
             picks = {label: _picks_of_noisy(of_one, share) for label, of_one in runs[scenario.name].items()}
@@ -205,6 +213,7 @@ def limits(plan: Plan) -> list[Path]:
             head.append("picks of noisy clients")
             rows = [[*row, f"{picked:.1%}"] for row, picked in zip(rows, picks.values(), strict=True)]
         tables.append(markdown(f"{plan.dataset}, {scenario.title}, {plan.of_seeds}", head, rows))
+    further["mean_accuracy_paired_to_complement"] = _accuracy_differences(to_complement)
     titles = {scenario.name: scenario.title for scenario in scenarios}
     return [*_forest(plan, "beyond-limits", summaries, "Rand", titles, further), _write(plan, "beyond-limits", tables)]
 
