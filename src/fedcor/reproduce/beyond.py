@@ -54,25 +54,19 @@ def _table(plan: Plan, what: str, runs: Runs) -> list[Path]:
     summaries, to_fedcor = compared(runs, "random"), compared(runs, "fedcor")
     closed = {name: _gap_closed(summary) for name, summary in summaries.items()}
     bounded = any(closed.values())
-    head = [
-        "",
-        "mean accuracy",
-        "− Rand",
-        "− FedCor",
-        *(["of the gap to everyone"] if bounded else []),
-        "rounds to target",
-    ]
-    head += ["ten-round mean", "bytes to target", "bytes in all", "spread of the last 50"]
+    head = ["", "mean accuracy", "− Rand", "− FedCor", *(["of the gap to everyone"] if bounded else [])]
+    head += ["rounds to target", "ten-round mean", "bytes to target", "bytes in all", "spread of the last 50"]
     tables = []
     for name, summary in summaries.items():
         rows = []
         for s, other in zip(summary.selectors, to_fedcor[name].selectors, strict=True):
-            share, paired = closed[name].get(s.name), [x.differences.get("mean_accuracy") for x in (s, other)]
+            share = closed[name].get(s.name)
             rows.append(
                 [
                     NAMES.get(s.name, s.name),
                     estimate_text(_ACCURACY, s.estimates["mean_accuracy"]),
-                    *(difference_text(_ACCURACY, difference.estimate) if difference else "–" for difference in paired),
+                    _paired_text(s),
+                    _paired_text(other),
                     *([_share_text(share) if share else "–"] if bounded else []),
                     *(mean_std(s.estimates[key]) for key in ("rounds_to_target", "smooth_rounds_to_target")),
                     estimate_text(_METRIC["bytes_to_target"], s.estimates["bytes_to_target"]),
@@ -99,6 +93,12 @@ def _gap_closed(summary: ExperimentSummary) -> dict[str, Estimate]:
         for name, values in by_name.items()
         if name not in ("random", "full")
     }
+
+
+def _paired_text(s: SelectorSummary) -> str:
+    """The difference of its mean accuracy to the baseline."""
+    paired = s.differences.get("mean_accuracy")
+    return difference_text(_ACCURACY, paired.estimate) if paired else "–"
 
 
 def _bytes(s: SelectorSummary) -> float:
@@ -199,13 +199,9 @@ def limits(plan: Plan) -> list[Path]:
         summaries |= compared(runs, "random")
         to_complement |= compared(runs, COMPLEMENT.label)
         head = ["", "mean accuracy, − Rand", "− complement", "bytes / Rand's"]
-        paired = [s.differences.get("mean_accuracy") for s in to_complement[scenario.name].selectors]
-        rows = [
-            [*row[:2], difference_text(_ACCURACY, difference.estimate) if difference else "–", *row[2:]]
-            for row, difference in zip(
-                _differences({scenario.name: summaries[scenario.name]}, "random"), paired, strict=True
-            )
-        ]
+        rows = _differences({scenario.name: summaries[scenario.name]}, "random")
+        for row, s in zip(rows, to_complement[scenario.name].selectors, strict=True):
+            row.insert(2, _paired_text(s))
         share = plan.experiment(scenario).data.noisy_clients
         if share:
             picks = {label: _picks_of_noisy(of_one, share) for label, of_one in runs[scenario.name].items()}
@@ -235,10 +231,10 @@ def _differences(summaries: Mapping[str, ExperimentSummary], baseline: str) -> l
     moved: dict[str, float] = {}
     for summary in summaries.values():
         for s in summary.selectors:
-            mean, paired = s.estimates["mean_accuracy"].mean, s.differences.get("mean_accuracy")
+            mean = s.estimates["mean_accuracy"].mean
             cell = "–" if mean is None else f"{mean:.3f}"
-            if paired:
-                cell += ", " + difference_text(_ACCURACY, paired.estimate)
+            if s.differences:
+                cell += ", " + _paired_text(s)
             rows.setdefault(s.name, [NAMES.get(s.name, s.name)]).append(cell)
             moved[s.name] = moved.get(s.name, 0.0) + _bytes(s)
     return [[*row, f"{moved[name] / moved[baseline]:.2f}"] for name, row in rows.items()]

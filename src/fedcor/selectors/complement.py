@@ -212,9 +212,8 @@ def match(
     for _ in range(swaps if left.any() and kept < count else 0):
         with_sum, squared, aim, weight = group()
         out = chosen[kept:]
-        rest = (
-            squared - 2 * with_sum[out] + lengths[out]
-        )  # (C,) |S|^2 without each of them; (n, C) then with each row for it
+        # |S|^2 without each of them (C,), then with each row in its place (n, C)
+        rest = squared - 2 * with_sum[out] + lengths[out]
         added = rest + 2 * (with_sum[:, None] - products[:, kept:]) + lengths[:, None]
         gap = _gap(added, aim - aims[out] + aims[:, None], weight - a[out] + a[:, None])
         gap[~left] = np.inf
