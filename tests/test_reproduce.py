@@ -130,6 +130,10 @@ def test_the_gap_to_everyone(folder):
     paired = numbers(folder, "beyond-digits")["mean_accuracy_paired_to_fedcor"]["1spc"]
     assert paired["complement"]["mean"] == pytest.approx(np.mean(ahead))
     assert page.count("| everyone trains |") == 3
+    seeds = numbers(folder, "beyond-digits")["summary"]["1spc"]["fedcor"]["seeds"]
+    assert {seed: values["mean_accuracy"] for seed, values in seeds.items()} == pytest.approx(
+        {str(seed): mean_accuracy("fedcor", seed) for seed in (1, 2)}
+    )
 
 
 def test_an_ablation_changes_one_thing_and_a_limit_one_scenario(folder):

@@ -54,10 +54,11 @@ def compared(runs: Runs, baseline: str) -> dict[str, ExperimentSummary]:
 
 
 def as_numbers(summaries: Mapping[str, ExperimentSummary]) -> dict[str, Any]:
-    """scenario -> variant -> what a file keeps of it."""
+    """scenario -> variant -> what a file keeps of it: each seed's values, too, so that nothing must run again to be compared."""
     return {
         name: {
             s.name: {
+                "seeds": {run.seed: dict(run.values) for run in s.runs},
                 "estimates": {key: dataclasses.asdict(e) for key, e in s.estimates.items()},
                 f"paired_to_{experiment.baseline}": {
                     key: dataclasses.asdict(d.estimate) for key, d in s.differences.items()
