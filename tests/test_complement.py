@@ -340,6 +340,21 @@ def test_the_relatives_leave_the_dead_in_peace(selector):
     assert np.count_nonzero(late == 4) <= 6
 
 
+def test_the_unknown_count_as_much_as_the_known_do_on_average():
+    """Beside clients that count their data in hundreds, one that was never seen must not look weightless."""
+    selector, federation = Combined(3, warmup=4, dimension=2), FakeFederation.example(12)
+    _, state = played(selector, federation, 6)
+    state["updates/seen"][:6] = -1  # as if they had never come
+    known = state["updates/seen"] >= 0
+    in_hundreds = {**state, "updates/shares": np.where(known, 500.0, 1.0)}
+    for seed in range(20):
+        choices = []
+        for of_one in (state, in_hundreds):
+            federation.rng = np.random.default_rng(seed)
+            choices.append(selector.select(of_one, federation)[0].tolist())
+        assert choices[0] == choices[1]
+
+
 def test_the_update_process_is_the_papers_choice_on_the_remembered_directions():
     selector = UpdateProcess(3, sketch="full", noise=0.3)
     federation = FakeFederation.example(9)

@@ -160,14 +160,16 @@ class Combined(ProcessSelector):
         """Places in `ready`: directions and embedding are centred and of one scale, so the population is at 0."""
         memory = _unnamed(state)
         known = memory["seen"] >= 0
-        directions = np.zeros((len(known), memory["directions"].shape[1]))  # who is not known yet is taken for the mean
+        # who is not known yet is taken for the mean, in what it counts, too
+        directions, shares = np.zeros((len(known), memory["directions"].shape[1])), memory["shares"]
         if known.any():
+            shares = np.where(known, shares, shares[known].mean())
             mean = self._memory.target(memory, federation.weights)
             directions[known] = _at_unit_scale(memory["directions"][known] - mean)
         X = _at_unit_scale(state["embedding"] - federation.weights @ state["embedding"])
         both = np.concatenate([directions, X], axis=1)
         first = federation.rng.integers(len(ready), size=1)
-        return match(both[ready], np.zeros(both.shape[1]), first, count, shares=memory["shares"][ready])
+        return match(both[ready], np.zeros(both.shape[1]), first, count, shares=shares[ready])
 
     def observe(self, state: State, outcome: Outcome) -> State:
         return {**state, **_named(self._memory.observe(_unnamed(state), outcome))}
