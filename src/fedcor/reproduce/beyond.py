@@ -109,8 +109,12 @@ def _bytes(s: SelectorSummary) -> float:
 def _share_text(share: Estimate) -> str:
     if share.mean is None:
         return "N/A"
-    interval = "" if share.low is None or share.high is None else f" [{share.low:.0%}, {share.high:.0%}]"
-    return f"{share.mean:.0%}{interval}"
+    interval = "" if share.low is None or share.high is None else f" [{_percent(share.low)}, {_percent(share.high)}]"
+    return _percent(share.mean) + interval
+
+
+def _percent(share: float) -> str:
+    return f"{round(share, 2) + 0.0:.0%}"  # + 0.0: no minus before a zero
 
 
 # --- what matters, and where it fails --------------------------------------------------------------------------------
