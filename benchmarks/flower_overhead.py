@@ -57,7 +57,9 @@ class Timed:
 
         def evaluate(server_round: int, _arrays: ArrayRecord) -> None:
             now = time.perf_counter()
-            if server_round > 1:  # the first round of a block waits for nodes and asks for their names
+            if (
+                server_round > 1
+            ):  # the first round of a block waits for nodes and asks for their names
                 self.rounds.append(now - last[0])
             last[0] = now
 
@@ -65,7 +67,9 @@ class Timed:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--preset", default="fmnist-2spc")
     parser.add_argument("--rounds", type=int, default=20, help="of a block")
     parser.add_argument("--blocks", type=int, default=4)
@@ -84,7 +88,11 @@ def main() -> None:
             for name, timed in times.items():
                 inner = bridge.ExperimentsOwn(simulation.optimiser, simulation.learning_rate)
                 inner.fraction_train, inner.min_train_nodes = chosen / nodes, chosen
-                strategy = inner if name == "Flower's FedAvg" else select_with(inner, Random(chosen), wait_for=nodes)
+                strategy = (
+                    inner
+                    if name == "Flower's FedAvg"
+                    else select_with(inner, Random(chosen), wait_for=nodes)
+                )
                 start = bridge.to_record(simulation.engine.initial_model)
                 timed.watch(strategy).start(grid, start, options.rounds, evaluate_fn=timed.tick())
 
@@ -94,7 +102,9 @@ def main() -> None:
     result = {
         "median round, ours / Flower's": round(ours / alone, 4),
         "seconds a round": {"Flower's FedAvg": round(alone, 4), "ours around it": round(ours, 4)},
-        "milliseconds of the strategy's own code": {name: round(1e3 * s, 2) for name, s in own.items()},
+        "milliseconds of the strategy's own code": {
+            name: round(1e3 * s, 2) for name, s in own.items()
+        },
         "own code, ours - Flower's, share of a round": round(
             (own["ours around it"] - own["Flower's FedAvg"]) / alone, 4
         ),

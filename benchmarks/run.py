@@ -126,17 +126,25 @@ def cnn_layouts(repeats: int) -> list[Result]:
     detail = f"{fast / 500 * 1e6:.0f} us a sample against {{:.0f}} us"
     return [
         Result(
-            "CNN, default layout / channels-last loop", default / fast, "above 1", detail.format(default / 500 * 1e6)
+            "CNN, default layout / channels-last loop",
+            default / fast,
+            "above 1",
+            detail.format(default / 500 * 1e6),
         ),
         Result(
-            "CNN, vmap over clients / channels-last loop", vmapped / fast, "above 1", detail.format(vmapped / 500 * 1e6)
+            "CNN, vmap over clients / channels-last loop",
+            vmapped / fast,
+            "above 1",
+            detail.format(vmapped / 500 * 1e6),
         ),
     ]
 
 
 def vmap_steps(module: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> None:
     """The path not taken: all clients' gradients by torch.func.vmap."""
-    parameters = {k: v.detach().expand(len(x), *v.shape).clone() for k, v in module.named_parameters()}
+    parameters = {
+        k: v.detach().expand(len(x), *v.shape).clone() for k, v in module.named_parameters()
+    }
 
     def loss(p: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(torch.func.functional_call(module, p, (x,)), y)
@@ -153,7 +161,11 @@ def gaussian_process(repeats: int) -> list[Result]:
 
     def problem(N: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         rng = np.random.default_rng(N)
-        return rng.standard_normal((N, 15)) / 15**0.5, rng.dirichlet(np.ones(N)), rng.standard_normal((2, N))
+        return (
+            rng.standard_normal((N, 15)) / 15**0.5,
+            rng.dirichlet(np.ones(N)),
+            rng.standard_normal((2, N)),
+        )
 
     def choose(N: int) -> Callable[[], object]:
         X, p, _ = problem(N)
@@ -218,7 +230,9 @@ def mean_matching(repeats: int) -> list[Result]:
     """Complement's choice of ten, with its swaps: one product for each who comes in, against trying every group's mean."""
 
     def problem(N: int) -> tuple[np.ndarray, np.ndarray]:
-        U = np.random.default_rng(N).standard_normal((N, 310))  # as many numbers as the MLP's output layer has
+        U = np.random.default_rng(N).standard_normal(
+            (N, 310)
+        )  # as many numbers as the MLP's output layer has
         return U, U.mean(axis=0)
 
     def choose(N: int, swaps: int = 20) -> Callable[[], object]:
@@ -250,7 +264,9 @@ def obvious_choice(U: np.ndarray, target: np.ndarray, count: int) -> None:
     group = [0]
     while len(group) < count:
         rest = [k for k in range(len(U)) if k not in group]
-        group.append(min(rest, key=lambda k: float(np.linalg.norm(U[[*group, k]].mean(axis=0) - target))))
+        group.append(
+            min(rest, key=lambda k: float(np.linalg.norm(U[[*group, k]].mean(axis=0) - target)))
+        )
 
 
 def whole_run(rounds: int) -> list[Result]:
@@ -263,7 +279,14 @@ def whole_run(rounds: int) -> list[Result]:
             pass
         seconds[name] = time.perf_counter() - started
     detail = f"{seconds['fedcor']:.0f} s against {seconds['random']:.0f} s for {rounds} rounds on one core"
-    return [Result("FedCor run / random run, FMNIST 2SPC", seconds["fedcor"] / seconds["random"], "", detail)]
+    return [
+        Result(
+            "FedCor run / random run, FMNIST 2SPC",
+            seconds["fedcor"] / seconds["random"],
+            "",
+            detail,
+        )
+    ]
 
 
 def model_sizes() -> str:
@@ -274,7 +297,9 @@ def model_sizes() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)

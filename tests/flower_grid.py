@@ -8,7 +8,16 @@ import uuid
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
@@ -44,13 +53,17 @@ class MemoryGrid(Grid):
         del self.contexts[self.node_of(partition)]
 
     def node_of(self, partition: int) -> int:
-        return next(node for node, c in self.contexts.items() if c.node_config["partition-id"] == partition)
+        return next(
+            node for node, c in self.contexts.items() if c.node_config["partition-id"] == partition
+        )
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.contexts)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        return [NodeInfo(node_id=node, public_key=node.to_bytes(8, "big")) for node in self.contexts]
+        return [
+            NodeInfo(node_id=node, public_key=node.to_bytes(8, "big")) for node in self.contexts
+        ]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         identifiers = []
@@ -60,7 +73,9 @@ class MemoryGrid(Grid):
             identifiers.append(message.metadata.message_id)
             context = self.contexts.get(message.metadata.dst_node_id)
             if context is None:  # the SuperLink answers for a node that is gone
-                reply: Message | None = error(message, ErrorCode.NODE_UNAVAILABLE, "node unavailable")
+                reply: Message | None = error(
+                    message, ErrorCode.NODE_UNAVAILABLE, "node unavailable"
+                )
                 assert reply is not None
                 reply.metadata.__dict__["_src_node_id"] = 1
             else:
@@ -71,7 +86,9 @@ class MemoryGrid(Grid):
 
     def _run(self, message: Message, context: Context) -> Message | None:
         about = message.metadata
-        copied = Message(RecordDict(dict(message.content.items())), about.dst_node_id, about.message_type)
+        copied = Message(
+            RecordDict(dict(message.content.items())), about.dst_node_id, about.message_type
+        )
         copied.metadata.__dict__["_message_id"] = about.message_id
         try:
             reply: Message | None = self.app(copied, context)
@@ -81,10 +98,16 @@ class MemoryGrid(Grid):
         return spoil(message, reply) if spoil is not None and reply is not None else reply
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        found = [self._replies.pop(identifier) for identifier in message_ids if identifier in self._replies]
+        found = [
+            self._replies.pop(identifier)
+            for identifier in message_ids
+            if identifier in self._replies
+        ]
         return [found[i] for i in self._rng.permutation(len(found))] if self._shuffle else found
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         pending = set(self.push_messages(messages))
         replies = list(self.pull_messages(pending))
         if len(replies) < len(pending):
@@ -132,7 +155,11 @@ def loss(partition: int, values: np.ndarray) -> float:
 
 
 def numpy_app(mods=None, loss_name: str = "loss") -> ClientApp:
-    mods = [answers_probes(examples=lambda c: sizes(int(c.node_config["partition-id"])))] if mods is None else mods
+    mods = (
+        [answers_probes(examples=lambda c: sizes(int(c.node_config["partition-id"])))]
+        if mods is None
+        else mods
+    )
     app = ClientApp(mods=mods)
 
     @app.train()
@@ -150,7 +177,9 @@ def numpy_app(mods=None, loss_name: str = "loss") -> ClientApp:
     def evaluate(message: Message, context: Context) -> Message:
         k = int(context.node_config["partition-id"])
         value = loss(k, vector(message.content["arrays"]))
-        metrics = MetricRecord({loss_name: value, "accuracy": 1 / (1 + value), "num-examples": sizes(k)})
+        metrics = MetricRecord(
+            {loss_name: value, "accuracy": 1 / (1 + value), "num-examples": sizes(k)}
+        )
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     return app

@@ -106,7 +106,9 @@ def test_the_toys_training_descends_the_gradient():
     rng = np.random.default_rng(0)
     features, labels = rng.standard_normal((2, 3)), np.array([1.0, -1.0])
     w = torch.zeros(3, dtype=torch.float64, requires_grad=True)
-    torch.nn.functional.softplus(-torch.tensor(labels) * (torch.tensor(features) @ w)).mean().backward()
+    torch.nn.functional.softplus(
+        -torch.tensor(labels) * (torch.tensor(features) @ w)
+    ).mean().backward()
     assert np.allclose(train(np.zeros(3), features, labels, 1, 0.3), -0.3 * w.grad.numpy())
 
 
@@ -114,7 +116,9 @@ def test_the_toy_on_seeds_that_chose_nothing():
     """The paper's claim: Cor is within a few per cent of Opt, Ind clearly worse."""
     games = [play(seed) for seed in range(1, 21)]
     cor, ind = (
-        np.mean([game.choices[name].global_loss / game.choices["Opt"].global_loss for game in games])
+        np.mean(
+            [game.choices[name].global_loss / game.choices["Opt"].global_loss for game in games]
+        )
         for name in ("Cor", "Ind")
     )
     assert cor < 1.06

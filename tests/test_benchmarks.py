@@ -10,7 +10,9 @@ from pathlib import Path
 
 def test_the_benchmarks_run():
     script = Path(__file__).parents[1] / "benchmarks" / "run.py"
-    done = subprocess.run([sys.executable, script, "--quick", "--json"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, script, "--quick", "--json"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     assert len(results) == 12

@@ -18,15 +18,39 @@ import pytest
 from fedcor.cli import main
 from fedcor.record import count_rounds, read_run
 
-FAST = ["--rounds", "6", "--set", "selectors.fedcor.warmup=2", "--set", "selectors.fedcor.warmup_steps=5"]
+FAST = [
+    "--rounds",
+    "6",
+    "--set",
+    "selectors.fedcor.warmup=2",
+    "--set",
+    "selectors.fedcor.warmup_steps=5",
+]
 
 
 def fedcor(*arguments, **options):
-    return subprocess.run([sys.executable, "-m", "fedcor", *arguments], capture_output=True, text=True, **options)
+    return subprocess.run(
+        [sys.executable, "-m", "fedcor", *arguments], capture_output=True, text=True, **options
+    )
 
 
 def test_run_prints_one_json_line_and_nothing_else(capfd, tmp_path):
-    assert main(["run", "digits", "--selector", "fedcor", "--seed", "3", "--out", str(tmp_path / "r"), *FAST]) == 0
+    assert (
+        main(
+            [
+                "run",
+                "digits",
+                "--selector",
+                "fedcor",
+                "--seed",
+                "3",
+                "--out",
+                str(tmp_path / "r"),
+                *FAST,
+            ]
+        )
+        == 0
+    )
     out, err = capfd.readouterr()
     line = json.loads(out)
     assert (line["selector"], line["seed"], line["rounds"]) == ("fedcor", 3, 6)
@@ -123,17 +147,31 @@ def test_compare_report_and_resume(tmp_path):
     summary = json.loads(fedcor("report", "c", "--json", cwd=tmp_path).stdout)
     assert summary
     rows = list(csv.DictReader(io.StringIO(fedcor("report", "c", "--csv", cwd=tmp_path).stdout)))
-    means = {row["selector"]: float(row["mean"]) for row in rows if row["metric"] == "mean_accuracy"}
+    means = {
+        row["selector"]: float(row["mean"]) for row in rows if row["metric"] == "mean_accuracy"
+    }
     for name, mean in means.items():
         runs = [read_run(tmp_path / "c" / name / f"seed-{n}").rounds for n in (1, 2)]
-        assert mean == pytest.approx(np.mean([[entry["test_accuracy"] for entry in rounds] for rounds in runs]))
+        assert mean == pytest.approx(
+            np.mean([[entry["test_accuracy"] for entry in rounds] for rounds in runs])
+        )
     unknown = fedcor("report", "c", "--baseline", "rando", cwd=tmp_path)
     assert unknown.returncode == 2
     assert "random" in unknown.stderr
 
 
 def test_an_error_in_a_worker_is_told_as_it_is(tmp_path):
-    done = fedcor("compare", "digits", "--set", "partition.clients=5000", "--jobs", "2", "--out", "o", cwd=tmp_path)
+    done = fedcor(
+        "compare",
+        "digits",
+        "--set",
+        "partition.clients=5000",
+        "--jobs",
+        "2",
+        "--out",
+        "o",
+        cwd=tmp_path,
+    )
     assert done.returncode == 2
     assert "partition.clients = 5000" in done.stderr
     assert "Traceback" not in done.stderr
@@ -166,7 +204,9 @@ def test_a_users_own_selector_and_model(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     chosen = [
-        k for entry in read_run(tmp_path / "o" / "mine.LongestUnseen" / "seed-1").rounds for k in entry["selected"]
+        k
+        for entry in read_run(tmp_path / "o" / "mine.LongestUnseen" / "seed-1").rounds
+        for k in entry["selected"]
     ]
     assert sorted(chosen[:50]) == list(range(50))  # everyone once before anyone twice
 
@@ -176,9 +216,17 @@ def test_own_arrays(tmp_path, capsys, monkeypatch):
     rng = np.random.default_rng(0)
     np.savez("own.npz", x_train=rng.standard_normal((80, 6)), y_train=np.arange(80) % 4,
              x_test=rng.standard_normal((20, 6)), y_test=np.arange(20) % 4)  # fmt: skip
-    settings = ["data.name=own.npz", "partition.clients=20", "training.clients_per_round=4", "model={name='logistic'}"]
+    settings = [
+        "data.name=own.npz",
+        "partition.clients=20",
+        "training.clients_per_round=4",
+        "model={name='logistic'}",
+    ]
     changes = [word for setting in settings for word in ("--set", setting)]
-    assert main(["run", "digits", "--selector", "random", "--rounds", "2", "--out", "o", *changes]) == 0
+    assert (
+        main(["run", "digits", "--selector", "random", "--rounds", "2", "--out", "o", *changes])
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["rounds"] == 2
 
 
@@ -190,7 +238,9 @@ def test_demo(tmp_path):
         assert name in done.stdout
         assert len(read_run(tmp_path / "d" / name / "seed-3").rounds) == 100
     assert "paired difference to random" in done.stdout
-    assert time.monotonic() - started < 120  # the demo's promise to a person, with a wide margin; not a speed test
+    assert (
+        time.monotonic() - started < 120
+    )  # the demo's promise to a person, with a wide margin; not a speed test
 
 
 def test_data_list(capsys):
@@ -228,7 +278,9 @@ def on_a_terminal(tmp_path, *arguments):
 
 
 def test_on_a_terminal_a_run_shows_rate_and_time_left(tmp_path):
-    text = on_a_terminal(tmp_path, "run", "digits", "--selector", "random", "--rounds", "400", "--out", "o")
+    text = on_a_terminal(
+        tmp_path, "run", "digits", "--selector", "random", "--rounds", "400", "--out", "o"
+    )
     assert "400/400" in text
     assert "rounds/s" in text
     assert "0:00:0" in text  # time left
@@ -236,7 +288,9 @@ def test_on_a_terminal_a_run_shows_rate_and_time_left(tmp_path):
 
 
 def test_on_a_terminal_a_comparison_ends_with_its_table(tmp_path):
-    text = on_a_terminal(tmp_path, "compare", "digits", "--selectors", "random", "--seeds", "1", *FAST)
+    text = on_a_terminal(
+        tmp_path, "compare", "digits", "--selectors", "random", "--seeds", "1", *FAST
+    )
     assert "1/1 runs" in text
     assert "One seed alone has no interval" in " ".join(text.split())
 
@@ -246,15 +300,44 @@ def test_what_the_system_refuses_is_a_sentence(tmp_path, capsys, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("fedcor.record.save_arrays", full)
-    assert main(["run", "digits", "--selector", "random", "--rounds", "12", "--out", str(tmp_path / "o")]) == 2
+    assert (
+        main(
+            [
+                "run",
+                "digits",
+                "--selector",
+                "random",
+                "--rounds",
+                "12",
+                "--out",
+                str(tmp_path / "o"),
+            ]
+        )
+        == 2
+    )
     assert "No space left on device" in capsys.readouterr().err
     monkeypatch.undo()
     assert (
-        main(["run", "digits", "--selector", "random", "--rounds", "12", "--out", str(tmp_path / "o"), "--resume"]) == 0
+        main(
+            [
+                "run",
+                "digits",
+                "--selector",
+                "random",
+                "--rounds",
+                "12",
+                "--out",
+                str(tmp_path / "o"),
+                "--resume",
+            ]
+        )
+        == 0
     )
 
 
-@pytest.mark.parametrize("damage", [b"", b"nonsense", "array", "no round", "no model", "wrong model"])
+@pytest.mark.parametrize(
+    "damage", [b"", b"nonsense", "array", "no round", "no model", "wrong model"]
+)
 def test_a_damaged_checkpoint_is_a_sentence(tmp_path, capsys, damage):
     arguments = ["run", "digits", "--selector", "random", "--out", str(tmp_path / "o"), "--rounds"]
     assert main([*arguments, "11"]) == 0
@@ -277,7 +360,16 @@ def test_a_damaged_checkpoint_is_a_sentence(tmp_path, capsys, damage):
 
 
 def test_rounds_in_which_nobody_delivered_are_told(tmp_path, capsys):
-    arguments = ["run", "digits", "--selector", "random", "--rounds", "3", "--set", "training.learning_rate=1e6"]
+    arguments = [
+        "run",
+        "digits",
+        "--selector",
+        "random",
+        "--rounds",
+        "3",
+        "--set",
+        "training.learning_rate=1e6",
+    ]
     assert main([*arguments, "--set", "training.local_steps=60", "--out", str(tmp_path / "o")]) == 0
     assert "rounds nobody delivered a usable update" in capsys.readouterr().err
 
@@ -300,7 +392,9 @@ def test_folders_expand_the_home_and_are_not_empty(monkeypatch, tmp_path, capsys
 
 def test_interrupt_says_how_to_go_on(tmp_path):
     command = [sys.executable, "-m", "fedcor", "run", "digits", "--rounds", "5000", "--out", "o"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
     record = tmp_path / "o" / "rounds.jsonl"
     while not (record.exists() and record.read_bytes().count(b"\n") > 3):
         time.sleep(0.01)
@@ -354,7 +448,9 @@ def compare_in_the_background(tmp_path, *more):
 
 def workers_of(process):
     listed = subprocess.run(
-        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(process.pid)], capture_output=True, text=True
+        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(process.pid)],
+        capture_output=True,
+        text=True,
     ).stdout
     return [int(line.split()[0]) for line in listed.splitlines() if "spawn_main" in line]
 
@@ -397,6 +493,10 @@ def test_a_killed_worker_is_reported_and_a_killed_parent_takes_its_workers_along
 
 def test_a_reader_that_leaves_early_is_no_error(tmp_path):
     command = f"{sys.executable} -m fedcor data list | head -c 1"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode in (0, 141), done.stderr  # whether it had written all before the reader left is a race
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode in (0, 141), (
+        done.stderr
+    )  # whether it had written all before the reader left is a race
     assert "Traceback" not in done.stderr

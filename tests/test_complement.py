@@ -44,7 +44,11 @@ class Problem:
 
 @st.composite
 def problems(draw):
-    n, s, rng = draw(st.integers(2, 9)), draw(st.integers(1, 5)), np.random.default_rng(draw(st.integers(0, 10**6)))
+    n, s, rng = (
+        draw(st.integers(2, 9)),
+        draw(st.integers(1, 5)),
+        np.random.default_rng(draw(st.integers(0, 10**6))),
+    )
     shares = rng.integers(1, 100, size=n).astype(float) if draw(st.booleans()) else np.ones(n)
     return Problem(rng.standard_normal((n, s)), shares, rng.standard_normal(s))
 
@@ -55,7 +59,9 @@ def test_greedy_matching_equals_the_obvious_loop(problem, data):
     n = len(problem.U)
     count, first = data.draw(st.integers(1, n)), data.draw(st.integers(0, n - 1))
     chosen = match(problem.U, problem.target, np.array([first]), count, shares=problem.shares)
-    assert gap(problem, chosen) == pytest.approx(gap(problem, greedy_by_hand(problem, [first], count)), abs=1e-9)
+    assert gap(problem, chosen) == pytest.approx(
+        gap(problem, greedy_by_hand(problem, [first], count)), abs=1e-9
+    )
     assert len(set(chosen.tolist())) == count
     assert chosen[0] == first
 
@@ -66,20 +72,26 @@ def test_swaps_only_improve_and_end_where_no_exchange_helps(problem, data):
     n = len(problem.U)
     count = data.draw(st.integers(1, n))
     plain, swapped = (
-        match(problem.U, problem.target, np.array([0]), count, swaps, problem.shares) for swaps in (0, 100)
+        match(problem.U, problem.target, np.array([0]), count, swaps, problem.shares)
+        for swaps in (0, 100)
     )
     assert gap(problem, swapped) <= gap(problem, plain) + 1e-12
     assert swapped[0] == 0  # the first stays
     outside = [k for k in range(n) if k not in swapped]
     for place, k in itertools.product(range(1, count), outside):
-        assert gap(problem, swapped) <= gap(problem, [*swapped[:place], k, *swapped[place + 1 :]]) + 1e-9
+        assert (
+            gap(problem, swapped)
+            <= gap(problem, [*swapped[:place], k, *swapped[place + 1 :]]) + 1e-9
+        )
 
 
 def test_a_sketch_keeps_inner_products_on_average():
     U = np.random.default_rng(0).standard_normal((40, 3000))
     sketched = project(U, 400)
     assert sketched.shape == (40, 400)
-    assert np.array_equal(sketched[:3], project(U[:3], 400))  # the same places and signs, whoever else is there
+    assert np.array_equal(
+        sketched[:3], project(U[:3], 400)
+    )  # the same places and signs, whoever else is there
     true, kept = U @ U.T, sketched @ sketched.T
     assert np.diag(kept) / np.diag(true) == pytest.approx(np.ones(40), abs=0.35)
     assert abs(float(np.mean((kept - true)[~np.eye(40, dtype=bool)]))) < 10
@@ -171,7 +183,9 @@ def test_a_known_client_that_dies_does_not_keep_its_place(options):
     assert (times[[3, 8]] <= 7).all()  # 80 rounds hold no more than the waits 2 + 4 + ... + 32
 
 
-@pytest.mark.parametrize(("explore", "places"), [(0.5, 2), (0.1, 1)])  # a small share is still one client
+@pytest.mark.parametrize(
+    ("explore", "places"), [(0.5, 2), (0.1, 1)]
+)  # a small share is still one client
 def test_exploration_takes_those_who_were_seen_longest_ago(explore, places):
     federation = FakeFederation.example(12)
     chosen, _ = played(Complement(4, explore=explore), federation, 30)
@@ -190,7 +204,8 @@ def test_ageing_gives_old_directions_less_of_the_target():
         state = {**state, "round": np.array(t + 1)}
         update = np.eye(3)[[client]]
         state = selector.observe(
-            state, Outcome(t, np.array([client]), np.array([client]), lambda: None, lambda u=update: u)
+            state,
+            Outcome(t, np.array([client]), np.array([client]), lambda: None, lambda u=update: u),
         )
     assert selector.target(state, np.full(3, 1 / 3)) == pytest.approx([1 / 3, 2 / 3, 0])
 
@@ -200,7 +215,9 @@ def test_updates_that_are_no_numbers_are_not_remembered():
     state = {**selector.init(Population(np.array([1, 1]))), "round": np.array(1)}
     for worthless in (np.nan, np.inf, 1e160, -1e20):
         bad = np.array([[1.0, worthless], [1.0, 2.0]])
-        after = selector.observe(state, Outcome(0, np.arange(2), np.arange(2), lambda: None, lambda bad=bad: bad))
+        after = selector.observe(
+            state, Outcome(0, np.arange(2), np.arange(2), lambda: None, lambda bad=bad: bad)
+        )
         assert after["seen"].tolist() == [-1, 0]
         assert after["directions"].tolist() == [[0, 0], [1, 2]]
     # of a model of another size, and bad: the memory stays
@@ -232,7 +249,10 @@ def test_it_costs_what_random_selection_costs_to_the_byte(tmp_path):
     for name in ("random", "complement"):
         run(load_experiment("digits", changes, name), 1, tmp_path / name)
     bill = {
-        name: [(entry["bytes_down"], entry["bytes_up"], entry["probed"]) for entry in read_run(tmp_path / name).rounds]
+        name: [
+            (entry["bytes_down"], entry["bytes_up"], entry["probed"])
+            for entry in read_run(tmp_path / name).rounds
+        ]
         for name in ("random", "complement")
     }
     assert bill["complement"] == bill["random"]
@@ -306,7 +326,10 @@ def test_the_relatives_are_selectors_too(selector):
 
 @pytest.mark.parametrize(
     "selector",
-    [UpdateProcess(3, sketch="full"), Combined(3, sketch="full", warmup=8, dimension=3, discount=0.5)],
+    [
+        UpdateProcess(3, sketch="full"),
+        Combined(3, sketch="full", warmup=8, dimension=3, discount=0.5),
+    ],
     ids=repr,
 )
 def test_the_relatives_take_one_of_each_kind(selector):
@@ -319,21 +342,29 @@ def test_the_relatives_take_one_of_each_kind(selector):
 
 def test_herding_makes_up_for_what_was_missed():
     """Groups of two of three kinds: each misses a kind, and over rounds every kind has its share to the last choice."""
-    federation = FakeFederation(np.repeat(np.eye(3) * 10, 6, axis=0), learning_rate=1e-6)  # directions stay as they are
+    federation = FakeFederation(
+        np.repeat(np.eye(3) * 10, 6, axis=0), learning_rate=1e-6
+    )  # directions stay as they are
     chosen, state = played(Herding(2, sketch="full", carry=1.0), federation, 9 + 60)
     times = np.bincount(np.concatenate(chosen[9:]) // 6, minlength=3)
     assert np.ptp(times) <= 3
-    assert np.linalg.norm(state["missed"]) < 30  # bounded, though there were 60 rounds with an error of 4 each
+    assert (
+        np.linalg.norm(state["missed"]) < 30
+    )  # bounded, though there were 60 rounds with an error of 4 each
 
 
 def test_an_equal_target_is_the_plain_mean():
     selector = EqualTarget(2, sketch="full")
     federation = FakeFederation.example(8)
     _, state = played(selector, federation, 6)
-    assert selector.target(state, federation.weights) == pytest.approx(state["directions"].mean(axis=0))
+    assert selector.target(state, federation.weights) == pytest.approx(
+        state["directions"].mean(axis=0)
+    )
 
 
-@pytest.mark.parametrize("selector", [UpdateProcess(3), Combined(3, warmup=2, dimension=2)], ids=repr)
+@pytest.mark.parametrize(
+    "selector", [UpdateProcess(3), Combined(3, warmup=2, dimension=2)], ids=repr
+)
 def test_the_relatives_leave_the_dead_in_peace(selector):
     chosen, _ = played(selector, FakeFederation.example(12, silent=[4]), 60)
     late = np.concatenate(chosen[10:])
@@ -367,8 +398,15 @@ def test_the_update_process_is_the_papers_choice_on_the_remembered_directions():
     by_hand: list[int] = []
     for _ in range(3):
         left = np.setdiff1d(there, by_hand)
-        posterior = sigma - sigma[:, by_hand] @ np.linalg.pinv(sigma[np.ix_(by_hand, by_hand)]) @ sigma[by_hand]
-        gain = 0.95 ** state["picked"] * (p @ posterior) / np.sqrt(np.maximum(np.diag(posterior), 1e-12))
+        posterior = (
+            sigma
+            - sigma[:, by_hand] @ np.linalg.pinv(sigma[np.ix_(by_hand, by_hand)]) @ sigma[by_hand]
+        )
+        gain = (
+            0.95 ** state["picked"]
+            * (p @ posterior)
+            / np.sqrt(np.maximum(np.diag(posterior), 1e-12))
+        )
         by_hand.append(int(left[np.argmax(gain[left])]))
     assert chosen.tolist() == by_hand
 

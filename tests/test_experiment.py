@@ -20,7 +20,15 @@ from fedcor.runner import build_simulation, compare_jobs
 from fedcor.selectors import AFL, FedCor, PowerOfChoice
 from fedcor.simulate import LearningRate
 
-PRESETS = ["cifar10-1spc", "cifar10-2spc", "cifar10-dir", "digits", "fmnist-1spc", "fmnist-2spc", "fmnist-dir"]
+PRESETS = [
+    "cifar10-1spc",
+    "cifar10-2spc",
+    "cifar10-dir",
+    "digits",
+    "fmnist-1spc",
+    "fmnist-2spc",
+    "fmnist-dir",
+]
 
 
 def test_the_presets():
@@ -50,11 +58,17 @@ def test_the_presets_are_the_papers(name, target, chosen, kind, shards):
     assert training.clients_per_round == chosen
     assert training.rounds == (500 if fmnist else 2000)
     assert (training.batch_size, training.local_steps) == ((64, 20) if fmnist else (50, 40))
-    assert (training.learning_rate, training.weight_decay) == ((0.005, 1e-4) if fmnist else (0.01, 3e-4))
+    assert (training.learning_rate, training.weight_decay) == (
+        (0.005, 1e-4) if fmnist else (0.01, 3e-4)
+    )
     assert training.milestones == ((150, 300) if fmnist else ())
     assert experiment.model["name"] == ("mlp" if fmnist else "cnn")
     assert experiment.optimiser == {"name": "fedavg"}
-    expected = FedCor(chosen) if fmnist else FedCor(chosen, warmup=20, interval=50, discount=0.99, beta=0.9)
+    expected = (
+        FedCor(chosen)
+        if fmnist
+        else FedCor(chosen, warmup=20, interval=50, discount=0.99, beta=0.9)
+    )
     assert experiment.with_selector("fedcor").build_selector() == expected
     assert experiment.with_selector("power_of_choice").build_selector() == PowerOfChoice(chosen)
 
@@ -67,7 +81,10 @@ def test_the_presets_are_the_papers(name, target, chosen, kind, shards):
         ("training.rounds=0", "training.rounds = 0: must be a whole number of at least 1"),
         ("training.rounds=many", "training.rounds = 'many': must be a whole number"),
         ("training.rounds=2.5", "training.rounds = 2.5: must be a whole number"),
-        ("training.learning_rate=0", "training.learning_rate = 0.0: must be a finite number above 0"),
+        (
+            "training.learning_rate=0",
+            "training.learning_rate = 0.0: must be a finite number above 0",
+        ),
         ("training.weight_decay=-1", "training.weight_decay"),
         ("training.learning_rate=1e39", "training.learning_rate"),
         ("training.device=abacus", "training.device = 'abacus': must be auto, cpu, cuda or mps"),
@@ -78,7 +95,10 @@ def test_the_presets_are_the_papers(name, target, chosen, kind, shards):
         ('model={name="math:pi"}', "must be a function or class"),
         ("training.milestones=[1,'a']", "training.milestones = 'a': must be a whole number"),
         ("training.milestones=3", "training.milestones = 3: must be a list"),
-        ("training.clients_per_round=51", "training.clients_per_round = 51: must be at most partition.clients = 50"),
+        (
+            "training.clients_per_round=51",
+            "training.clients_per_round = 51: must be at most partition.clients = 50",
+        ),
         ("partition.clients=0", "partition.clients = 0"),
         ("partition.kind=shard", "partition.kind = 'shard'.*did you mean \"shards\""),
         ("data.holdout=1.0", "data.holdout = 1.0: must lie in"),
@@ -88,7 +108,10 @@ def test_the_presets_are_the_papers(name, target, chosen, kind, shards):
         ("name=../elsewhere", "name = '../elsewhere': must be a plain name"),
         ("name=..", "must be a plain name"),
         ("selector=fedcorr", "selector = 'fedcorr'.*did you mean \"fedcor\""),
-        ("selectors.fedcor.beta=1.5", "selectors.fedcor.beta = 1.5: must lie strictly between 0 and 1"),
+        (
+            "selectors.fedcor.beta=1.5",
+            "selectors.fedcor.beta = 1.5: must lie strictly between 0 and 1",
+        ),
         ("selectors.fedcor.beat=0.5", 'selectors.fedcor.beat.*did you mean "beta"'),
         ("selectors=3", "selectors = 3: must be a table"),
         ("selectors.random=3", "selectors.random = 3: must be a table"),
@@ -130,8 +153,12 @@ def test_every_setting_reaches_the_simulation():
     assert simulation.faults == Faults(0.9, 0.1, 0.5)
     assert simulation.seed == simulation.engine.seed == 5
     assert isinstance(simulation.selector, AFL)
-    assert simulation.engine.population.sizes.sum() < 0.85 * 1438  # a quarter of each client is held out
-    assert [record.learning_rate for record, _ in simulation.run(3)] == pytest.approx([0.3, 0.3, 0.03])
+    assert (
+        simulation.engine.population.sizes.sum() < 0.85 * 1438
+    )  # a quarter of each client is held out
+    assert [record.learning_rate for record, _ in simulation.run(3)] == pytest.approx(
+        [0.3, 0.3, 0.03]
+    )
 
 
 def test_more_candidates_than_clients():
@@ -141,7 +168,13 @@ def test_more_candidates_than_clients():
 
 def test_changes_are_read_as_toml_or_as_text():
     experiment = load_experiment(
-        "digits", ["optimiser.name=fedprox", "optimiser.mu=0.1", "model.hidden=[8, 4]", "training.milestones=[3]"]
+        "digits",
+        [
+            "optimiser.name=fedprox",
+            "optimiser.mu=0.1",
+            "model.hidden=[8, 4]",
+            "training.milestones=[3]",
+        ],
     )
     assert experiment.build_optimiser().proximal == 0.1
     assert experiment.model["hidden"] == [8, 4]
@@ -170,7 +203,9 @@ def test_a_toml_file(tmp_path):
     assert experiment.name == "mine"
     assert len(list(build_simulation(experiment, 1).run(2))) == 2
     path.write_text(path.read_text().replace("rounds = 2\n", ""))
-    with pytest.raises(ConfigError, match="training.rounds = None: must be given, as a whole number"):
+    with pytest.raises(
+        ConfigError, match="training.rounds = None: must be given, as a whole number"
+    ):
         load_experiment(str(path))
 
 
@@ -194,9 +229,15 @@ def test_a_toml_file_that_is_wrong(tmp_path, content, told):
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ('[data]\nname = "digits"', "partition = None: must be given, as a table of settings with kind and clients"),
+        (
+            '[data]\nname = "digits"',
+            "partition = None: must be given, as a table of settings with kind and clients",
+        ),
         ("", "data = None: must be given, as a table of settings with name"),
-        ('[data]\nname = "digits"\n[partition]\nkind = "iid"\nclients = 5', "model = None: must be given, as a table"),
+        (
+            '[data]\nname = "digits"\n[partition]\nkind = "iid"\nclients = 5',
+            "model = None: must be given, as a table",
+        ),
     ],
 )
 def test_a_table_that_is_missing_is_named_with_what_it_needs(tmp_path, content, told):
@@ -209,7 +250,9 @@ def test_a_model_without_a_name(tmp_path):
     path = tmp_path / "mine.toml"
     text = json.loads(json.dumps(load_experiment("digits").describe()["training"]))
     training = "\n".join(f"{k} = {json.dumps(v)}" for k, v in text.items())
-    path.write_text(f'[data]\nname="digits"\n[partition]\nkind="iid"\nclients=40\n[model]\n[training]\n{training}\n')
+    path.write_text(
+        f'[data]\nname="digits"\n[partition]\nkind="iid"\nclients=40\n[model]\n[training]\n{training}\n'
+    )
     with pytest.raises(ConfigError, match="model.name = None: must be given"):
         load_experiment(str(path))
 
@@ -232,7 +275,9 @@ def test_device_auto_takes_what_there_is():
 
 def test_the_description_has_every_hyper_parameter_of_the_one_that_runs():
     described = load_experiment("digits", selector="afl").describe()
-    assert described["selectors"] == {"afl": {"clients_per_round": 10, "alpha1": 0.75, "alpha2": 0.01, "alpha3": 0.1}}
+    assert described["selectors"] == {
+        "afl": {"clients_per_round": 10, "alpha1": 0.75, "alpha2": 0.01, "alpha3": 0.1}
+    }
     assert described["training"]["rounds"] == 100
     assert json.loads(json.dumps(described))["partition"]["clients"] == 50
 
@@ -241,14 +286,17 @@ def test_a_setting_that_came_later_is_described_only_where_it_is_on():
     plain = load_experiment("digits").describe()
     assert "noisy_clients" not in plain["data"]
     assert "size_skew" not in plain["partition"]
-    changed = load_experiment("digits", ["data.noisy_clients=0.3", "partition.size_skew=1"]).describe()
+    changed = load_experiment(
+        "digits", ["data.noisy_clients=0.3", "partition.size_skew=1"]
+    ).describe()
     assert changed["data"]["noisy_clients"] == 0.3
     assert changed["partition"]["size_skew"] == 1
 
 
 def test_noisy_clients_train_on_noise_and_are_tested_on_the_truth():
     clean, noisy = (
-        build_simulation(load_experiment("digits", [f"data.noisy_clients={share}"]), 1).engine for share in (0.0, 0.4)
+        build_simulation(load_experiment("digits", [f"data.noisy_clients={share}"]), 1).engine
+        for share in (0.0, 0.4)
     )
     changed = [
         not torch.equal(one[2], other[2])
@@ -288,7 +336,14 @@ class Fields:
 
 
 def test_tables_become_dataclasses():
-    table = {"whole": 1, "number": 2, "word": "two", "maybe": None, "many": [1, 2.5], "anything": {"a": 1}}
+    table = {
+        "whole": 1,
+        "number": 2,
+        "word": "two",
+        "maybe": None,
+        "many": [1, 2.5],
+        "anything": {"a": 1},
+    }
     assert build_dataclass(Fields, table) == Fields(1, 2.0, "two", None, (1.0, 2.5), {"a": 1})
     for wrong in (
         {"whole": True},
@@ -301,7 +356,9 @@ def test_tables_become_dataclasses():
             build_dataclass(Fields, wrong)
 
 
-@pytest.mark.parametrize("error", [ConfigError("a", 1, "b", "c"), MissingExtraError("x", "y")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [ConfigError("a", 1, "b", "c"), MissingExtraError("x", "y")], ids=repr
+)
 def test_errors_cross_from_a_worker_to_its_parent(error):
     copied = pickle.loads(pickle.dumps(error))
     assert str(copied) == str(error)

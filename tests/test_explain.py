@@ -27,14 +27,18 @@ def folder(tmp_path_factory):
 def test_the_record_holds_what_fedcor_computed(folder):
     simulation = build_simulation(load_experiment("digits", ROUNDS, "fedcor"), 1)
     start = simulation.start
-    for (record, progress), entry in zip(simulation.run(6, start), read_run(folder).rounds, strict=True):
+    for (record, progress), entry in zip(
+        simulation.run(6, start), read_run(folder).rounds, strict=True
+    ):
         picked = progress.state["picked"].copy()
         picked[record.selected] -= 1
         if record.round < 2:
             assert entry["why"] == {}
             continue
         picks = simulation.selector.picks(
-            {**progress.state, "picked": picked}, simulation.engine.population.weights, np.arange(50)
+            {**progress.state, "picked": picked},
+            simulation.engine.population.weights,
+            np.arange(50),
         )
         assert entry["selected"] == picks.clients.tolist()
         assert entry["why"]["gain"] == pytest.approx(picks.gain)
@@ -77,7 +81,14 @@ def test_a_program_reads_it(folder, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["round"] == 4
     assert [row["client"] for row in told["chosen"]] == read_run(folder).rounds[4]["selected"]
-    assert set(told["chosen"][0]) == {"client", "name", "delivered", "gain", "redundancy", "annealing"}
+    assert set(told["chosen"][0]) == {
+        "client",
+        "name",
+        "delivered",
+        "gain",
+        "redundancy",
+        "annealing",
+    }
     assert told["chosen"][0]["name"] == f"site\\t{told['chosen'][0]['client']}"
 
 
@@ -91,7 +102,13 @@ def test_a_round_that_is_not_there(folder, tmp_path, capsys):
 
 
 def test_complement_says_how_close_the_group_came_and_leaves_out_who_is_new(tmp_path, capsys):
-    run(load_experiment("digits", ["training.rounds=8", "selectors.complement.sweep=0.5"], "complement"), 1, tmp_path)
+    run(
+        load_experiment(
+            "digits", ["training.rounds=8", "selectors.complement.sweep=0.5"], "complement"
+        ),
+        1,
+        tmp_path,
+    )
     why = read_run(tmp_path).rounds[5]["why"]
     assert [value is None for value in why["distance"]] == [True] * 5 + [False] * 5
     assert why["distance"][-1] < why["distance"][5]

@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.serverapp.strategy import Bulyan, FedAdam, FedAvg, FedAvgM, FedMedian, FedProx, FedTrimmedAvg, Krum
+from flwr.serverapp.strategy import (
+    Bulyan,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedProx,
+    FedTrimmedAvg,
+    Krum,
+)
 
 import flower_grid
 from fedcor.errors import ConfigError, FedcorError, RecordError
@@ -39,7 +48,9 @@ def run(selector, grid, rounds=6, *, strategy=None, folder=None, timeout=0.05, *
     settings = {"probe_timeout": 0.05, "wait_for": len(grid.contexts), **settings}
     selecting = select_with(quiet(strategy), selector, checkpoint=folder, **settings)
     arrays = settings.pop("arrays", None) or initial()
-    return selecting, selecting.start(grid, arrays, num_rounds=rounds, timeout=timeout, evaluate_fn=server_score)
+    return selecting, selecting.start(
+        grid, arrays, num_rounds=rounds, timeout=timeout, evaluate_fn=server_score
+    )
 
 
 def lines(folder):
@@ -92,10 +103,15 @@ class ByHand:
 
     def train(self, chosen):
         participated = np.unique(chosen)
-        before, results = self.losses(participated), np.array([self.trained(k) for k in participated])
+        before, results = (
+            self.losses(participated),
+            np.array([self.trained(k) for k in participated]),
+        )
         updates = results - self.model
         shares = self.sizes[participated].astype(float)  # FedAvg weighs by num-examples
-        outcome = Outcome(self.round, chosen, participated, lambda: before, lambda: updates, shares=shares)
+        outcome = Outcome(
+            self.round, chosen, participated, lambda: before, lambda: updates, shares=shares
+        )
         self.model = self.mean(chosen)
         self.round += 1
         self._rng = None
@@ -177,7 +193,9 @@ def test_a_strategy_aggregates_as_it_does_alone(make):
     _, ours = run(Full(), MemoryGrid(numpy_app(), 7), rounds=4, strategy=make())
     assert vector(ours.arrays) == pytest.approx(vector(alone.arrays), abs=1e-6)
     # Trying candidates out leaves no trace in the strategy.
-    asking = run(FedCor(7, warmup=4, warmup_steps=5), MemoryGrid(numpy_app(), 7), rounds=4, strategy=make())[1]
+    asking = run(
+        FedCor(7, warmup=4, warmup_steps=5), MemoryGrid(numpy_app(), 7), rounds=4, strategy=make()
+    )[1]
     assert vector(asking.arrays) == pytest.approx(vector(alone.arrays), abs=1e-6)
 
 
@@ -187,18 +205,30 @@ def test_a_strategy_that_changes_its_configuration_does_so_once_a_round(tmp_path
             config["lr"] = float(config["lr"]) * 0.5
             return super().configure_train(server_round, arrays, config, grid)
 
-    selecting = select_with(Decaying(fraction_evaluate=0.0), FedCor(3, **QUICK), checkpoint=tmp_path, wait_for=12)
+    selecting = select_with(
+        Decaying(fraction_evaluate=0.0), FedCor(3, **QUICK), checkpoint=tmp_path, wait_for=12
+    )
     selecting.start(
-        MemoryGrid(numpy_app(), 12), initial(), num_rounds=4, train_config=ConfigRecord({"lr": 1.0}), timeout=0.1
+        MemoryGrid(numpy_app(), 12),
+        initial(),
+        num_rounds=4,
+        train_config=ConfigRecord({"lr": 1.0}),
+        timeout=0.1,
     )
     assert [entry["learning_rate"] for entry in lines(tmp_path)] == [0.5, 0.25, 0.125, 0.0625]
 
 
 def test_the_strategys_share_and_minimum_do_not_hold_the_choice_back():
-    strategy = FedAvg(fraction_train=0.1, min_train_nodes=2, min_available_nodes=12, fraction_evaluate=0.0)
+    strategy = FedAvg(
+        fraction_train=0.1, min_train_nodes=2, min_available_nodes=12, fraction_evaluate=0.0
+    )
     selecting, _ = run(Random(5), grid := MemoryGrid(numpy_app(), 12), rounds=2, strategy=strategy)
     assert len(train_messages(grid)) == 10
-    assert (strategy.fraction_train, strategy.min_train_nodes, strategy.min_available_nodes) == (0.1, 2, 12)
+    assert (strategy.fraction_train, strategy.min_train_nodes, strategy.min_available_nodes) == (
+        0.1,
+        2,
+        12,
+    )
     assert selecting.strategy is strategy
 
 
@@ -208,7 +238,9 @@ def test_the_strategys_share_and_minimum_do_not_hold_the_choice_back():
 def test_the_record_counts_the_bytes_that_went(tmp_path):
     grid = MemoryGrid(numpy_app(), 12)
     run(FedCor(3, **QUICK), grid, rounds=8, folder=tmp_path)
-    assert sum(entry["bytes_down"] for entry in lines(tmp_path)) == sum(payload_bytes(m.content) for m in grid.sent)
+    assert sum(entry["bytes_down"] for entry in lines(tmp_path)) == sum(
+        payload_bytes(m.content) for m in grid.sent
+    )
 
 
 def test_no_node_is_sent_a_model_twice():
@@ -237,17 +269,26 @@ def test_a_node_that_lost_the_model_gets_it_again(tmp_path):
             return super().select(state, federation)
 
     grid = MemoryGrid(numpy_app(), 4)
-    run(dataclasses.make_dataclass("F", [], bases=(Forgetful,), frozen=True)(2), grid, rounds=3, folder=tmp_path)
+    run(
+        dataclasses.make_dataclass("F", [], bases=(Forgetful,), frozen=True)(2),
+        grid,
+        rounds=3,
+        folder=tmp_path,
+    )
     assert all(len(entry["participated"]) == 2 for entry in lines(tmp_path))
     assert all(not entry["faults"] for entry in lines(tmp_path))
 
 
 def test_losses_that_an_evaluation_brought_are_not_asked_for_again(tmp_path):
     grid = MemoryGrid(numpy_app(), 6)
-    selecting = select_with(FedAvg(), FedCor(2, warmup=9, warmup_steps=5), checkpoint=tmp_path, wait_for=6)
+    selecting = select_with(
+        FedAvg(), FedCor(2, warmup=9, warmup_steps=5), checkpoint=tmp_path, wait_for=6
+    )
     selecting.start(grid, initial(), num_rounds=3, timeout=0.1)
     assert [entry["probed"] for entry in lines(tmp_path)] == [12, 6, 6]
-    assert lines(tmp_path)[0]["test_accuracy"] > 0  # the clients' own evaluation, where the server has none
+    assert (
+        lines(tmp_path)[0]["test_accuracy"] > 0
+    )  # the clients' own evaluation, where the server has none
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------------
@@ -280,34 +321,72 @@ GOOD = {"w": np.ones(2, np.float32), "b": np.ones(1, np.float32)}
 FAULTS = {
     "dead": ("late", lambda _m, _r: None),
     "gone": ("unreachable", lambda m, _r: error(m, ErrorCode.NODE_UNAVAILABLE, "gone")),
-    "raised": ("error", lambda m, _r: error(m, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "boom " * 200)),
-    "nan": ("unusable", lambda m, _r: with_content(m, arrays_of(**{**GOOD, "w": np.array([1, np.nan], np.float32)}))),
-    "infinite": ("unusable", lambda m, _r: with_content(m, arrays_of(**{**GOOD, "w": np.array([1, np.inf])}))),
-    "absurd": ("unusable", lambda m, _r: with_content(m, arrays_of(**{**GOOD, "w": np.array([1, 1e30])}))),
-    "wrong shape": ("malformed", lambda m, _r: with_content(m, arrays_of(**{**GOOD, "w": np.ones(5, np.float32)}))),
-    "wrong names": ("malformed", lambda m, _r: with_content(m, arrays_of(v=np.ones(3, np.float32)))),
-    "texts": ("malformed", lambda m, _r: with_content(m, arrays_of(**{**GOOD, "w": np.array(["a", "b"])}))),
+    "raised": (
+        "error",
+        lambda m, _r: error(m, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "boom " * 200),
+    ),
+    "nan": (
+        "unusable",
+        lambda m, _r: with_content(
+            m, arrays_of(**{**GOOD, "w": np.array([1, np.nan], np.float32)})
+        ),
+    ),
+    "infinite": (
+        "unusable",
+        lambda m, _r: with_content(m, arrays_of(**{**GOOD, "w": np.array([1, np.inf])})),
+    ),
+    "absurd": (
+        "unusable",
+        lambda m, _r: with_content(m, arrays_of(**{**GOOD, "w": np.array([1, 1e30])})),
+    ),
+    "wrong shape": (
+        "malformed",
+        lambda m, _r: with_content(m, arrays_of(**{**GOOD, "w": np.ones(5, np.float32)})),
+    ),
+    "wrong names": (
+        "malformed",
+        lambda m, _r: with_content(m, arrays_of(v=np.ones(3, np.float32))),
+    ),
+    "texts": (
+        "malformed",
+        lambda m, _r: with_content(m, arrays_of(**{**GOOD, "w": np.array(["a", "b"])})),
+    ),
     "torn bytes": (
         "malformed",
         lambda m, _r: with_content(
             m,
-            ArrayRecord({"w": Array("float32", (2,), "numpy.ndarray", b"\x93NUMPY torn"), "b": Array(GOOD["b"])}),
+            ArrayRecord(
+                {
+                    "w": Array("float32", (2,), "numpy.ndarray", b"\x93NUMPY torn"),
+                    "b": Array(GOOD["b"]),
+                }
+            ),
         ),
     ),
-    "big numbers": ("unusable", lambda m, _r: with_content(m, arrays_of(**{**GOOD, "w": np.array([1, 2**62])}))),
+    "big numbers": (
+        "unusable",
+        lambda m, _r: with_content(m, arrays_of(**{**GOOD, "w": np.array([1, 2**62])})),
+    ),
     "an archive": (
         "malformed",
         lambda m, _r: with_content(
-            m, ArrayRecord({"w": Array("float32", (2,), "numpy.ndarray", archive()), "b": Array(GOOD["b"])})
+            m,
+            ArrayRecord(
+                {"w": Array("float32", (2,), "numpy.ndarray", archive()), "b": Array(GOOD["b"])}
+            ),
         ),
     ),
     "another record name": (
         "malformed",
-        lambda m, r: Message(RecordDict({"evil": r.content["arrays"], "metrics": r.content["metrics"]}), reply_to=m),
+        lambda m, r: Message(
+            RecordDict({"evil": r.content["arrays"], "metrics": r.content["metrics"]}), reply_to=m
+        ),
     ),
     "a list": (
         "malformed",
-        lambda m, _r: with_content(m, metrics=MetricRecord({"loss": [1.0, 2.0], "num-examples": 3})),
+        lambda m, _r: with_content(
+            m, metrics=MetricRecord({"loss": [1.0, 2.0], "num-examples": 3})
+        ),
     ),
     "absurd loss": (
         "unusable",
@@ -317,9 +396,15 @@ FAULTS = {
         "malformed",
         lambda m, _r: Message(RecordDict({NOTE: ConfigRecord({"missing": True})}), reply_to=m),
     ),
-    "no arrays": ("malformed", lambda m, _r: Message(RecordDict({"metrics": MetricRecord({"a": 1})}), reply_to=m)),
+    "no arrays": (
+        "malformed",
+        lambda m, _r: Message(RecordDict({"metrics": MetricRecord({"a": 1})}), reply_to=m),
+    ),
     "no weight": ("malformed", lambda m, _r: with_content(m, metrics=MetricRecord({"loss": 1.0}))),
-    "other metrics": ("malformed", lambda m, _r: with_content(m, metrics=MetricRecord({"num-examples": 3}))),
+    "other metrics": (
+        "malformed",
+        lambda m, _r: with_content(m, metrics=MetricRecord({"num-examples": 3})),
+    ),
     "negative weight": (
         "unusable",
         lambda m, _r: with_content(m, metrics=MetricRecord({"loss": 1.0, "num-examples": -5})),
@@ -330,7 +415,9 @@ FAULTS = {
     ),
     "nan metric": (
         "unusable",
-        lambda m, _r: with_content(m, metrics=MetricRecord({"loss": float("nan"), "num-examples": 5})),
+        lambda m, _r: with_content(
+            m, metrics=MetricRecord({"loss": float("nan"), "num-examples": 5})
+        ),
     ),
 }
 
@@ -363,7 +450,10 @@ def test_a_bad_reply_is_counted_and_left_out(name, tmp_path):
 )
 def test_a_bad_evaluation_is_counted_and_left_out(kind, metrics, tmp_path):
     def spoil(message, reply):
-        evaluation = message.metadata.message_type == "evaluate" and "server-round" in message.content.get("config", {})
+        evaluation = (
+            message.metadata.message_type == "evaluate"
+            and "server-round" in message.content.get("config", {})
+        )
         return Message(RecordDict({"metrics": metrics}), reply_to=message) if evaluation else reply
 
     grid = MemoryGrid(numpy_app(), 5)
@@ -377,8 +467,12 @@ def test_a_bad_evaluation_is_counted_and_left_out(kind, metrics, tmp_path):
 def test_other_types_and_orders_of_an_honest_client_are_fitted_to_the_model():
     def other(message, reply):
         arrays = reply.content["arrays"]
-        turned = ArrayRecord({name: Array(arrays[name].numpy().astype(np.float64)) for name in ("b", "w")})
-        return Message(RecordDict({"arrays": turned, "metrics": reply.content["metrics"]}), reply_to=message)
+        turned = ArrayRecord(
+            {name: Array(arrays[name].numpy().astype(np.float64)) for name in ("b", "w")}
+        )
+        return Message(
+            RecordDict({"arrays": turned, "metrics": reply.content["metrics"]}), reply_to=message
+        )
 
     grid = MemoryGrid(numpy_app(), 4)
     grid.trouble = dict.fromkeys((0, 2), spoilt_training(other))
@@ -394,18 +488,24 @@ def test_a_mask_of_infinities_is_no_fault():
 
     def with_mask(message, reply):
         arrays = ArrayRecord({**reply.content["arrays"], "mask": Array(mask)})
-        return Message(RecordDict({"arrays": arrays, "metrics": reply.content["metrics"]}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": arrays, "metrics": reply.content["metrics"]}), reply_to=message
+        )
 
     app = numpy_app()
     grid = MemoryGrid(lambda message, context: app(without_mask(message), context), 3)
     grid.trouble = dict.fromkeys(range(3), spoilt_training(with_mask))
-    result = select_with(quiet(), Random(2), wait_for=3).start(grid, start, num_rounds=2, timeout=0.1)
+    result = select_with(quiet(), Random(2), wait_for=3).start(
+        grid, start, num_rounds=2, timeout=0.1
+    )
     assert result.arrays["mask"].numpy().tolist() == [0.0, -np.inf]
 
 
 def without_mask(message):
     if "arrays" in message.content:
-        message.content["arrays"] = ArrayRecord({k: v for k, v in message.content["arrays"].items() if k != "mask"})
+        message.content["arrays"] = ArrayRecord(
+            {k: v for k, v in message.content["arrays"].items() if k != "mask"}
+        )
     return message
 
 
@@ -415,16 +515,33 @@ def test_a_strategy_that_makes_nonsense_of_good_replies_is_stopped():
             _, metrics = super().aggregate_train(server_round, replies)
             return record(np.full(3, np.nan, np.float32)), metrics
 
-    with pytest.raises(FedcorError, match="the model that Dividing made is unusable: w has numbers"):
-        run(Random(2), MemoryGrid(numpy_app(), 4), rounds=1, strategy=Dividing(fraction_evaluate=0.0))
+    with pytest.raises(
+        FedcorError, match="the model that Dividing made is unusable: w has numbers"
+    ):
+        run(
+            Random(2),
+            MemoryGrid(numpy_app(), 4),
+            rounds=1,
+            strategy=Dividing(fraction_evaluate=0.0),
+        )
 
 
 def test_a_strategy_that_leaves_the_model_as_it_is_may(tmp_path):
     class Skipping(FedAvg):
         def aggregate_train(self, server_round, replies):
-            return (None, None) if server_round == 2 else super().aggregate_train(server_round, replies)
+            return (
+                (None, None)
+                if server_round == 2
+                else super().aggregate_train(server_round, replies)
+            )
 
-    run(Random(2), MemoryGrid(numpy_app(), 4), rounds=3, strategy=Skipping(fraction_evaluate=0.0), folder=tmp_path)
+    run(
+        Random(2),
+        MemoryGrid(numpy_app(), 4),
+        rounds=3,
+        strategy=Skipping(fraction_evaluate=0.0),
+        folder=tmp_path,
+    )
     losses = [entry["test_loss"] for entry in lines(tmp_path)]
     assert losses[0] == losses[1] != losses[2]
 
@@ -446,7 +563,12 @@ def test_a_strategy_is_configured_for_whom_it_aggregates():
             return super().aggregate_train(server_round, replies)
 
     strategy = Remembering(fraction_evaluate=0.0)
-    run(FedCor(3, samples_per_refit=2, **QUICK), MemoryGrid(numpy_app(), 8), rounds=7, strategy=strategy)
+    run(
+        FedCor(3, samples_per_refit=2, **QUICK),
+        MemoryGrid(numpy_app(), 8),
+        rounds=7,
+        strategy=strategy,
+    )
     assert strategy.times == dict.fromkeys(range(1, 8), 1)
 
 
@@ -474,14 +596,22 @@ def test_a_node_that_does_not_say_who_it_is_does_not_hold_up_every_round(tmp_pat
     grid.trouble[3] = lambda _m, _r: None
     started = time.perf_counter()
     run(Random(2), grid, rounds=8, folder=tmp_path, probe_timeout=0.2)
-    assert time.perf_counter() - started < 1.5  # asked in the rounds 1, 3 and 6: three deadlines, not eight
+    assert (
+        time.perf_counter() - started < 1.5
+    )  # asked in the rounds 1, 3 and 6: three deadlines, not eight
 
 
-@pytest.mark.parametrize("claim", [{"examples": 2**62}, {"examples": -5}, {"examples": True}, {"name": ""}])
+@pytest.mark.parametrize(
+    "claim", [{"examples": 2**62}, {"examples": -5}, {"examples": True}, {"name": ""}]
+)
 def test_a_strange_claim_does_not_own_the_weights(claim):
     def spoil(message, reply):
         note = reply.content.config_records.get(NOTE)
-        return reply if note is None else Message(RecordDict({NOTE: ConfigRecord({**note, **claim})}), reply_to=message)
+        return (
+            reply
+            if note is None
+            else Message(RecordDict({NOTE: ConfigRecord({**note, **claim})}), reply_to=message)
+        )
 
     grid = MemoryGrid(numpy_app(), 5)
     grid.trouble[0] = spoil
@@ -490,7 +620,9 @@ def test_a_strange_claim_does_not_own_the_weights(claim):
 
 
 def test_by_key_nobody_chooses_who_it_is(tmp_path):
-    grid = MemoryGrid(numpy_app(mods=[answers_probes(name="the same for all", examples=lambda _c: 7)]), 3)
+    grid = MemoryGrid(
+        numpy_app(mods=[answers_probes(name="the same for all", examples=lambda _c: 7)]), 3
+    )
     selecting, _ = run(Random(2), grid, rounds=2, folder=tmp_path, identity="key")
     names = [line.split("\t")[1] for line in (tmp_path / "clients.tsv").read_text().splitlines()]
     assert len(set(names)) == 3
@@ -513,7 +645,12 @@ def test_a_number_of_samples_that_cannot_be_told_does_not_change_who_a_client_is
     def fails(context):
         raise OSError("no data yet")
 
-    run(Random(2), MemoryGrid(numpy_app(mods=[answers_probes(examples=fails)]), 3), rounds=1, folder=tmp_path)
+    run(
+        Random(2),
+        MemoryGrid(numpy_app(mods=[answers_probes(examples=fails)]), 3),
+        rounds=1,
+        folder=tmp_path,
+    )
     assert "partition-0" in (tmp_path / "clients.tsv").read_text()
 
 
@@ -523,7 +660,9 @@ def test_evaluation_does_not_send_a_model_twice_either():
         grid, initial(), num_rounds=4, timeout=0.1
     )
     sent = [
-        (m.metadata.dst_node_id, version_of(arrays)) for m in grid.sent for arrays in m.content.array_records.values()
+        (m.metadata.dst_node_id, version_of(arrays))
+        for m in grid.sent
+        for arrays in m.content.array_records.values()
     ]
     assert len(sent) == len(set(sent))
 
@@ -537,7 +676,9 @@ def test_a_node_that_lost_the_model_before_the_evaluation_gets_it_again(tmp_path
                 context.state.clear()
             return super().configure_evaluate(server_round, arrays, config, grid_of_some)
 
-    selecting = select_with(Forgetting(), FedCor(2, warmup=9, warmup_steps=5), checkpoint=tmp_path, wait_for=4)
+    selecting = select_with(
+        Forgetting(), FedCor(2, warmup=9, warmup_steps=5), checkpoint=tmp_path, wait_for=4
+    )
     result = selecting.start(grid, initial(), num_rounds=3, timeout=0.5)
     assert sorted(result.evaluate_metrics_clientapp) == [1, 2, 3]
     assert all(entry["faults"] == {} for entry in lines(tmp_path))
@@ -566,7 +707,9 @@ def test_a_second_start_begins_anew(tmp_path):
 @pytest.mark.parametrize("name", ["dead", "gone"])
 def test_a_node_that_cannot_be_reached_is_not_chosen_next(name, tmp_path):
     grid = MemoryGrid(numpy_app(), 5)
-    grid.trouble[2] = lambda m, r: r if NOTE in m.content and not m.content.array_records else FAULTS[name][1](m, r)
+    grid.trouble[2] = lambda m, r: (
+        r if NOTE in m.content and not m.content.array_records else FAULTS[name][1](m, r)
+    )
     run(Full(), grid, rounds=12, folder=tmp_path)
     tried = [entry["round"] for entry in lines(tmp_path) if 2 in entry["selected"]]
     assert tried == [0, 2, 5, 10]  # left alone for 1, 2, 4 rounds
@@ -575,7 +718,9 @@ def test_a_node_that_cannot_be_reached_is_not_chosen_next(name, tmp_path):
 def test_a_node_that_died_in_a_round_is_not_waited_for_again_in_it(tmp_path):
     """It died after the last answers: seen when it should train, and then neither probed nor sent the choice."""
     grid, dead = MemoryGrid(numpy_app(), 6), []
-    grid.trouble[2] = lambda m, r: None if dead or (m.metadata.message_type == "train" and not dead.append(1)) else r
+    grid.trouble[2] = lambda m, r: (
+        None if dead or (m.metadata.message_type == "train" and not dead.append(1)) else r
+    )
 
     @dataclasses.dataclass(frozen=True)
     class Trying(Full):
@@ -602,7 +747,10 @@ def test_a_bad_answer_to_a_probe_is_no_answer(answer, tmp_path):
     def spoil(message, reply):
         if message.metadata.message_type != "evaluate" or not reply.content.metric_records:
             return reply
-        return Message(RecordDict({"metrics": MetricRecord({"loss": answer, "num-examples": 1})}), reply_to=message)
+        return Message(
+            RecordDict({"metrics": MetricRecord({"loss": answer, "num-examples": 1})}),
+            reply_to=message,
+        )
 
     grid = MemoryGrid(numpy_app(), 6)
     grid.trouble[4] = spoil
@@ -611,7 +759,9 @@ def test_a_bad_answer_to_a_probe_is_no_answer(answer, tmp_path):
     @dataclasses.dataclass(frozen=True)
     class Asking(Random):
         def select(self, state, federation):
-            asked.append((federation.losses(federation.available), federation.loss_changes(np.array([0, 1]))))
+            asked.append(
+                (federation.losses(federation.available), federation.loss_changes(np.array([0, 1])))
+            )
             return super().select(state, federation)
 
     run(Asking(2), grid, rounds=2, folder=tmp_path)
@@ -657,7 +807,9 @@ def test_a_round_without_anyone_is_loud_and_tried_again(tmp_path, caplog):
 def test_an_outage_of_everyone_passes(tmp_path):
     """All nodes are silent for a while, in the first round (nobody says who it is) and in a later one."""
     grid, silent = MemoryGrid(numpy_app(), 4), {"until": time.monotonic() + 0.3}
-    grid.trouble = dict.fromkeys(range(4), lambda _m, r: None if time.monotonic() < silent["until"] else r)
+    grid.trouble = dict.fromkeys(
+        range(4), lambda _m, r: None if time.monotonic() < silent["until"] else r
+    )
 
     def score(server_round, arrays):
         if server_round == 2:
@@ -673,7 +825,9 @@ def test_an_outage_of_everyone_passes(tmp_path):
 def test_a_federation_that_never_delivers_ends_with_an_error_and_keeps_what_was_done(tmp_path):
     grid = MemoryGrid(numpy_app(), 4)
     run(Random(2), grid, rounds=2, folder=tmp_path)
-    grid.trouble = dict.fromkeys(range(4), lambda m, _r: error(m, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "boom"))
+    grid.trouble = dict.fromkeys(
+        range(4), lambda m, _r: error(m, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "boom")
+    )
     with pytest.raises(FedcorError, match="3 attempts, and nobody delivered"):
         run(Random(2), grid, rounds=4, folder=tmp_path, attempts=3)
     assert len(lines(tmp_path)) == 2
@@ -794,20 +948,32 @@ def test_clients_without_the_mod_are_asked_with_plain_messages(tmp_path):
 
 
 def test_a_name_of_its_own_comes_before_the_partition(tmp_path):
-    run(Random(1), MemoryGrid(numpy_app(mods=[answers_probes(name="north")]), 1), rounds=1, folder=tmp_path)
+    run(
+        Random(1),
+        MemoryGrid(numpy_app(mods=[answers_probes(name="north")]), 1),
+        rounds=1,
+        folder=tmp_path,
+    )
     assert (tmp_path / "clients.tsv").read_text() == "0\tnorth\n"
 
 
 def test_the_roster():
     roster = Roster()
     roster.enrol(
-        {70: Claim("partition-10"), 5: Claim("partition-2", 30), 9: Claim("east"), 8: Claim("partition-1", 10)}
+        {
+            70: Claim("partition-10"),
+            5: Claim("partition-2", 30),
+            9: Claim("east"),
+            8: Claim("partition-1", 10),
+        }
     )
     assert roster.names == ["partition-1", "partition-2", "partition-10", "east"]
     assert roster.population().sizes.tolist() == [10, 30, 20, 20]
     assert roster.strangers([5, 6]) == [6]
     roster.enrol({6: Claim("partition-2")})
-    assert roster.node(1) == 5  # another says that it is the same client: the first is believed while it is there
+    assert (
+        roster.node(1) == 5
+    )  # another says that it is the same client: the first is believed while it is there
     assert roster.reachable([6, 8, 70], 0).tolist() == [0, 1, 2]
     assert (roster.node(1), roster.client(5), roster.client(6)) == (6, -1, 1)  # it was a restart
     assert roster.reachable([5, 6, 8, 70], 0).tolist() == [0, 1, 2]
@@ -842,11 +1008,19 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("selector", [FedCor(3, **QUICK), AFL(3), PowerOfChoice(3)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "selector", [FedCor(3, **QUICK), AFL(3), PowerOfChoice(3)], ids=lambda s: type(s).__name__
+)
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("where", ["train", "evaluate", "score"])
 def test_a_run_that_was_killed_goes_on_as_if_it_was_not(selector, name, where, tmp_path):
-    _, whole = run(selector, MemoryGrid(numpy_app(), 12), rounds=12, strategy=STRATEGIES[name](), folder=tmp_path / "a")
+    _, whole = run(
+        selector,
+        MemoryGrid(numpy_app(), 12),
+        rounds=12,
+        strategy=STRATEGIES[name](),
+        folder=tmp_path / "a",
+    )
     grid, state = MemoryGrid(numpy_app(), 12, seed=1), {"round": 0, "messages": 0}
 
     def score(server_round, arrays):
@@ -870,9 +1044,13 @@ def test_a_run_that_was_killed_goes_on_as_if_it_was_not(selector, name, where, t
     if where != "evaluate":  # not every selector asks in round 7
         assert killed
         assert len(lines(tmp_path / "b")) == 6
-    grid = MemoryGrid(numpy_app(), 12, seed=2)  # the server has started again: other node ids, empty memories
+    grid = MemoryGrid(
+        numpy_app(), 12, seed=2
+    )  # the server has started again: other node ids, empty memories
     _, rest = run(selector, grid, rounds=12, strategy=STRATEGIES[name](), folder=tmp_path / "b")
-    assert [e["selected"] for e in lines(tmp_path / "b")] == [e["selected"] for e in lines(tmp_path / "a")]
+    assert [e["selected"] for e in lines(tmp_path / "b")] == [
+        e["selected"] for e in lines(tmp_path / "a")
+    ]
     assert vector(rest.arrays).tolist() == vector(whole.arrays).tolist()
     if killed:
         assert min(rest.train_metrics_clientapp) == 7
@@ -966,7 +1144,9 @@ def test_mistakes_are_named():
         FedCorStrategy(3, probe_timeout=0)
     with pytest.raises(ConfigError, match="did you mean"):
         FedCorStrategy(3, warmpu=3)
-    assert isinstance(select_with(FedAvg(), "power_of_choice", clients_per_round=3).selector, PowerOfChoice)
+    assert isinstance(
+        select_with(FedAvg(), "power_of_choice", clients_per_round=3).selector, PowerOfChoice
+    )
     assert FedCorStrategy(3, beta=0.5).selector.beta == 0.5
 
 

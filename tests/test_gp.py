@@ -95,7 +95,11 @@ def test_first_two_picks_are_lemma_3(problem):
     assert picks.redundancy[0] == 0
     if N > 1:
         others = np.delete(np.arange(N), k1)
-        second = alpha[others] * (single[others] - r[k1, others] * single[k1]) / np.sqrt(1 - r[k1, others] ** 2)
+        second = (
+            alpha[others]
+            * (single[others] - r[k1, others] * single[k1])
+            / np.sqrt(1 - r[k1, others] ** 2)
+        )
         k2 = picks.clients[1]
         scale = np.abs(second).max()
         assert picks.gain[1] == pytest.approx(second[others == k2][0], rel=1e-5, abs=1e-6 * scale)
@@ -135,7 +139,11 @@ def sampled(draw):
     Y = rng.standard_normal((m, N))
     if draw(st.booleans()):
         Y[rng.random((m, N)) < 0.4] = np.nan  # those who did not answer; perhaps nobody did
-    return rng.standard_normal((N, d)), Samples(Y, 0.9 ** np.arange(m)), draw(st.sampled_from([0.01, 0.3, 1.0]))
+    return (
+        rng.standard_normal((N, d)),
+        Samples(Y, 0.9 ** np.arange(m)),
+        draw(st.sampled_from([0.01, 0.3, 1.0])),
+    )
 
 
 @given(sampled())
@@ -146,16 +154,22 @@ def test_likelihood_is_the_dense_normal_of_those_who_answered(problem):
     for y, w in zip(samples.Y, samples.w, strict=True):
         there = np.isfinite(y)
         if there.any():
-            expected += w * multivariate_normal(np.zeros(there.sum()), Sigma[np.ix_(there, there)]).logpdf(y[there])
+            expected += w * multivariate_normal(
+                np.zeros(there.sum()), Sigma[np.ix_(there, there)]
+            ).logpdf(y[there])
     assert log_likelihood(X, samples, s2) == pytest.approx(expected, rel=1e-7, abs=1e-7)
 
 
 @given(sampled())
 def test_gradient_is_the_finite_difference(problem):
     X, samples, s2 = problem
-    flat = approx_fprime(X.reshape(-1), lambda x: log_likelihood(x.reshape(X.shape), samples, s2), 1e-6)
+    flat = approx_fprime(
+        X.reshape(-1), lambda x: log_likelihood(x.reshape(X.shape), samples, s2), 1e-6
+    )
     gradient = log_likelihood_gradient(X, samples, s2)
-    assert np.allclose(gradient.reshape(-1), flat, rtol=1e-3, atol=1e-3 * max(1.0, np.abs(flat).max()))
+    assert np.allclose(
+        gradient.reshape(-1), flat, rtol=1e-3, atol=1e-3 * max(1.0, np.abs(flat).max())
+    )
 
 
 def test_a_client_that_never_answered_is_not_moved():
@@ -184,7 +198,8 @@ def test_adam_is_torchs_adam():
     for _ in range(60):
         adam.zero_grad()
         normal = torch.distributions.MultivariateNormal(
-            torch.zeros(7, dtype=torch.float64), theirs @ theirs.T + s2 * torch.eye(7, dtype=torch.float64)
+            torch.zeros(7, dtype=torch.float64),
+            theirs @ theirs.T + s2 * torch.eye(7, dtype=torch.float64),
         )
         (-(normal.log_prob(torch.tensor(Y)) * torch.tensor(samples.w)).sum()).backward()
         adam.step()

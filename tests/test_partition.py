@@ -53,7 +53,9 @@ def test_iid_is_whole_and_even(case: tuple[IntArray, int], seed: int) -> None:
 
 
 @given(labels_and_clients(), SEEDS, st.data())
-def test_shards_are_whole_and_even(case: tuple[IntArray, int], seed: int, data: st.DataObject) -> None:
+def test_shards_are_whole_and_even(
+    case: tuple[IntArray, int], seed: int, data: st.DataObject
+) -> None:
     labels, clients = case
     per_client = data.draw(st.integers(1, len(labels) // clients))
     parts = shards(labels, clients, per_client, stream(seed, "test"))
@@ -67,7 +69,9 @@ def test_shards_are_whole_and_even(case: tuple[IntArray, int], seed: int, data: 
 
 
 @given(st.integers(1, 8), st.integers(1, 5), st.integers(1, 6), SEEDS)
-def test_one_shard_is_one_label_when_it_divides(labels: int, clients_a_label: int, size: int, seed: int) -> None:
+def test_one_shard_is_one_label_when_it_divides(
+    labels: int, clients_a_label: int, size: int, seed: int
+) -> None:
     y = stream(seed, "labels").permutation(np.repeat(np.arange(labels), clients_a_label * size))
     parts = shards(y, labels * clients_a_label, 1, stream(seed, "test"))
     for part in parts:
@@ -77,7 +81,9 @@ def test_one_shard_is_one_label_when_it_divides(labels: int, clients_a_label: in
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(2, 5), st.integers(4, 10), st.floats(0.05, 50), st.integers(1, 3), SEEDS)
-def test_dirichlet_is_whole(labels: int, clients_a_label: int, alpha: float, minimum: int, seed: int) -> None:
+def test_dirichlet_is_whole(
+    labels: int, clients_a_label: int, alpha: float, minimum: int, seed: int
+) -> None:
     clients = labels * clients_a_label
     y = stream(seed, "labels").integers(0, labels, 12 * clients)
     parts = dirichlet(y, clients, alpha, stream(seed, "test"), minimum)
@@ -195,14 +201,21 @@ def test_redraws_until_it_fits(calls: list[bool]) -> None:
     assert calls.count(False) == len(calls) - 1 >= 1
 
 
-def test_gives_up_after_a_bounded_number_of_redraws(calls: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gives_up_after_a_bounded_number_of_redraws(
+    calls: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(partition, "REDRAWS", 20)
-    with pytest.raises(DataError, match=r"any of 20 draws.*10 clients, 10 labels.*raise alpha, or lower minimum_size"):
+    with pytest.raises(
+        DataError,
+        match=r"any of 20 draws.*10 clients, 10 labels.*raise alpha, or lower minimum_size",
+    ):
         dirichlet(np.arange(1000) % 10, 10, 0.2, stream(1, "test"), 10)
     assert calls == [False] * 20
 
 
-def test_the_remainder_goes_to_clients_that_rounding_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_remainder_goes_to_clients_that_rounding_shortened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     posed: list[tuple[FloatArray, IntArray]] = []
     real = partition._whole
 
@@ -231,10 +244,14 @@ def test_the_remainder_is_unbiased() -> None:
 
 def test_whole_amounts_stay_whatever_the_solvers_tolerance() -> None:
     amounts = np.array([[3.0, 2.0, 5.0]]) * (1 - 1e-9)
-    np.testing.assert_array_equal(partition._whole(amounts, np.array([10]), stream(0, "test")), [[3, 2, 5]])
+    np.testing.assert_array_equal(
+        partition._whole(amounts, np.array([10]), stream(0, "test")), [[3, 2, 5]]
+    )
 
 
-def test_an_emptied_client_is_given_a_sample_of_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_emptied_client_is_given_a_sample_of_the_largest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[tuple[IntArray, IntArray]] = []
     real = partition._fill_empty
 
@@ -250,7 +267,9 @@ def test_an_emptied_client_is_given_a_sample_of_the_largest(monkeypatch: pytest.
     np.testing.assert_array_equal(after, sizes)
     np.testing.assert_array_equal(after[before == 0], 1)
     assert np.all(after[before > 0] <= before[before > 0])
-    assert after.max() < before.max() or np.sum(after == after.max()) < np.sum(before == before.max())
+    assert after.max() < before.max() or np.sum(after == after.max()) < np.sum(
+        before == before.max()
+    )
 
 
 # Unequal sizes, random labels
@@ -261,7 +280,11 @@ def test_skewed_sizes_are_whole_and_leave_nobody_out(
     case: tuple[IntArray, int], seed: int, skew: float, data: st.DataObject
 ) -> None:
     labels, clients = case
-    assert_whole(Partition("iid", clients, size_skew=skew).split(labels, stream(seed, "test")), len(labels), clients)
+    assert_whole(
+        Partition("iid", clients, size_skew=skew).split(labels, stream(seed, "test")),
+        len(labels),
+        clients,
+    )
     each = data.draw(st.integers(1, len(labels) // clients))
     how = Partition("shards", clients, each, size_skew=skew)
     assert_whole(how.split(labels, stream(seed, "test")), len(labels), clients)
@@ -271,7 +294,9 @@ def test_skewed_sizes_have_the_logarithmic_spread_asked_for() -> None:
     labels = np.arange(400_000) % 10
     sizes = [len(part) for part in iid(labels, 2000, stream(1, "test"), 1.2)]
     assert np.std(np.log(sizes)) == pytest.approx(1.2, rel=0.06)
-    parts = shards(labels, 200, 1, stream(1, "test"), 1.2)  # a shard is a run of sorted labels, however long
+    parts = shards(
+        labels, 200, 1, stream(1, "test"), 1.2
+    )  # a shard is a run of sorted labels, however long
     assert all(np.ptp(labels[part]) <= 1 + 10 * len(part) / len(labels) for part in parts)
 
 
@@ -364,7 +389,10 @@ def test_fmnist_as_the_paper_divides_it() -> None:
         assert 1.2 < sizes.max() / sizes.mean() < 4, "unbalanced, but not over-concentrated"
         counts = counts_of(parts, labels)
         assert np.mean(counts.max(axis=1) / sizes) > 0.75, "most clients hold nearly one label"
-    two, one = (Partition("shards", 100, shards_per_client=c).split(labels, stream(1, "partition")) for c in (2, 1))
+    two, one = (
+        Partition("shards", 100, shards_per_client=c).split(labels, stream(1, "partition"))
+        for c in (2, 1)
+    )
     assert np.all(assert_whole(two, 60_000, 100) == 600)
     assert np.all((counts_of(two, labels) > 0).sum(axis=1) <= 2)
     assert np.all((counts_of(one, labels) > 0).sum(axis=1) == 1)

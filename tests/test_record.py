@@ -18,10 +18,23 @@ from hypothesis import strategies as st
 
 from fedcor.errors import ConfigError, FedcorError, RecordError
 from fedcor.experiment import load_experiment
-from fedcor.record import CHECKPOINT, RECORD, count_rounds, open_run, read_run, read_runs, write_whole
+from fedcor.record import (
+    CHECKPOINT,
+    RECORD,
+    count_rounds,
+    open_run,
+    read_run,
+    read_runs,
+    write_whole,
+)
 from fedcor.runner import run
 
-HEADER = {"experiment": "e", "selector": "s", "seed": 1, "config": {"training": {"rounds": 5}, "target": 0.5}}
+HEADER = {
+    "experiment": "e",
+    "selector": "s",
+    "seed": 1,
+    "config": {"training": {"rounds": 5}, "target": 0.5},
+}
 
 
 def lines_without_seconds(folder: Path) -> list[dict]:
@@ -30,7 +43,11 @@ def lines_without_seconds(folder: Path) -> list[dict]:
 
 
 def digits(selector="fedcor", rounds=25, *changes):
-    small = ["selectors.fedcor.warmup=4", "selectors.fedcor.interval=6", "selectors.fedcor.warmup_steps=10"]
+    small = [
+        "selectors.fedcor.warmup=4",
+        "selectors.fedcor.interval=6",
+        "selectors.fedcor.warmup_steps=10",
+    ]
     return load_experiment("digits", [f"training.rounds={rounds}", *small, *changes], selector)
 
 
@@ -55,20 +72,33 @@ def test_an_interrupted_run_goes_on_to_the_same_record(tmp_path, selector, stop)
 
 def test_kill_9_at_any_moment(tmp_path):
     """A real process, really killed, again and again at odd moments, until the run is through."""
-    arguments = ["run", "digits", "--selector", "fedcor", "--rounds", "60", "--set", "selectors.fedcor.warmup=5"]
+    arguments = [
+        "run",
+        "digits",
+        "--selector",
+        "fedcor",
+        "--rounds",
+        "60",
+        "--set",
+        "selectors.fedcor.warmup=5",
+    ]
     command = [sys.executable, "-m", "fedcor", *arguments]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     subprocess.run([*command, "--out", whole], check=True, capture_output=True, cwd=tmp_path)
     kills = 0
     for target in (2, 9, 23, 41, 55):
-        process = subprocess.Popen([*command, "--out", broken, "--resume"], stdout=subprocess.DEVNULL, cwd=tmp_path)
+        process = subprocess.Popen(
+            [*command, "--out", broken, "--resume"], stdout=subprocess.DEVNULL, cwd=tmp_path
+        )
         while process.poll() is None and count_rounds(broken) < target:
             time.sleep(0.002)
         if process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
             kills += 1
         process.wait()
-    subprocess.run([*command, "--out", broken, "--resume"], check=True, capture_output=True, cwd=tmp_path)
+    subprocess.run(
+        [*command, "--out", broken, "--resume"], check=True, capture_output=True, cwd=tmp_path
+    )
     assert kills >= 3
     assert lines_without_seconds(broken) == lines_without_seconds(whole)
 
@@ -114,7 +144,9 @@ def test_a_checkpoint_of_a_record_that_is_gone_is_not_trusted(tmp_path):
 
 def test_a_checkpoint_inside_the_warm_up_keeps_who_holds_and_what_is_known(tmp_path):
     """Then the next round's bytes depend on the round before: on the holders and on the known losses."""
-    experiment = load_experiment("digits", ["training.rounds=14", "selectors.fedcor.warmup=14"], "fedcor")
+    experiment = load_experiment(
+        "digits", ["training.rounds=14", "selectors.fedcor.warmup=14"], "fedcor"
+    )
     run(experiment, 1, tmp_path / "whole")
 
     def stop(record):
@@ -132,12 +164,18 @@ def test_a_checkpoint_inside_the_warm_up_keeps_who_holds_and_what_is_known(tmp_p
 
 def test_what_is_refused_leaves_nothing_behind(tmp_path):
     with pytest.raises(FedcorError, match="minimum_size"):
-        run(load_experiment("digits", ["partition.kind=dirichlet", "partition.minimum_size=900"]), 1, tmp_path / "new")
+        run(
+            load_experiment("digits", ["partition.kind=dirichlet", "partition.minimum_size=900"]),
+            1,
+            tmp_path / "new",
+        )
     assert not (tmp_path / "new").exists()
     (tmp_path / "there").mkdir()
     with pytest.raises(FedcorError, match="minimum_size"):
         run(
-            load_experiment("digits", ["partition.kind=dirichlet", "partition.minimum_size=900"]), 1, tmp_path / "there"
+            load_experiment("digits", ["partition.kind=dirichlet", "partition.minimum_size=900"]),
+            1,
+            tmp_path / "there",
         )
     assert (tmp_path / "there").is_dir()
 
@@ -160,7 +198,10 @@ def test_resuming_is_advised_only_where_it_would_help(tmp_path):
     told = r"other settings \(new is not set there, True here; target is 0.5 there, 0.7 here\); choose another folder"
     with pytest.raises(RecordError, match=told), open_run(tmp_path / "run", changed, resume=False):
         pass
-    with pytest.raises(RecordError, match="add --resume"), open_run(tmp_path / "run", HEADER, resume=False):
+    with (
+        pytest.raises(RecordError, match="add --resume"),
+        open_run(tmp_path / "run", HEADER, resume=False),
+    ):
         pass
 
 
@@ -172,7 +213,11 @@ def test_a_run_is_never_overwritten(tmp_path):
     for other, seed, told in (
         (digits("afl", 2), 1, "selector is 'random'"),
         (digits("random", 2), 2, "seed is 1, not 2"),
-        (digits("random", 2, "training.learning_rate=0.07"), 1, "training.learning_rate is 0.05 there, 0.07 here"),
+        (
+            digits("random", 2, "training.learning_rate=0.07"),
+            1,
+            "training.learning_rate is 0.05 there, 0.07 here",
+        ),
     ):
         with pytest.raises(RecordError, match=told):
             run(other, seed, tmp_path / "run", resume=True)
@@ -262,7 +307,10 @@ def test_damage_is_named(tmp_path):
 def test_a_damaged_checkpoint_is_named(tmp_path):
     write(tmp_path, 3, checkpoint_at=2)
     (tmp_path / CHECKPOINT).write_bytes(b"not a zip file")
-    with pytest.raises(RecordError, match="checkpoint .* is damaged"), open_run(tmp_path, HEADER, resume=True):
+    with (
+        pytest.raises(RecordError, match="checkpoint .* is damaged"),
+        open_run(tmp_path, HEADER, resume=True),
+    ):
         pass
 
 
@@ -270,7 +318,10 @@ def test_a_checkpoint_that_is_ahead_of_its_record_is_refused(tmp_path):
     write(tmp_path, 3, checkpoint_at=3)
     lines = (tmp_path / RECORD).read_text().splitlines()
     (tmp_path / RECORD).write_text("\n".join(lines[:2]) + "\n")
-    with pytest.raises(RecordError, match="has 1 rounds, but the checkpoint"), open_run(tmp_path, HEADER, resume=True):
+    with (
+        pytest.raises(RecordError, match="has 1 rounds, but the checkpoint"),
+        open_run(tmp_path, HEADER, resume=True),
+    ):
         pass
 
 
@@ -283,7 +334,10 @@ def test_no_pickle_goes_into_a_checkpoint_or_comes_out_of_one(tmp_path):
         writer.save({"round": np.array(0), "bad": np.array([object()])})
     write(tmp_path / "other", 1, checkpoint_at=1)
     np.savez(tmp_path / "other" / CHECKPOINT, round=np.array(1), evil=np.array([{}], dtype=object))
-    with pytest.raises(RecordError, match="damaged"), open_run(tmp_path / "other", HEADER, resume=True):
+    with (
+        pytest.raises(RecordError, match="damaged"),
+        open_run(tmp_path / "other", HEADER, resume=True),
+    ):
         pass
 
 
@@ -299,7 +353,10 @@ def test_reading_where_there_is_nothing(tmp_path):
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RecordError, match="cannot be made"), open_run(tmp_path / "file" / "run", HEADER, resume=False):
+    with (
+        pytest.raises(RecordError, match="cannot be made"),
+        open_run(tmp_path / "file" / "run", HEADER, resume=False),
+    ):
         pass
 
 

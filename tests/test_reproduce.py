@@ -111,7 +111,12 @@ def test_the_numbers_behind_the_figures(folder):
     chosen = numbers(folder, "annealing-frequencies-digits")["times_chosen"]["1spc"]
     assert all(sum(counts) == pytest.approx(15 * 10, abs=1) for counts in chosen.values())
     assert set(chosen) == {"β = 0.5", "β = 0.75", "β = 0.95", "random"}
-    assert set(numbers(folder, "interval-digits")["curves"]["2spc"]) == {"Δt = 5", "Δt = 10", "Δt = 500", "random"}
+    assert set(numbers(folder, "interval-digits")["curves"]["2spc"]) == {
+        "Δt = 5",
+        "Δt = 10",
+        "Δt = 500",
+        "random",
+    }
 
 
 def test_the_gap_to_everyone(folder):
@@ -142,8 +147,14 @@ def test_an_ablation_changes_one_thing_and_a_limit_one_scenario(folder):
         return header["config"]
 
     as_is, greedy = settings("2spc", "complement"), settings("2spc", "complement-swaps-0")
-    for variant, change in {"": "swaps", "-swaps-0-start-oldest": "start", "-swaps-0-sketch-16": "sketch"}.items():
-        changed = differences(greedy["selectors"], settings("2spc", f"complement{variant}")["selectors"])
+    for variant, change in {
+        "": "swaps",
+        "-swaps-0-start-oldest": "start",
+        "-swaps-0-sketch-16": "sketch",
+    }.items():
+        changed = differences(
+            greedy["selectors"], settings("2spc", f"complement{variant}")["selectors"]
+        )
         assert list(changed) == [f"complement.{change}"]
     for scenario, changes in {
         "iid": ["partition.kind"],
@@ -168,7 +179,9 @@ def test_picks_of_noisy_clients_are_counted(folder):
     for seed in (1, 2):
         run = read_run(folder / "runs" / "digits-noise" / "random" / f"seed-{seed}")
         dirty, clean = (
-            build_simulation(load_experiment("digits", ["partition.shards_per_client=2", change]), seed).engine
+            build_simulation(
+                load_experiment("digits", ["partition.shards_per_client=2", change]), seed
+            ).engine
             for change in ("data.noisy_clients=0.3333", "data.noisy_clients=0")
         )
         pairs = zip(dirty.measured_rows(10**6), clean.measured_rows(10**6), strict=True)
@@ -180,11 +193,21 @@ def test_picks_of_noisy_clients_are_counted(folder):
 
 def test_fairness_is_that_of_the_last_model(folder):
     saved = numbers(folder, "beyond-fairness-digits")["settings"]["2spc"]["complement"]
-    experiment = load_experiment("digits", ["partition.shards_per_client=2", "training.clients_per_round=5"])
+    experiment = load_experiment(
+        "digits", ["partition.shards_per_client=2", "training.clients_per_round=5"]
+    )
     worst = []
     for seed in (1, 2):
         engine = build_simulation(experiment, seed).engine
-        with np.load(folder / "runs" / "digits-2spc" / "complement" / f"seed-{seed}" / "checkpoint" / "state.npz") as a:
+        with np.load(
+            folder
+            / "runs"
+            / "digits-2spc"
+            / "complement"
+            / f"seed-{seed}"
+            / "checkpoint"
+            / "state.npz"
+        ) as a:
             assert a["round"] == 15
             model = torch.from_numpy(a["model"])
         worst.append(np.mean(sorted(engine.accuracies(model, np.arange(50)))[:5]))
@@ -195,7 +218,17 @@ def test_fairness_is_that_of_the_last_model(folder):
 
 def test_fairness_refuses_models_of_other_ages(folder, capsys):
     """The runs there have 15 rounds: their records can be cut to 10, their last model cannot."""
-    arguments = ["reproduce", "beyond-fairness", "--quick", "--rounds", "10", "--settings", "dir", "--out", str(folder)]
+    arguments = [
+        "reproduce",
+        "beyond-fairness",
+        "--quick",
+        "--rounds",
+        "10",
+        "--settings",
+        "dir",
+        "--out",
+        str(folder),
+    ]
     assert main(arguments) == 2
     assert "that of 15 rounds, but 10 are to be compared" in capsys.readouterr().err
 
@@ -206,10 +239,19 @@ def test_fresh_seeds_are_fresh(tmp_path, capsys):
 
 
 def test_running_it_again_goes_on_and_changes_nothing(folder):
-    before = {path: path.read_bytes() for path in folder.rglob("*.*") if path.name != "run.lock" and path.is_file()}
-    assert main(["reproduce", "all", "--quick", "--jobs", "2", "--rounds", "15", "--out", str(folder)]) == 0
+    before = {
+        path: path.read_bytes()
+        for path in folder.rglob("*.*")
+        if path.name != "run.lock" and path.is_file()
+    }
+    assert (
+        main(["reproduce", "all", "--quick", "--jobs", "2", "--rounds", "15", "--out", str(folder)])
+        == 0
+    )
     after = {path: path.read_bytes() for path in before}
-    changed = [path.name for path in before if before[path] != after[path] and path.suffix != ".svg"]
+    changed = [
+        path.name for path in before if before[path] != after[path] and path.suffix != ".svg"
+    ]
     assert changed == []
 
 
@@ -219,14 +261,38 @@ def test_a_lost_measurement_is_measured_again_the_same(folder):
         before = archive["changes"]
     lost.unlink()
     assert (
-        main(["reproduce", "normality", "--quick", "--rounds", "15", "--settings", "2spc", "--out", str(folder)]) == 0
+        main(
+            [
+                "reproduce",
+                "normality",
+                "--quick",
+                "--rounds",
+                "15",
+                "--settings",
+                "2spc",
+                "--out",
+                str(folder),
+            ]
+        )
+        == 0
     )
     with np.load(lost) as archive:
         assert np.array_equal(archive["changes"], before)
 
 
 def test_narrowing(tmp_path, capsys):
-    arguments = ["reproduce", "table1", "--dataset", "digits", "--settings", "dir", "--seeds", "4", "--rounds", "3"]
+    arguments = [
+        "reproduce",
+        "table1",
+        "--dataset",
+        "digits",
+        "--settings",
+        "dir",
+        "--seeds",
+        "4",
+        "--rounds",
+        "3",
+    ]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     assert "digits DIR" in capsys.readouterr().out
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits-dir"]
@@ -238,12 +304,30 @@ def test_narrowing(tmp_path, capsys):
 def test_the_device_reaches_every_run(tmp_path):
     assert Plan(tmp_path, None).experiment("2spc").training.device == "cpu"
     assert Plan(tmp_path, None, device="auto").experiment("2spc").training.device == "auto"
-    assert main(["reproduce", "table1", "--quick", "--rounds", "1", "--device", "abacus", "--out", str(tmp_path)]) == 2
+    assert (
+        main(
+            [
+                "reproduce",
+                "table1",
+                "--quick",
+                "--rounds",
+                "1",
+                "--device",
+                "abacus",
+                "--out",
+                str(tmp_path),
+            ]
+        )
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [(["--dataset", "fmnits"], 'did you mean "fmnist"'), (["--settings", "2spx"], 'did you mean "2spc"')],
+    [
+        (["--dataset", "fmnits"], 'did you mean "fmnist"'),
+        (["--settings", "2spx"], 'did you mean "2spc"'),
+    ],
 )
 def test_mistakes_are_refused(arguments, told, capsys):
     assert main(["reproduce", "table1", *arguments]) == 2

@@ -34,7 +34,11 @@ def imported_rooms(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module] if node.module != "fedcor" else [f"fedcor.{alias.name}" for alias in node.names]
+            names = (
+                [node.module]
+                if node.module != "fedcor"
+                else [f"fedcor.{alias.name}" for alias in node.names]
+            )
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}: relative import"
@@ -56,8 +60,17 @@ def test_imports_point_one_way():
 
 def test_only_the_flower_room_imports_flower():
     for path in SOURCE.rglob("*.py"):
-        modules = [n.module or "" for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)]
-        modules += [a.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Import) for a in n.names]
+        modules = [
+            n.module or ""
+            for n in ast.walk(ast.parse(path.read_text()))
+            if isinstance(n, ast.ImportFrom)
+        ]
+        modules += [
+            a.name
+            for n in ast.walk(ast.parse(path.read_text()))
+            if isinstance(n, ast.Import)
+            for a in n.names
+        ]
         if any(name.split(".")[0] in ("flwr", "ray") for name in modules):
             assert path.parent.name == "flower", path
 
@@ -75,9 +88,13 @@ def test_without_flower_the_room_says_what_to_install(monkeypatch, capsys):
 def test_modules_within_a_room_do_not_import_in_circles():
     graph = {}
     for path in SOURCE.rglob("*.py"):
-        name = ".".join(("fedcor", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+        name = ".".join(("fedcor", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        )
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        graph[name] = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
+        graph[name] = {
+            n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module
+        }
     done: set[str] = set()
 
     def visit(name: str, trail: tuple[str, ...]) -> None:
@@ -137,7 +154,10 @@ sys.exit(main(["run", "digits"]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.strip() == "fedcor: this needs PyTorch, which is not installed: pip install 'fedcor[sim]'"
+    assert (
+        done.stderr.strip()
+        == "fedcor: this needs PyTorch, which is not installed: pip install 'fedcor[sim]'"
+    )
 
 
 def test_the_package_is_there_at_once_and_brings_its_names_when_they_are_used():
@@ -150,7 +170,9 @@ try:
 except AttributeError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "module 'fedcor' has no attribute 'FedCro'"
 
 

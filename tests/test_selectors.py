@@ -44,7 +44,9 @@ def test_conformance(selector):
 
 
 def test_the_suite_covers_every_name():
-    assert {selector_class(name) for name in selector_names()} == {type(selector) for selector in CONFORMING}
+    assert {selector_class(name) for name in selector_names()} == {
+        type(selector) for selector in CONFORMING
+    }
 
 
 # --- the suite itself catches what it promises to catch -------------------------------------------------------------
@@ -65,7 +67,9 @@ class Faulty(Memoryless):
         if self.fault == "unavailable":
             return np.arange(min(3, len(federation.available))), state
         if self.fault == "twice":
-            return np.repeat(first[:1], min(self.clients_per_round, len(federation.available))), state
+            return np.repeat(
+                first[:1], min(self.clients_per_round, len(federation.available))
+            ), state
         if self.fault == "too few":
             return first[:1], state
         if self.fault == "in place":
@@ -130,7 +134,10 @@ def test_random_is_uniform_without_replacement():
 
 def test_random_with_replacement_repeats():
     federation = FakeFederation.example(3)
-    draws = [Random(3, replacement=True).select({}, dataclass_stream(federation, t))[0] for t in range(50)]
+    draws = [
+        Random(3, replacement=True).select({}, dataclass_stream(federation, t))[0]
+        for t in range(50)
+    ]
     assert any(len(set(chosen)) < 3 for chosen in draws)
 
 
@@ -145,7 +152,9 @@ def dataclass_stream(federation, t):
 @given(st.integers(0, 10_000), st.integers(1, 4), st.integers(0, 8))
 def test_power_of_choice_takes_the_largest_losses_of_its_candidates(seed, count, extra):
     rng = np.random.default_rng(seed)
-    federation = FakeFederation(rng.standard_normal((15, 3)), sizes=rng.integers(1, 100, size=15), seed=seed)
+    federation = FakeFederation(
+        rng.standard_normal((15, 3)), sizes=rng.integers(1, 100, size=15), seed=seed
+    )
     chosen, _ = PowerOfChoice(count, candidates=count + extra).select({}, federation)
     (candidates,) = federation.asked
     assert len(np.unique(candidates)) == count + extra
@@ -178,7 +187,13 @@ def test_power_of_choice_leaves_the_silent_for_last():
 
 def outcome(round, participated, losses):
     participated = np.asarray(participated)
-    return Outcome(round, participated, participated, lambda: np.asarray(losses, float), lambda: np.empty((0, 0)))
+    return Outcome(
+        round,
+        participated,
+        participated,
+        lambda: np.asarray(losses, float),
+        lambda: np.empty((0, 0)),
+    )
 
 
 def test_afl_values_clients_by_root_size_times_last_reported_loss():
@@ -222,7 +237,9 @@ def test_afl_splits_the_round_as_published():
         assert (chosen[:4] >= 30).all()
 
 
-@pytest.mark.parametrize(("alpha3", "by_value"), [(0.0, 10), (0.1, 9), (0.8, 2), (0.9, 1), (1.0, 0)])
+@pytest.mark.parametrize(
+    ("alpha3", "by_value"), [(0.0, 10), (0.1, 9), (0.8, 2), (0.9, 1), (1.0, 0)]
+)
 def test_afl_splits_the_round_whatever_the_last_bit_of_a_float(alpha3, by_value):
     federation = FakeFederation(np.zeros((40, 2)), sizes=np.ones(40, dtype=np.int64))
     selector = AFL(10, alpha1=0.7, alpha2=0.0, alpha3=alpha3)
@@ -235,7 +252,10 @@ def test_afl_splits_the_round_whatever_the_last_bit_of_a_float(alpha3, by_value)
 def test_afl_survives_valuations_that_would_underflow_a_softmax():
     federation = FakeFederation(np.zeros((8, 2)), sizes=np.ones(8, dtype=np.int64))
     selector = AFL(3, alpha1=0.0, alpha2=1.0, alpha3=0.0)
-    state = {**selector.init(federation.population), "losses": np.array([1e5, 0, 0, 0, 0, 0, 0, 0.0])}
+    state = {
+        **selector.init(federation.population),
+        "losses": np.array([1e5, 0, 0, 0, 0, 0, 0, 0.0]),
+    }
     chosen, _ = selector.select(state, federation)
     assert 0 in chosen
     assert len(set(chosen)) == 3
@@ -267,7 +287,16 @@ def test_fedcor_asks_when_the_paper_says():
 
 def test_fedcor_fits_what_the_paper_says():
     """The embedding after a few rounds is Adam on the discounted likelihood, inherited from refit to refit."""
-    selector = FedCor(3, warmup=3, interval=5, dimension=2, warmup_history=1, history=1, warmup_steps=7, refit_steps=5)
+    selector = FedCor(
+        3,
+        warmup=3,
+        interval=5,
+        dimension=2,
+        warmup_history=1,
+        history=1,
+        warmup_steps=7,
+        refit_steps=5,
+    )
     rng = stream(0, "select", 0)
     federation = FakeFederation.example(12)
     rng.choice(federation.available, size=3, replace=False)
@@ -310,7 +339,9 @@ def test_fedcor_chooses_by_the_posterior_and_says_why():
 
 
 def test_fedcor_scale_changes_no_choice():
-    one, other = (play(FedCor(3, **SMALL, scale=a), FakeFederation.example(12), 12)[0] for a in (1.0, 7.0))
+    one, other = (
+        play(FedCor(3, **SMALL, scale=a), FakeFederation.example(12), 12)[0] for a in (1.0, 7.0)
+    )
     assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -410,7 +441,9 @@ def test_an_installed_packages_selector_by_entry_point(monkeypatch):
     point = EntryPoint("theirs", "fedcor.selectors.simple:Random", "fedcor.selectors")
     monkeypatch.setattr(
         "fedcor.selectors.registry.entry_points",
-        lambda group, name=None: [point] if name in (None, "theirs") and group == "fedcor.selectors" else [],
+        lambda group, name=None: (
+            [point] if name in (None, "theirs") and group == "fedcor.selectors" else []
+        ),
     )
     assert "theirs" in selector_names()
     assert build_selector("theirs", 2) == Random(2)

@@ -63,7 +63,11 @@ def test_fmnist_2spc_by_hand():
     for record, _ in random.run(2):
         assert (record.bytes_down, record.bytes_up) == (c * M, c * M)
 
-    changes = ["selectors.fedcor.warmup=2", "selectors.fedcor.interval=3", "selectors.fedcor.samples_per_refit=2"]
+    changes = [
+        "selectors.fedcor.warmup=2",
+        "selectors.fedcor.interval=3",
+        "selectors.fedcor.samples_per_refit=2",
+    ]
     fedcor = build_simulation(load_experiment("fmnist-2spc", changes, "fedcor"), 1)
     rounds = [record for record, _ in fedcor.run(4)]
     # Round 0: the first model to all, which serves the training too; the candidate to all; all answer for both.
@@ -107,13 +111,19 @@ def test_asking_costs_the_model_once_and_the_answer_once():
             lambda: federation.losses(np.array([1, 2, 3])),  # three models, three answers
             lambda: federation.losses(np.array([3, 2])),  # known already: nothing
             lambda: federation.losses(np.array([3, 4])),  # one of them new
-            lambda: federation.loss_changes(np.array([1, 2])),  # the model to the rest, the candidate to all
+            lambda: federation.loss_changes(
+                np.array([1, 2])
+            ),  # the model to the rest, the candidate to all
             lambda: federation.loss_changes(np.array([2, 1])),  # the same candidate: nothing
-            lambda: federation.loss_changes(np.array([2, 5])),  # one more training, one more candidate
+            lambda: federation.loss_changes(
+                np.array([2, 5])
+            ),  # one more training, one more candidate
         ):
             before = federation.ledger.bytes_down, federation.ledger.bytes_up
             ask()
-            spent.append((federation.ledger.bytes_down - before[0], federation.ledger.bytes_up - before[1]))
+            spent.append(
+                (federation.ledger.bytes_down - before[0], federation.ledger.bytes_up - before[1])
+            )
         return [1, 2]
 
     (record,) = (record for record, _ in scripted(script).run(1))
@@ -137,7 +147,9 @@ def test_a_client_that_trained_and_is_asked_pays_the_answer_only():
         federation._train(np.array([7]))
         before = federation.ledger.bytes_down, federation.ledger.bytes_up
         federation.losses(np.array([7]))
-        spent.append((federation.ledger.bytes_down - before[0], federation.ledger.bytes_up - before[1]))
+        spent.append(
+            (federation.ledger.bytes_down - before[0], federation.ledger.bytes_up - before[1])
+        )
         return [7]
 
     list(scripted(script).run(1))
@@ -147,7 +159,9 @@ def test_a_client_that_trained_and_is_asked_pays_the_answer_only():
 def test_power_of_choice_pays_for_its_candidates():
     M = simulation().engine.model_bytes
     for record in records("power_of_choice", 3):
-        assert record.bytes_down == 2 * C * M  # the chosen are among the candidates and have the model
+        assert (
+            record.bytes_down == 2 * C * M
+        )  # the chosen are among the candidates and have the model
         assert record.bytes_up == C * M + 2 * C * ANSWER_BYTES
         assert record.probed == 2 * C
 
@@ -212,7 +226,9 @@ def test_weighting_by_size_is_an_option():
     results = s.engine.train(s.engine.initial_model, [1, 2], 0, 0.05)
     sizes = s.engine.population.sizes[[1, 2]]
     assert sizes[0] != sizes[1]
-    assert torch.allclose(model, FedAvg().aggregate(s.engine.initial_model, results, sizes / sizes.sum()))
+    assert torch.allclose(
+        model, FedAvg().aggregate(s.engine.initial_model, results, sizes / sizes.sum())
+    )
 
 
 def test_the_outcome_brings_losses_and_updates():
@@ -228,7 +244,9 @@ def test_the_outcome_brings_losses_and_updates():
     progress = next(iter(s.run(1)))[1]
     (outcome,) = seen
     assert outcome.participated.tolist() == [4, 6]
-    assert outcome.losses == pytest.approx(s.engine.losses(s.engine.initial_model, np.array([4, 6])))
+    assert outcome.losses == pytest.approx(
+        s.engine.losses(s.engine.initial_model, np.array([4, 6]))
+    )
     moved = progress.model - s.engine.initial_model
     assert np.allclose(outcome.updates.mean(axis=0), moved.numpy(), atol=1e-7)
 
@@ -254,12 +272,15 @@ def test_a_choice_that_is_no_choice_is_an_error(choice, told):
 
 def test_a_selector_that_fails_is_named_with_its_round_and_line():
     with pytest.raises(
-        FedcorError, match=r"round 0: the selector failed in select: ZeroDivisionError.*test_simulate.py, line"
+        FedcorError,
+        match=r"round 0: the selector failed in select: ZeroDivisionError.*test_simulate.py, line",
     ):
         list(scripted(lambda f: 1 / 0).run(1))
 
 
-@pytest.mark.parametrize("state", [None, [1], {"a": 3}, {"a": np.array([object()])}, {1: np.zeros(1)}])
+@pytest.mark.parametrize(
+    "state", [None, [1], {"a": 3}, {"a": np.array([object()])}, {1: np.zeros(1)}]
+)
 def test_a_state_that_no_checkpoint_takes_is_an_error(state):
     @dataclasses.dataclass(frozen=True)
     class Careless(Scripted):
@@ -285,7 +306,9 @@ def test_selectors_with_one_seed_meet_the_same_federation():
     assert torch.equal(one.engine._x, other.engine._x)
     assert torch.equal(one.engine._y, other.engine._y)
     assert np.array_equal(one.engine.population.sizes, other.engine.population.sizes)
-    assert not torch.equal(one.engine.initial_model, simulation("random", seed=2).engine.initial_model)
+    assert not torch.equal(
+        one.engine.initial_model, simulation("random", seed=2).engine.initial_model
+    )
     changes = ("faults.availability=0.5",)
     for t in range(5):
         a, b = (
@@ -317,13 +340,17 @@ def test_fedcors_warm_up_is_randoms_first_rounds():
 
 def test_a_run_repeats_bit_for_bit():
     one, two = records("fedcor", 6), records("fedcor", 6)
-    assert [dataclasses.replace(r, seconds=0) for r in one] == [dataclasses.replace(r, seconds=0) for r in two]
+    assert [dataclasses.replace(r, seconds=0) for r in one] == [
+        dataclasses.replace(r, seconds=0) for r in two
+    ]
 
 
 # --- faults and bad numbers -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("selector", ["random", "afl", "power_of_choice", "fedcor", "complement", "proxy", "full"])
+@pytest.mark.parametrize(
+    "selector", ["random", "afl", "power_of_choice", "fedcor", "complement", "proxy", "full"]
+)
 def test_every_selector_lives_through_faults(selector):
     faults = ("faults.availability=0.6", "faults.dropout=0.3", "faults.stragglers=0.5")
     rounds = records(selector, 8, *faults)
@@ -351,7 +378,9 @@ def test_stragglers_deliver_what_they_had_time_for():
     steps = s.faults.steps(1, 0, N, s.engine.how.local_steps)
     assert len(set(steps[:C].tolist())) > 1
     for k in range(C):
-        alone = s.engine.train(s.engine.initial_model, [k], 0, s.learning_rate.at(0), [int(steps[k])])[0]
+        alone = s.engine.train(
+            s.engine.initial_model, [k], 0, s.learning_rate.at(0), [int(steps[k])]
+        )[0]
         assert torch.equal(federation._trained[k], alone)
 
 
@@ -409,7 +438,9 @@ def test_losses_that_are_absurd_are_refused_and_counted(monkeypatch):
     honest = s.engine.losses
     lies = np.array([np.nan, np.inf, -np.inf, 1e30])
     monkeypatch.setattr(
-        s.engine, "losses", lambda model, clients: np.where(clients < 4, lies[clients % 4], honest(model, clients))
+        s.engine,
+        "losses",
+        lambda model, clients: np.where(clients < 4, lies[clients % 4], honest(model, clients)),
     )
     federation = SimulatedRound(s, s.start)
     answers = federation.losses(np.arange(6))
@@ -427,4 +458,11 @@ def test_screening_keeps_what_is_usable():
 
 def test_learning_rate_is_halved_at_its_milestones():
     rate = LearningRate(0.005, (150, 300), 0.5)
-    assert [rate.at(t) for t in (0, 149, 150, 299, 300, 499)] == [0.005, 0.005, 0.0025, 0.0025, 0.00125, 0.00125]
+    assert [rate.at(t) for t in (0, 149, 150, 299, 300, 499)] == [
+        0.005,
+        0.005,
+        0.0025,
+        0.0025,
+        0.00125,
+        0.00125,
+    ]

@@ -17,7 +17,15 @@ from rich.console import Console
 from scipy import stats
 
 from fedcor.errors import RecordError
-from fedcor.report.summary import METRICS, Estimate, ExperimentSummary, SelectorSummary, curve_of, ratio_of, summarise
+from fedcor.report.summary import (
+    METRICS,
+    Estimate,
+    ExperimentSummary,
+    SelectorSummary,
+    curve_of,
+    ratio_of,
+    summarise,
+)
 from fedcor.report.tables import difference_text, estimate_text, render, to_csv, to_json
 
 METRIC = {metric.key: metric for metric in METRICS}
@@ -40,9 +48,21 @@ def run(
     down: int = 100,
     up: int = 10,
 ) -> FakeRun:
-    config = {"training": {"rounds": len(accuracy) if planned is None else planned}, "target_accuracy": target}
-    header = {"kind": "header", "experiment": experiment, "selector": selector, "seed": seed, "config": config}
-    rows = [{"round": t, "test_accuracy": a, "bytes_down": down, "bytes_up": up} for t, a in enumerate(accuracy)]
+    config = {
+        "training": {"rounds": len(accuracy) if planned is None else planned},
+        "target_accuracy": target,
+    }
+    header = {
+        "kind": "header",
+        "experiment": experiment,
+        "selector": selector,
+        "seed": seed,
+        "config": config,
+    }
+    rows = [
+        {"round": t, "test_accuracy": a, "bytes_down": down, "bytes_up": up}
+        for t, a in enumerate(accuracy)
+    ]
     return FakeRun(header, rows)
 
 
@@ -72,7 +92,9 @@ accuracies = st.floats(0, 1, allow_nan=False, width=32)
 curves = st.lists(accuracies, min_size=1, max_size=70)
 # For each of 2..5 seeds, a pair of equally long curves.
 paired_curves = st.lists(
-    st.integers(1, 15).flatmap(lambda n: st.tuples(*[st.lists(accuracies, min_size=n, max_size=n)] * 2)),
+    st.integers(1, 15).flatmap(
+        lambda n: st.tuples(*[st.lists(accuracies, min_size=n, max_size=n)] * 2)
+    ),
     min_size=2,
     max_size=5,
 )
@@ -128,7 +150,11 @@ def test_what_holds_for_every_run(accuracy: list[float], target: float) -> None:
     assert values["mean_accuracy"] is not None
     assert min(accuracy) - 1e-12 <= values["mean_accuracy"] <= max(accuracy) + 1e-12
     first, smooth = values["rounds_to_target"], values["smooth_rounds_to_target"]
-    assert (first is None) == (values["bytes_to_target"] is None) == all(a < target - 1e-7 for a in accuracy)
+    assert (
+        (first is None)
+        == (values["bytes_to_target"] is None)
+        == all(a < target - 1e-7 for a in accuracy)
+    )
     if first is not None:
         assert all(a < target for a in accuracy[: int(first) - 1])
         assert values["bytes_to_target"] == 110 * first
@@ -141,11 +167,17 @@ def test_what_holds_for_every_run(accuracy: list[float], target: float) -> None:
 
 
 def test_the_mean_over_seeds_has_a_t_interval() -> None:
-    estimate = only([run([a], seed=s) for s, a in enumerate((0.5, 0.6, 0.7))]).selectors[0].estimates["mean_accuracy"]
+    estimate = (
+        only([run([a], seed=s) for s, a in enumerate((0.5, 0.6, 0.7))])
+        .selectors[0]
+        .estimates["mean_accuracy"]
+    )
     assert (estimate.n, estimate.of) == (3, 3)
     assert estimate.mean == pytest.approx(0.6)
     assert estimate.std == pytest.approx(0.1)
-    assert estimate.half_width == pytest.approx(4.302652729911275 * 0.1 / 3**0.5)  # t of 97.5 % with 2 degrees
+    assert estimate.half_width == pytest.approx(
+        4.302652729911275 * 0.1 / 3**0.5
+    )  # t of 97.5 % with 2 degrees
 
 
 def test_one_seed_has_no_interval() -> None:
@@ -155,7 +187,9 @@ def test_one_seed_has_no_interval() -> None:
 
 
 def test_one_seed_that_misses_the_target_makes_the_mean_not_available() -> None:
-    one = only([run([0.4, 0.6], seed=1), run([0.6, 0.6], seed=2), run([0.1, 0.1], seed=3)]).selectors[0]
+    one = only(
+        [run([0.4, 0.6], seed=1), run([0.6, 0.6], seed=2), run([0.1, 0.1], seed=3)]
+    ).selectors[0]
     assert one.reached == (2, 3)
     assert one.estimates["rounds_to_target"].mean is None
     assert one.estimates["bytes_to_target"].mean is None
@@ -166,7 +200,9 @@ def test_one_seed_that_misses_the_target_makes_the_mean_not_available() -> None:
 # --- in pairs --------------------------------------------------------------------------------------------------------
 
 
-def both(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], shift: float = 0.0) -> list[FakeRun]:
+def both(
+    pairs: Sequence[tuple[Sequence[float], Sequence[float]]], shift: float = 0.0
+) -> list[FakeRun]:
     ours = [run([a + shift for a in a_s], "fedcor", seed) for seed, (a_s, _) in enumerate(pairs)]
     theirs = [run([b + shift for b in b_s], "random", seed) for seed, (_, b_s) in enumerate(pairs)]
     return ours + theirs
@@ -178,7 +214,9 @@ def test_identical_runs_differ_by_nothing(pairs: list[tuple[list[float], list[fl
     twins = both([(a, a) for a, _ in pairs])
     for difference in selector_of(only(twins), "fedcor").differences.values():
         estimate = difference.estimate
-        if estimate.mean is None or estimate.n == 1:  # a target missed, or a spread that one seed alone has
+        if (
+            estimate.mean is None or estimate.n == 1
+        ):  # a target missed, or a spread that one seed alone has
             assert difference.verdict is None
         else:
             assert (estimate.mean, estimate.low, estimate.high) == (0, 0, 0)
@@ -213,13 +251,17 @@ def test_the_paired_interval_is_that_of_scipy(counts: list[tuple[int, int]]) -> 
 
 def test_verdicts_follow_the_better_direction() -> None:
     slow, fast = [0.1, 0.1, 0.6, 0.6], [0.6, 0.6, 0.6, 0.6]
-    runs = [run(slow, "random", s) for s in (1, 2)] + [run(fast, "fedcor", s, down=200) for s in (1, 2)]
+    runs = [run(slow, "random", s) for s in (1, 2)] + [
+        run(fast, "fedcor", s, down=200) for s in (1, 2)
+    ]
     differences = selector_of(only(runs), "fedcor").differences
     assert differences["rounds_to_target"].verdict == "better"
     assert differences["mean_accuracy"].verdict == "better"
     assert differences["bytes_down"].verdict == "worse"
     assert differences["bytes_up"].verdict == "equal"
-    assert selector_of(only(runs, "fedcor"), "random").differences["mean_accuracy"].verdict == "worse"
+    assert (
+        selector_of(only(runs, "fedcor"), "random").differences["mean_accuracy"].verdict == "worse"
+    )
 
 
 def test_a_running_pair_is_compared_over_the_rounds_both_have() -> None:
@@ -235,13 +277,18 @@ def test_a_running_pair_is_compared_over_the_rounds_both_have() -> None:
     assert accuracy.rounds == (2, 4)
     assert accuracy.estimate.mean == pytest.approx((0.1 + 0.15) / 2)
     assert fedcor.differences["bytes_down"].estimate.mean == 0
-    to_target = fedcor.differences["rounds_to_target"]  # reached is reached: the rest of random's run does count
+    to_target = fedcor.differences[
+        "rounds_to_target"
+    ]  # reached is reached: the rest of random's run does count
     assert to_target.rounds is None
     assert to_target.estimate.mean == pytest.approx(((2 - 3) + (1 - 3)) / 2)
 
 
 def test_a_pair_without_rounds_is_not_compared() -> None:
-    runs = [run([0.2, 0.4], "random", s) for s in (1, 2)] + [run([0.3, 0.5], "fedcor", 1), run([], "fedcor", 2)]
+    runs = [run([0.2, 0.4], "random", s) for s in (1, 2)] + [
+        run([0.3, 0.5], "fedcor", 1),
+        run([], "fedcor", 2),
+    ]
     accuracy = selector_of(only(runs), "fedcor").differences["mean_accuracy"]
     assert (accuracy.estimate.n, accuracy.estimate.of, accuracy.rounds) == (1, 2, (2, 2))
     assert accuracy.verdict is None  # one pair has no interval
@@ -250,7 +297,9 @@ def test_a_pair_without_rounds_is_not_compared() -> None:
 
 
 def test_only_common_seeds_are_paired() -> None:
-    runs = [run([a], "random", s) for s, a in ((1, 0.1), (2, 0.2))] + [run([0.5], "fedcor", s) for s in (2, 3)]
+    runs = [run([a], "random", s) for s, a in ((1, 0.1), (2, 0.2))] + [
+        run([0.5], "fedcor", s) for s in (2, 3)
+    ]
     estimate = selector_of(only(runs), "fedcor").differences["mean_accuracy"].estimate
     assert estimate.mean == pytest.approx(0.3)
     assert (estimate.n, estimate.of, estimate.low) == (1, 1, None)
@@ -264,7 +313,12 @@ def test_without_a_common_seed_there_is_no_difference() -> None:
 
 
 def test_a_pair_in_which_one_misses_the_target_has_no_difference_in_rounds() -> None:
-    runs = [run([0.1], "random", 1), run([0.6], "random", 2), run([0.6], "fedcor", 1), run([0.6], "fedcor", 2)]
+    runs = [
+        run([0.1], "random", 1),
+        run([0.6], "random", 2),
+        run([0.6], "fedcor", 1),
+        run([0.6], "fedcor", 2),
+    ]
     estimate = selector_of(only(runs), "fedcor").differences["rounds_to_target"].estimate
     assert (estimate.mean, estimate.n, estimate.of) == (None, 1, 2)
 
@@ -282,7 +336,9 @@ def test_the_baseline_is_random_or_the_first_or_the_one_named() -> None:
 
 
 def test_experiments_stay_apart_and_seeds_are_sorted() -> None:
-    summary = summarise([run([0.1], seed=2), run([0.2], seed=1), run([0.3], experiment="other", target=0.9)])
+    summary = summarise(
+        [run([0.1], seed=2), run([0.2], seed=1), run([0.3], experiment="other", target=0.9)]
+    )
     assert [e.name for e in summary.experiments] == ["toy", "other"]
     assert [r.seed for r in summary.experiments[0].selectors[0].runs] == [1, 2]
     assert [e.target for e in summary.experiments] == [0.5, 0.9]
@@ -298,7 +354,10 @@ def broken(key: str) -> FakeRun:
     [
         ([], "no runs.*fedcor compare"),
         ([run([0.1]), run([0.2])], "two runs of toy, random, seed 1.*one at a time"),
-        ([run([0.1]), run([0.1], seed=2, target=0.6)], "target_accuracy is 0.5 in one and 0.6 in another"),
+        (
+            [run([0.1]), run([0.1], seed=2, target=0.6)],
+            "target_accuracy is 0.5 in one and 0.6 in another",
+        ),
         ([run([0.1]), run([0.1], seed=2, target=None)], "different settings"),
         ([broken("test_accuracy")], "seed 1.*'test_accuracy'.*run it again"),
         ([broken("round")], "'round'"),
@@ -306,7 +365,9 @@ def broken(key: str) -> FakeRun:
         ([FakeRun(run([]).header, run([0.1, 0.2]).rounds[1:])], "out of order"),
     ],
 )
-def test_runs_that_cannot_be_summarised_say_why_and_what_to_do(runs: list[FakeRun], message: str) -> None:
+def test_runs_that_cannot_be_summarised_say_why_and_what_to_do(
+    runs: list[FakeRun], message: str
+) -> None:
     with pytest.raises(RecordError, match=message):
         summarise(runs)
 
@@ -328,7 +389,11 @@ def test_a_curve_is_cut_without_touching_the_run() -> None:
 
 RUNS = [
     run(np.linspace(0, top + seed / 100, 40).tolist(), name, seed, planned=40, down=down)
-    for name, top, down in (("fedcor", 0.8, 3_000_000), ("random", 0.7, 2_200_000), ("power-of-choice", 0.4, 2_300_000))
+    for name, top, down in (
+        ("fedcor", 0.8, 3_000_000),
+        ("random", 0.7, 2_200_000),
+        ("power-of-choice", 0.4, 2_300_000),
+    )
     for seed in (1, 2, 3)
 ]
 
@@ -346,7 +411,9 @@ def test_every_headline_of_every_selector_is_on_the_screen(width: int, terminal:
                 wanted = estimate_text(metric, selector.estimates[metric.key])
                 assert all(part in text for part in wanted.split()), wanted
                 if selector.differences:
-                    assert difference_text(metric, selector.differences[metric.key].estimate) in text
+                    assert (
+                        difference_text(metric, selector.differences[metric.key].estimate) in text
+                    )
             elif not metric.headline:
                 assert "".join(metric.title.split()) in plain  # named as standing elsewhere
 
@@ -378,7 +445,9 @@ def test_plain_text_has_no_colour_and_an_ascii_stream_gets_ascii() -> None:
 
 
 def test_a_name_is_never_read_as_markup() -> None:
-    text = shown([run([0.1], "[red]x", experiment="[bold]e"), run([0.1], ":smile:", experiment="[bold]e")])
+    text = shown(
+        [run([0.1], "[red]x", experiment="[bold]e"), run([0.1], ":smile:", experiment="[bold]e")]
+    )
     assert all(name in text for name in ("[red]x", "[bold]e", ":smile:"))
 
 
@@ -402,8 +471,13 @@ def test_cells_of_one_seed_have_no_interval() -> None:
     experiment = only([run([0.5], "random", down=10), run([0.625], "fedcor", down=10)])
     fedcor = selector_of(experiment, "fedcor")
     assert estimate_text(METRIC["mean_accuracy"], fedcor.estimates["mean_accuracy"]) == "0.625"
-    assert difference_text(METRIC["mean_accuracy"], fedcor.differences["mean_accuracy"].estimate) == "+0.125"
-    assert difference_text(METRIC["bytes_down"], fedcor.differences["bytes_down"].estimate) == "+0 B"
+    assert (
+        difference_text(METRIC["mean_accuracy"], fedcor.differences["mean_accuracy"].estimate)
+        == "+0.125"
+    )
+    assert (
+        difference_text(METRIC["bytes_down"], fedcor.differences["bytes_down"].estimate) == "+0 B"
+    )
 
 
 def test_json_holds_the_summary_without_nan() -> None:
@@ -433,7 +507,11 @@ def test_csv_has_one_line_a_metric_and_selector() -> None:
     difference = selector_of(only(RUNS), "fedcor").differences["mean_accuracy"].estimate
     assert float(fedcor["paired_difference"]) == difference.mean
     assert (fedcor["baseline"], fedcor["n"], fedcor["pairs"]) == ("random", "3", "3")
-    assert by_key["random", "mean_accuracy"]["paired_difference"] == by_key["random", "mean_accuracy"]["pairs"] == ""
+    assert (
+        by_key["random", "mean_accuracy"]["paired_difference"]
+        == by_key["random", "mean_accuracy"]["pairs"]
+        == ""
+    )
     assert by_key["power-of-choice", "rounds_to_target"]["mean"] == ""
     assert by_key["power-of-choice", "rounds_to_target"]["pairs"] == "0"
 
@@ -443,7 +521,8 @@ def test_runs_of_one_selector_with_other_hyper_parameters_are_not_one_selector()
     for one, sweep in zip(runs, (0.5, 1.0), strict=True):
         one.header["config"]["selectors"] = {"random": {"sweep": sweep}}
     with pytest.raises(
-        RecordError, match=r"toy with random have different settings \(random.sweep is 0.5 in one and 1.0"
+        RecordError,
+        match=r"toy with random have different settings \(random.sweep is 0.5 in one and 1.0",
     ):
         summarise(runs)
 
@@ -451,7 +530,9 @@ def test_runs_of_one_selector_with_other_hyper_parameters_are_not_one_selector()
 # --- ratios ----------------------------------------------------------------------------------------------------------
 
 pairs = st.lists(
-    st.tuples(st.floats(-1, 1).map(lambda x: round(x, 3)), st.floats(0.1, 1).map(lambda x: round(x, 3))),
+    st.tuples(
+        st.floats(-1, 1).map(lambda x: round(x, 3)), st.floats(0.1, 1).map(lambda x: round(x, 3))
+    ),
     min_size=2,
     max_size=8,
 )

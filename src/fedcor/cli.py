@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 PAPERS_FOUR = "random,afl,power_of_choice,fedcor"
-EXPERIMENT = (
-    "a preset (digits, fmnist-2spc, fmnist-1spc, fmnist-dir, cifar10-2spc, cifar10-1spc, cifar10-dir) or a TOML file"
-)
+EXPERIMENT = "a preset (digits, fmnist-2spc, fmnist-1spc, fmnist-dir, cifar10-2spc, cifar10-1spc, cifar10-dir) or a TOML file"
 EXAMPLES = """examples:
   fedcor demo                                         FedCor beside its baselines, in under a minute
   fedcor data fetch fmnist                            get a data set, verified
@@ -52,14 +50,28 @@ REPRODUCE_EXAMPLES = """examples:
   fedcor reproduce table1 --dataset cifar10 --settings 2spc --seeds 1 --rounds 600
   fedcor reproduce beyond --jobs 2                               complement: its gain, its parts, its limits
 """
-REPRODUCE = ["table1", "convergence", "toy", "normality", "stationarity", "interval", "annealing", "embedding"]
-REPRODUCE += [f"beyond-{part}" for part in ("table", "ablation", "limits", "fairness", "confirmation")]
+REPRODUCE = [
+    "table1",
+    "convergence",
+    "toy",
+    "normality",
+    "stationarity",
+    "interval",
+    "annealing",
+    "embedding",
+]
+REPRODUCE += [
+    f"beyond-{part}" for part in ("table", "ablation", "limits", "fairness", "confirmation")
+]
 REPRODUCE += ["paper", "beyond", "all"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    for output in (sys.stdout, sys.stderr):  # a locale that lacks a character gets a mark for it, not an error
+    for output in (
+        sys.stdout,
+        sys.stderr,
+    ):  # a locale that lacks a character gets a mark for it, not an error
         if isinstance(output, io.TextIOWrapper):
             output.reconfigure(errors="replace")
     try:
@@ -77,7 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # as if SIGPIPE had ended us: what was not done yet is not done
     except OSError as error:
-        print(f"fedcor: {error}; what was recorded is kept, and can be gone on with", file=sys.stderr)
+        print(
+            f"fedcor: {error}; what was recorded is kept, and can be gone on with", file=sys.stderr
+        )
         return 2
     except MemoryError:
         print("fedcor: not enough memory for these settings", file=sys.stderr)
@@ -95,19 +109,31 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fedcor {version('fedcor')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    demo = commands.add_parser("demo", help="FedCor beside its baselines on embedded data, in under a minute")
-    demo.add_argument(
-        "--out", type=_folder, default=Path("runs/demo"), help="folder for the runs (default: %(default)s)"
+    demo = commands.add_parser(
+        "demo", help="FedCor beside its baselines on embedded data, in under a minute"
     )
-    demo.add_argument("--jobs", type=_whole, default=os.cpu_count() or 1, help="processes (default: all cores)")
+    demo.add_argument(
+        "--out",
+        type=_folder,
+        default=Path("runs/demo"),
+        help="folder for the runs (default: %(default)s)",
+    )
+    demo.add_argument(
+        "--jobs", type=_whole, default=os.cpu_count() or 1, help="processes (default: all cores)"
+    )
     demo.set_defaults(command=_demo)
 
-    run = commands.add_parser("run", help="one run of an experiment", epilog=RUN_EXAMPLES, formatter_class=formatter)
+    run = commands.add_parser(
+        "run", help="one run of an experiment", epilog=RUN_EXAMPLES, formatter_class=formatter
+    )
     _experiment_arguments(run)
     run.add_argument(
-        "--selector", help="random, afl, power_of_choice, fedcor, complement, proxy, full, or module:Class"
+        "--selector",
+        help="random, afl, power_of_choice, fedcor, complement, proxy, full, or module:Class",
     )
-    run.add_argument("--seed", type=_whole, default=1, help="fixes everything that is drawn (default: 1)")
+    run.add_argument(
+        "--seed", type=_whole, default=1, help="fixes everything that is drawn (default: 1)"
+    )
     run.add_argument(
         "--engine",
         choices=["simulator", "flower"],
@@ -123,9 +149,15 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=formatter,
     )
     _experiment_arguments(compare)
-    compare.add_argument("--selectors", type=_names, default=_names(PAPERS_FOUR), help=f"default: {PAPERS_FOUR}")
-    compare.add_argument("--seeds", type=_seeds, default=[1, 2, 3], help="as 1-5 or 1,2,7 (default: 1-3)")
-    compare.add_argument("--jobs", type=_whole, default=1, help="processes, one thread each (default: 1)")
+    compare.add_argument(
+        "--selectors", type=_names, default=_names(PAPERS_FOUR), help=f"default: {PAPERS_FOUR}"
+    )
+    compare.add_argument(
+        "--seeds", type=_seeds, default=[1, 2, 3], help="as 1-5 or 1,2,7 (default: 1-3)"
+    )
+    compare.add_argument(
+        "--jobs", type=_whole, default=1, help="processes, one thread each (default: 1)"
+    )
     compare.set_defaults(command=_compare)
 
     again = commands.add_parser(
@@ -135,23 +167,42 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=formatter,
     )
     again.add_argument("what", metavar="WHAT", choices=REPRODUCE, help=", ".join(REPRODUCE))
-    again.add_argument("--dataset", default="fmnist", help="fmnist, cifar10 or digits (default: fmnist)")
-    again.add_argument("--settings", type=_names, default=["2spc", "1spc", "dir"], help="default: 2spc,1spc,dir")
-    again.add_argument("--seeds", type=_seeds, default=[1, 2, 3, 4, 5], help="default: 1-5")
-    again.add_argument("--rounds", type=_whole, help="instead of the paper's (500 for fmnist, 2000 for cifar10)")
-    again.add_argument("--selections", type=_whole, default=1000, help="random selections measured in a round")
-    again.add_argument("--jobs", type=_whole, default=1, help="processes, one thread each (default: 1)")
-    again.add_argument("--device", help="cuda, mps, or auto for what there is (default: the processor)")
     again.add_argument(
-        "--quick", action="store_true", help="a rehearsal on the embedded digits: two seeds, 30 rounds at most"
+        "--dataset", default="fmnist", help="fmnist, cifar10 or digits (default: fmnist)"
     )
     again.add_argument(
-        "--out", type=_folder, default=Path("runs/reproduce"), help="default: %(default)s; goes on there"
+        "--settings", type=_names, default=["2spc", "1spc", "dir"], help="default: 2spc,1spc,dir"
+    )
+    again.add_argument("--seeds", type=_seeds, default=[1, 2, 3, 4, 5], help="default: 1-5")
+    again.add_argument(
+        "--rounds", type=_whole, help="instead of the paper's (500 for fmnist, 2000 for cifar10)"
+    )
+    again.add_argument(
+        "--selections", type=_whole, default=1000, help="random selections measured in a round"
+    )
+    again.add_argument(
+        "--jobs", type=_whole, default=1, help="processes, one thread each (default: 1)"
+    )
+    again.add_argument(
+        "--device", help="cuda, mps, or auto for what there is (default: the processor)"
+    )
+    again.add_argument(
+        "--quick",
+        action="store_true",
+        help="a rehearsal on the embedded digits: two seeds, 30 rounds at most",
+    )
+    again.add_argument(
+        "--out",
+        type=_folder,
+        default=Path("runs/reproduce"),
+        help="default: %(default)s; goes on there",
     )
     again.set_defaults(command=_reproduce)
 
     report = commands.add_parser("report", help="tables from finished or running runs")
-    report.add_argument("folder", type=_folder, metavar="DIR", help="a run's folder, or one with runs below it")
+    report.add_argument(
+        "folder", type=_folder, metavar="DIR", help="a run's folder, or one with runs below it"
+    )
     report.add_argument("--baseline", help="selector to compare with (default: random)")
     form = report.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="every number, as JSON")
@@ -159,10 +210,14 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(command=_report)
 
     explain = commands.add_parser(
-        "explain", help="why these clients: the selector's reasons in one round of a run", formatter_class=formatter
+        "explain",
+        help="why these clients: the selector's reasons in one round of a run",
+        formatter_class=formatter,
     )
     explain.add_argument("folder", type=_folder, metavar="RUN", help="a run's folder")
-    explain.add_argument("--round", type=_whole, help="as numbered in the record, from 0 (default: the last)")
+    explain.add_argument(
+        "--round", type=_whole, help="as numbered in the record, from 0 (default: the last)"
+    )
     explain.add_argument("--json", action="store_true", help="as JSON")
     explain.set_defaults(command=_explain)
 
@@ -173,7 +228,11 @@ def _parser() -> argparse.ArgumentParser:
     fetch = actions.add_parser("fetch", help="get a data set and verify it by its content")
     fetch.add_argument("name", metavar="NAME", help="fmnist or cifar10")
     fetch.add_argument(
-        "--from", dest="source", type=_folder, metavar="PATH", help="a local file or folder that holds it"
+        "--from",
+        dest="source",
+        type=_folder,
+        metavar="PATH",
+        help="a local file or folder that holds it",
     )
     fetch.set_defaults(command=_data_fetch)
     return parser
@@ -183,10 +242,17 @@ def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("experiment", metavar="EXPERIMENT", help=EXPERIMENT)
     parser.add_argument("--rounds", type=_whole, help="instead of the experiment's own number")
     parser.add_argument(
-        "--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="change any setting; repeatable"
+        "--set",
+        dest="changes",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change any setting; repeatable",
     )
     parser.add_argument("--out", type=_folder, help="folder for the result (default: below runs/)")
-    parser.add_argument("--resume", action="store_true", help="go on with what is in the folder already")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with what is in the folder already"
+    )
 
 
 def _whole(text: str) -> int:
@@ -208,7 +274,9 @@ def _seeds(text: str) -> list[int]:
         first, last = _whole(low), _whole(high if dash else low)
         seeds += range(first, min(last, first + 10_000) + 1)
     if not seeds or len(seeds) > 10_000 or len(set(seeds)) < len(seeds):
-        raise argparse.ArgumentTypeError(f"{text!r} names no seed, one twice, or too many; write 1-5 or 1,2,7")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} names no seed, one twice, or too many; write 1-5 or 1,2,7"
+        )
     return seeds
 
 
@@ -229,7 +297,10 @@ def _note_warmup(experiment: Experiment) -> None:
 
 
 def _changes(options: argparse.Namespace) -> list[str]:
-    return [*options.changes, *([] if options.rounds is None else [f"training.rounds={options.rounds}"])]
+    return [
+        *options.changes,
+        *([] if options.rounds is None else [f"training.rounds={options.rounds}"]),
+    ]
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -241,16 +312,25 @@ def _run(options: argparse.Namespace) -> int:
         from fedcor.flower.bridge import run_on_flower as engine
 
     experiment = load_experiment(options.experiment, _changes(options), options.selector)
-    folder = experiment.name if options.engine == "simulator" else f"{experiment.name}-{options.engine}"
-    out = options.out or Path("runs") / folder / folder_name(experiment.selector) / f"seed-{options.seed}"
+    folder = (
+        experiment.name if options.engine == "simulator" else f"{experiment.name}-{options.engine}"
+    )
+    out = (
+        options.out
+        or Path("runs") / folder / folder_name(experiment.selector) / f"seed-{options.seed}"
+    )
     _note_warmup(experiment)
-    with show_rounds(f"{experiment.name} {experiment.selector}", experiment.training.rounds) as update:
+    with show_rounds(
+        f"{experiment.name} {experiment.selector}", experiment.training.rounds
+    ) as update:
         engine(
             experiment,
             options.seed,
             out,
             resume=options.resume,
-            on_round=lambda record: update(record.round + 1, f"accuracy {record.test_accuracy:.3f}"),
+            on_round=lambda record: update(
+                record.round + 1, f"accuracy {record.test_accuracy:.3f}"
+            ),
         )
     _print_finished(out, sys.stdout.isatty())
     return 0
@@ -264,7 +344,10 @@ def _compare(options: argparse.Namespace) -> int:
     out = options.out or Path("runs") / experiment.name
     for name in options.selectors:
         _note_warmup(experiment.with_selector(name))
-    _run_all(compare_jobs(experiment, options.selectors, options.seeds, out, resume=options.resume), options.jobs)
+    _run_all(
+        compare_jobs(experiment, options.selectors, options.seeds, out, resume=options.resume),
+        options.jobs,
+    )
     if sys.stdout.isatty():
         _print_tables(out)
     return 0
@@ -276,10 +359,15 @@ def _demo(options: argparse.Namespace) -> int:
 
     selectors = [*_names(PAPERS_FOUR), "complement"]
     jobs = compare_jobs(load_experiment("digits"), selectors, [1, 2, 3], options.out, resume=True)
-    print(f"50 clients, one digit each, 10 train a round: 5 selectors on 3 paired seeds, in {options.out}", flush=True)
+    print(
+        f"50 clients, one digit each, 10 train a round: 5 selectors on 3 paired seeds, in {options.out}",
+        flush=True,
+    )
     _run_all(jobs, options.jobs, quiet=True)
     _print_tables(options.out)
-    print(f"\nThe records are in {options.out}; `fedcor report {options.out} --json` gives every number.")
+    print(
+        f"\nThe records are in {options.out}; `fedcor report {options.out} --json` gives every number."
+    )
     return 0
 
 
@@ -323,7 +411,8 @@ def _print_finished(folder: Path, terminal: bool) -> None:
     idle = sum(not entry.get("participated") for entry in run.rounds)
     if idle:
         print(
-            f"fedcor: {folder}: in {idle} of {len(run.rounds)} rounds nobody delivered a usable update", file=sys.stderr
+            f"fedcor: {folder}: in {idle} of {len(run.rounds)} rounds nobody delivered a usable update",
+            file=sys.stderr,
         )
     if terminal:
         print(f"{folder}: {len(run.rounds)} rounds, test accuracy {accuracies[-1]:.3f}")
@@ -381,7 +470,10 @@ def _data_list(options: argparse.Namespace) -> int:  # noqa: ARG001
         table.add_column(title)
     for entry in available():
         table.add_row(
-            entry.name, f"{entry.what} {entry.shape}, {entry.classes} classes", "yes" if entry.here else "no", entry.how
+            entry.name,
+            f"{entry.what} {entry.shape}, {entry.classes} classes",
+            "yes" if entry.here else "no",
+            entry.how,
         )
     Console().print(table)
     print(f"\ncache folder: {cache_dir()} (FEDCOR_DATA names another)")

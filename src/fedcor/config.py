@@ -23,10 +23,15 @@ def build_dataclass(cls: type[T], table: Mapping[str, Any]) -> T:
     for key, value in table.items():
         if key not in fields:
             raise ConfigError(
-                key, value, f"no such key here; there are: {', '.join(fields) or 'none'}", suggest(key, fields)
+                key,
+                value,
+                f"no such key here; there are: {', '.join(fields) or 'none'}",
+                suggest(key, fields),
             )
     for name, field in fields.items():
-        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        needed = (
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        )
         if needed and name not in table:
             raise ConfigError(name, None, f"must be given, as {_describe(hints[name])}")
     return cls(**{key: _fitted(key, value, hints[key]) for key, value in table.items()})
@@ -47,7 +52,9 @@ def _fitted(key: str, value: Any, hint: Any) -> Any:
         if value in arguments:
             return value
         words = [str(a) for a in arguments]
-        raise ConfigError(key, value, f"must be one of {', '.join(words)}", suggest(str(value), words))
+        raise ConfigError(
+            key, value, f"must be one of {', '.join(words)}", suggest(str(value), words)
+        )
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     elif hint is type(None) and value is None:
@@ -68,7 +75,11 @@ def _describe(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return f"one of {', '.join(map(str, arguments))}"
     if dataclasses.is_dataclass(hint):
-        needed = [f.name for f in dataclasses.fields(hint) if f.default is f.default_factory is dataclasses.MISSING]
+        needed = [
+            f.name
+            for f in dataclasses.fields(hint)
+            if f.default is f.default_factory is dataclasses.MISSING
+        ]
         return f"a table of settings with {' and '.join(needed)}"
     if typing.get_origin(hint) is not None and issubclass(typing.get_origin(hint), Mapping):
         return "a table of settings"

@@ -23,7 +23,9 @@ class ConfigError(FedcorError, ValueError):
         self.key, self.given, self.allowed, self.hint = key, given, allowed, hint
         super().__init__(f"{key} = {given!r}: {allowed}" + (f" ({hint})" if hint else ""))
 
-    def __reduce__(self) -> tuple[Any, ...]:  # an error may cross from a worker process to its parent
+    def __reduce__(
+        self,
+    ) -> tuple[Any, ...]:  # an error may cross from a worker process to its parent
         return type(self), (self.key, self.given, self.allowed, self.hint)
 
     def under(self, table: str) -> ConfigError:
@@ -44,7 +46,9 @@ class MissingExtraError(FedcorError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         self.package, self.extra = package, extra
-        super().__init__(f"this needs {package}, which is not installed: pip install 'fedcor[{extra}]'")
+        super().__init__(
+            f"this needs {package}, which is not installed: pip install 'fedcor[{extra}]'"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.package, self.extra)

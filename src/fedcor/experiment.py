@@ -26,7 +26,9 @@ __all__ = ["Experiment", "load_experiment", "preset_names"]
 @dataclass(frozen=True)
 class DataSettings:
     name: str  # a known data set, or the path of an .npz file
-    holdout: float = 0.0  # share of each client's data kept out of training; its loss is measured there
+    holdout: float = (
+        0.0  # share of each client's data kept out of training; its loss is measured there
+    )
     noisy_clients: float = 0.0  # share of the clients whose labels are drawn at random
 
     def __post_init__(self) -> None:
@@ -54,9 +56,15 @@ class TrainingSettings:
                 raise ConfigError(key, getattr(self, key), "must be a whole number of at least 1")
         for key in ("learning_rate", "factor"):
             if not 0.0 < getattr(self, key) <= 1e6:
-                raise ConfigError(key, getattr(self, key), "must be a finite number above 0, and at most a million")
+                raise ConfigError(
+                    key,
+                    getattr(self, key),
+                    "must be a finite number above 0, and at most a million",
+                )
         if not 0.0 <= self.weight_decay <= 1e6:
-            raise ConfigError("weight_decay", self.weight_decay, "must be a finite number from 0 to a million")
+            raise ConfigError(
+                "weight_decay", self.weight_decay, "must be a finite number from 0 to a million"
+            )
         if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
             raise ConfigError("device", self.device, "must be auto, cpu, cuda or mps")
 
@@ -73,21 +81,30 @@ class Experiment:
     optimiser: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedavg"})
     faults: Faults = field(default_factory=Faults)
     selector: str = "fedcor"
-    selectors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # options by selector name
+    selectors: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # options by selector name
     target_accuracy: float | None = None
 
     def build_selector(self) -> Selector:
         try:
-            return build_selector(self.selector, self.training.clients_per_round, self.selectors.get(self.selector))
+            return build_selector(
+                self.selector, self.training.clients_per_round, self.selectors.get(self.selector)
+            )
         except ConfigError as error:
-            raise error if error.key == "selector" else error.under(f"selectors.{self.selector}") from None
+            raise (
+                error if error.key == "selector" else error.under(f"selectors.{self.selector}")
+            ) from None
 
     def build_optimiser(self) -> Optimiser:
         options = dict(self.optimiser)
         name = options.pop("name", "fedavg")
         if name not in OPTIMISERS:
             raise ConfigError(
-                "optimiser.name", name, f"must be one of {', '.join(OPTIMISERS)}", suggest(str(name), OPTIMISERS)
+                "optimiser.name",
+                name,
+                f"must be one of {', '.join(OPTIMISERS)}",
+                suggest(str(name), OPTIMISERS),
             )
         try:
             return build_dataclass(OPTIMISERS[name], options)
@@ -110,13 +127,17 @@ class Experiment:
         for (
             name,
             options,
-        ) in self.selectors.items():  # a misspelt name or key is refused even where another selector runs
+        ) in (
+            self.selectors.items()
+        ):  # a misspelt name or key is refused even where another selector runs
             if not isinstance(options, Mapping):
                 raise ConfigError(f"selectors.{name}", options, "must be a table of settings")
             if "clients_per_round" in options:
                 given = options["clients_per_round"]
                 raise ConfigError(
-                    f"selectors.{name}.clients_per_round", given, "is set for all by training.clients_per_round"
+                    f"selectors.{name}.clients_per_round",
+                    given,
+                    "is set for all by training.clients_per_round",
                 )
             if name != self.selector:
                 dataclasses.replace(self, selector=name).build_selector()
@@ -124,14 +145,20 @@ class Experiment:
         candidates = getattr(selector, "candidates", None)
         if candidates is not None and candidates > self.partition.clients:
             raise ConfigError(
-                f"selectors.{self.selector}.candidates", candidates, f"must be at most {self.partition.clients} clients"
+                f"selectors.{self.selector}.candidates",
+                candidates,
+                f"must be at most {self.partition.clients} clients",
             )
         if not isinstance(self.model.get("name"), str):
             raise ConfigError(
-                "model.name", self.model.get("name"), "must be given: mlp, cnn, logistic, or module:factory"
+                "model.name",
+                self.model.get("name"),
+                "must be given: mlp, cnn, logistic, or module:factory",
             )
         try:
-            check_model_options(self.model["name"], {k: v for k, v in self.model.items() if k != "name"})
+            check_model_options(
+                self.model["name"], {k: v for k, v in self.model.items() if k != "name"}
+            )
         except ConfigError as error:
             raise error.under("model") from None
         _check_finite(self.describe())
@@ -167,7 +194,9 @@ def preset_names() -> list[str]:
     return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
 
 
-def load_experiment(source: str, changes: Iterable[str] = (), selector: str | None = None) -> Experiment:
+def load_experiment(
+    source: str, changes: Iterable[str] = (), selector: str | None = None
+) -> Experiment:
     """A preset by name or a TOML file by path, with `key=value` changes applied; checked."""
     raw = _read(source)
     for change in changes:
@@ -198,7 +227,9 @@ def parse_experiment(raw: Mapping[str, Any]) -> Experiment:
 def _read(source: str) -> dict[str, Any]:
     names = preset_names()
     if source in names:
-        text = (resources.files("fedcor") / "presets" / f"{source}.toml").read_text(encoding="utf-8")
+        text = (resources.files("fedcor") / "presets" / f"{source}.toml").read_text(
+            encoding="utf-8"
+        )
         return tomllib.loads(text)
     path = Path(source)
     if path.suffix != ".toml":
@@ -207,7 +238,9 @@ def _read(source: str) -> dict[str, Any]:
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError("EXPERIMENT", source, f"the file cannot be read: {error.strerror}") from None
+        raise ConfigError(
+            "EXPERIMENT", source, f"the file cannot be read: {error.strerror}"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError("EXPERIMENT", source, f"the file is not TOML: {error}") from None
     return {"name": path.stem, **raw}

@@ -27,21 +27,29 @@ def check_clients(clients: IntArray, available: IntArray, round: int) -> IntArra
     """The ids that a selector named, as an array; refuses what is not an id, or not an available one."""
     clients = np.asarray(clients)
     if clients.ndim != 1 or (clients.size and clients.dtype.kind not in "iu"):
-        raise FedcorError(f"round {round}: the selector named {clients!r}, which is not a list of client ids")
+        raise FedcorError(
+            f"round {round}: the selector named {clients!r}, which is not a list of client ids"
+        )
     clients = clients.astype(np.int64)
     strangers = np.setdiff1d(clients, available)
     if len(strangers):
-        raise FedcorError(f"round {round}: the selector named clients that are not available: {strangers}")
+        raise FedcorError(
+            f"round {round}: the selector named clients that are not available: {strangers}"
+        )
     return clients
 
 
 def check_state(state: State) -> None:
     """Refuse a state that no checkpoint could take."""
     if not isinstance(state, Mapping):
-        raise FedcorError(f"a selector's state is a mapping of names to arrays, not a {type(state).__name__}")
+        raise FedcorError(
+            f"a selector's state is a mapping of names to arrays, not a {type(state).__name__}"
+        )
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, np.ndarray) or value.dtype.hasobject:
-            raise FedcorError(f"the selector's state {name!r} is not a plain NumPy array, which every checkpoint needs")
+            raise FedcorError(
+                f"the selector's state {name!r} is not a plain NumPy array, which every checkpoint needs"
+            )
 
 
 def written_reasons(
@@ -65,4 +73,6 @@ def naming(stage: str) -> Iterator[None]:
         raise
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        raise FedcorError(f"{stage}: {type(error).__name__}: {error} ({last.filename}, line {last.lineno})") from error
+        raise FedcorError(
+            f"{stage}: {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+        ) from error

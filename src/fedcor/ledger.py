@@ -23,7 +23,9 @@ class Ledger:
         self.model_bytes = model_bytes
         current = np.zeros(clients, dtype=bool) if holders is None else holders.copy()
         self._holders: dict[int, BoolArray] = {CURRENT: current}  # version -> (N,) who has it
-        self._sent: dict[int, BoolArray] = {CURRENT: current.copy()}  # version -> (N,) who was sent it, the dead too
+        self._sent: dict[int, BoolArray] = {
+            CURRENT: current.copy()
+        }  # version -> (N,) who was sent it, the dead too
         self.bytes_down = self.bytes_up = self.questions = 0
 
     def holders(self, version: int = CURRENT) -> BoolArray:  # (N,)
@@ -51,5 +53,7 @@ class Ledger:
 
     def close_round(self, adopted: int | None) -> None:
         """The candidate `adopted` becomes the current model (None: a model that nobody has seen), the others are forgotten."""
-        current = np.zeros_like(self._holders[CURRENT]) if adopted is None else self._holders[adopted]
+        current = (
+            np.zeros_like(self._holders[CURRENT]) if adopted is None else self._holders[adopted]
+        )
         self._holders = {CURRENT: current}

@@ -23,8 +23,15 @@ def load_object(reference: str, key: str) -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may fail in any way while it is imported
         why = f"{type(error).__name__}: {error}"
-        raise ConfigError(key, reference, f"the module {module_name} could not be imported ({why})") from error
+        raise ConfigError(
+            key, reference, f"the module {module_name} could not be imported ({why})"
+        ) from error
     if not hasattr(module, attribute):
         names = [name for name in vars(module) if not name.startswith("_")]
-        raise ConfigError(key, reference, f"the module {module_name} has no {attribute}", suggest(attribute, names))
+        raise ConfigError(
+            key,
+            reference,
+            f"the module {module_name} has no {attribute}",
+            suggest(attribute, names),
+        )
     return getattr(module, attribute)

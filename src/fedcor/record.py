@@ -62,7 +62,9 @@ class RoundRecord:
     bytes_down: int
     bytes_up: int
     seconds: float
-    why: Mapping[str, list[float | None]] = field(default_factory=dict)  # the selector's reasons, one a chosen client
+    why: Mapping[str, list[float | None]] = field(
+        default_factory=dict
+    )  # the selector's reasons, one a chosen client
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,9 @@ def save_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
     """Named arrays as an .npz file, written whole, without pickle."""
     for name, array in arrays.items():
         if array.dtype.hasobject:
-            raise RecordError(f"the array {name!r} holds Python objects; a file takes plain arrays only")
+            raise RecordError(
+                f"the array {name!r} holds Python objects; a file takes plain arrays only"
+            )
     content = io.BytesIO()
     np.savez(content, **dict(arrays))  # type: ignore[arg-type]
     write_whole(path, content.getvalue())
@@ -102,7 +106,9 @@ def read_run(folder: Path) -> Run:
     """The run in `folder`; whole lines only."""
     path = folder / RECORD
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last newline is torn or empty
+        lines = path.read_text(encoding="utf-8").split("\n")[
+            :-1
+        ]  # what follows the last newline is torn or empty
     except FileNotFoundError:
         raise RecordError(f"{folder} holds no run: there is no {RECORD} in it") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -117,7 +123,9 @@ def read_run(folder: Path) -> Run:
             ) from error
         expected = "header" if number == 1 else number - 2
         if not isinstance(entry, dict) or entry.get("kind" if number == 1 else "round") != expected:
-            raise RecordError(f"{path}, line {number}: expected the {'header' if number == 1 else f'round {expected}'}")
+            raise RecordError(
+                f"{path}, line {number}: expected the {'header' if number == 1 else f'round {expected}'}"
+            )
         entries.append(entry)
     if not entries:
         raise RecordError(f"{path} has no header yet: the run has only just begun, or died at once")
@@ -134,7 +142,10 @@ def count_rounds(folder: Path) -> int:
 
 def write_client_names(folder: Path, names: Sequence[str]) -> None:
     """clients.tsv: number and name of each client, where clients have names."""
-    lines = (f"{client}\t{json.dumps(name, ensure_ascii=False)[1:-1]}\n" for client, name in enumerate(names))
+    lines = (
+        f"{client}\t{json.dumps(name, ensure_ascii=False)[1:-1]}\n"
+        for client, name in enumerate(names)
+    )
     write_whole(folder / "clients.tsv", "".join(lines).encode())
 
 
@@ -161,7 +172,9 @@ def read_runs(folder: Path) -> list[Run]:
         raise RecordError(f"there is no folder {folder}")
     paths = sorted(folder.rglob(RECORD))
     if not paths:
-        raise RecordError(f"no run in {folder}: no {RECORD} there or below; fedcor run or fedcor compare makes one")
+        raise RecordError(
+            f"no run in {folder}: no {RECORD} there or below; fedcor run or fedcor compare makes one"
+        )
     return [read_run(path.parent) for path in paths if has_run(path.parent)]
 
 
@@ -169,7 +182,11 @@ class RunWriter:
     """Writes one run's folder. Made by `open_run`, which holds the lock; nothing is written before `begin`."""
 
     def __init__(
-        self, folder: Path, header: Mapping[str, Any], before: Run | None, checkpoint: Mapping[str, Array] | None
+        self,
+        folder: Path,
+        header: Mapping[str, Any],
+        before: Run | None,
+        checkpoint: Mapping[str, Array] | None,
     ) -> None:
         self.folder, self.checkpoint = folder, checkpoint
         self._header, self._before = header, before
@@ -209,7 +226,9 @@ class RunWriter:
 
 
 def _line(entry: Mapping[str, Any]) -> str:
-    clean = {key: None if isinstance(v, float) and not np.isfinite(v) else v for key, v in entry.items()}
+    clean = {
+        key: None if isinstance(v, float) and not np.isfinite(v) else v for key, v in entry.items()
+    }
     return json.dumps(clean, separators=(",", ":"), allow_nan=False, default=repr) + "\n"
 
 
@@ -242,7 +261,9 @@ def open_run(folder: Path, header: Mapping[str, Any], *, resume: bool) -> Iterat
                 folder.rmdir()
 
 
-def _look(folder: Path, header: Mapping[str, Any], resume: bool) -> tuple[Run | None, dict[str, Array] | None]:
+def _look(
+    folder: Path, header: Mapping[str, Any], resume: bool
+) -> tuple[Run | None, dict[str, Array] | None]:
     """The run that is there and its checkpoint; refuses one that is not ours to go on with."""
     if not has_run(folder):
         return None, None
@@ -251,7 +272,9 @@ def _look(folder: Path, header: Mapping[str, Any], resume: bool) -> tuple[Run | 
         return None, None  # it died in its first round: there is nothing to lose
     _check_same(folder, run.header, json.loads(_line(header)))
     if not resume:
-        raise RecordError(f"{folder} already holds a run: add --resume to go on with it, or choose another folder")
+        raise RecordError(
+            f"{folder} already holds a run: add --resume to go on with it, or choose another folder"
+        )
     done = int(checkpoint["round"]) if checkpoint else 0
     if len(run.rounds) < done:
         raise RecordError(
@@ -269,9 +292,14 @@ def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) ->
     differing = differences(old.get("config", {}), new.get("config", {}))
     differing.pop("training.rounds", None)
     if differing:
-        pairs = ((key, *("not set" if v is None else repr(v) for v in both)) for key, both in differing.items())
+        pairs = (
+            (key, *("not set" if v is None else repr(v) for v in both))
+            for key, both in differing.items()
+        )
         told = "; ".join(f"{key} is {was} there, {now} here" for key, was, now in pairs)
-        raise RecordError(f"{folder} holds a run with other settings ({told}); choose another folder")
+        raise RecordError(
+            f"{folder} holds a run with other settings ({told}); choose another folder"
+        )
 
 
 def differences(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
@@ -294,5 +322,15 @@ def read_checkpoint(folder: Path) -> dict[str, Array] | None:
             return arrays
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-        raise RecordError(f"the checkpoint {path} is damaged; delete it to begin this run again") from error
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        zipfile.BadZipFile,
+    ) as error:
+        raise RecordError(
+            f"the checkpoint {path} is damaged; delete it to begin this run again"
+        ) from error

@@ -60,31 +60,57 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
     if experiment.data.noisy_clients:
         try:
             noise = randomise_labels(
-                data.train_y, data.classes, parts, experiment.data.noisy_clients, stream(seed, LABEL_NOISE)
+                data.train_y,
+                data.classes,
+                parts,
+                experiment.data.noisy_clients,
+                stream(seed, LABEL_NOISE),
             )
         except ConfigError as error:
             raise error.under("data") from None
         data = dataclasses.replace(data, train_y=noise)
     options = {key: value for key, value in experiment.model.items() if key != "name"}
     try:
-        module = build_model(experiment.model["name"], data.train_x.shape[1:], data.classes, seed, options)
+        module = build_model(
+            experiment.model["name"], data.train_x.shape[1:], data.classes, seed, options
+        )
     except ConfigError as error:
         raise error.under("model") from None
     how = LocalTraining(
-        training.batch_size, training.local_steps, training.learning_rate, training.weight_decay, optimiser.proximal
+        training.batch_size,
+        training.local_steps,
+        training.learning_rate,
+        training.weight_decay,
+        optimiser.proximal,
     )
-    engine = Engine(data, parts, module, how, seed, holdout=experiment.data.holdout, device=_device(training.device))
+    engine = Engine(
+        data,
+        parts,
+        module,
+        how,
+        seed,
+        holdout=experiment.data.holdout,
+        device=_device(training.device),
+    )
     rate = LearningRate(training.learning_rate, training.milestones, training.factor)
     return Simulation(engine, experiment.build_selector(), optimiser, experiment.faults, rate, seed)
 
 
 def _device(wanted: str) -> str:
     if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return (
+            "cuda"
+            if torch.cuda.is_available()
+            else "mps"
+            if torch.backends.mps.is_available()
+            else "cpu"
+        )
     try:
         torch.empty(1, device=wanted)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError("training.device", wanted, f"cannot be used here: {str(error).splitlines()[0]}") from None
+        raise ConfigError(
+            "training.device", wanted, f"cannot be used here: {str(error).splitlines()[0]}"
+        ) from None
     return wanted
 
 
@@ -96,7 +122,9 @@ def use_one_thread() -> None:
 
 def run_header(experiment: Experiment, seed: int) -> dict[str, Any]:
     config = experiment.describe()
-    config["training"]["device"] = _device(experiment.training.device)  # never "auto": it may be another one next time
+    config["training"]["device"] = _device(
+        experiment.training.device
+    )  # never "auto": it may be another one next time
     return {
         "format": 1,
         "experiment": experiment.name,
@@ -147,7 +175,9 @@ def _progress(checkpoint: Mapping[str, Array], simulation: Simulation, out: Path
     except (KeyError, TypeError, ValueError):
         fits = False
     if not fits:
-        raise RecordError(f"the checkpoint in {out} does not fit this run; delete it to begin this run again")
+        raise RecordError(
+            f"the checkpoint in {out} does not fit this run; delete it to begin this run again"
+        )
     return progress
 
 
@@ -162,7 +192,12 @@ class Job:
 
 
 def compare_jobs(
-    experiment: Experiment, selectors: Sequence[str], seeds: Sequence[int], out: Path, *, resume: bool
+    experiment: Experiment,
+    selectors: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    resume: bool,
 ) -> list[Job]:
     """Every selector on every seed, seed by seed, each in `out/<selector>/seed-<n>`."""
     variants = [experiment.with_selector(name) for name in selectors]
@@ -173,7 +208,9 @@ def compare_jobs(
     ]
     taken = [str(job.out) for job in jobs if has_run(job.out)]
     if taken and not resume:  # all are looked at before any is begun
-        raise RecordError(f"{taken[0]} already holds a run: add --resume to go on with it, or choose another --out")
+        raise RecordError(
+            f"{taken[0]} already holds a run: add --resume to go on with it, or choose another --out"
+        )
     return jobs
 
 
@@ -184,7 +221,11 @@ def folder_name(selector: str) -> str:
 
 def run_jobs(jobs: Sequence[Job], processes: int) -> Iterator[Job | None]:
     """Run them all, `processes` at once. Yields each job when it is finished, and None now and then between."""
-    done_before = [job for job in jobs if job.resume and count_rounds(job.out) >= job.experiment.training.rounds]
+    done_before = [
+        job
+        for job in jobs
+        if job.resume and count_rounds(job.out) >= job.experiment.training.rounds
+    ]
     for job in done_before:  # checked, and left as they are: no process need start for that
         run(job.experiment, job.seed, job.out, resume=True)
         yield job
@@ -203,7 +244,9 @@ def _run_job(job: Job) -> None:
         raise FedcorError(f"{job.out}: {error}") from error
 
 
-def in_processes(tasks: Sequence[Callable[[], None]], processes: int) -> Iterator[Callable[[], None] | None]:
+def in_processes(
+    tasks: Sequence[Callable[[], None]], processes: int
+) -> Iterator[Callable[[], None] | None]:
     """Call each task in one of several processes. Yields each when it is done, and None twice a second between.
 
     Whatever ends this generator early (an error in a task, an interrupt, a killed worker) ends the workers too: what they were
@@ -212,9 +255,13 @@ def in_processes(tasks: Sequence[Callable[[], None]], processes: int) -> Iterato
     if not tasks:
         return
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(max(1, min(processes, len(tasks))), mp_context=context, initializer=_begin_worker)
+    pool = ProcessPoolExecutor(
+        max(1, min(processes, len(tasks))), mp_context=context, initializer=_begin_worker
+    )
     try:
-        pending: dict[Future[None], Callable[[], None]] = {pool.submit(task): task for task in tasks}
+        pending: dict[Future[None], Callable[[], None]] = {
+            pool.submit(task): task for task in tasks
+        }
         while pending:
             done, _ = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
             for future in done:

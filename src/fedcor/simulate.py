@@ -33,7 +33,9 @@ class LearningRate:
     factor: float = 0.5
 
     def at(self, round: int) -> float:
-        return self.initial * math.pow(self.factor, sum(round >= milestone for milestone in self.milestones))
+        return self.initial * math.pow(
+            self.factor, sum(round >= milestone for milestone in self.milestones)
+        )
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,20 @@ class Progress:
     def to_arrays(self) -> dict[str, Array]:
         arrays = {f"selector/{name}": np.asarray(value) for name, value in self.state.items()}
         model = self.model.cpu().numpy()
-        return {"round": np.array(self.round), "model": model, "known": self.known, "holders": self.holders} | arrays
+        return {
+            "round": np.array(self.round),
+            "model": model,
+            "known": self.known,
+            "holders": self.holders,
+        } | arrays
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], device: torch.device) -> Progress:
-        state = {name.removeprefix("selector/"): a for name, a in arrays.items() if name.startswith("selector/")}
+        state = {
+            name.removeprefix("selector/"): a
+            for name, a in arrays.items()
+            if name.startswith("selector/")
+        }
         model = torch.from_numpy(arrays["model"]).to(device)
         return cls(int(arrays["round"]), model, arrays["known"], arrays["holders"], state)
 
@@ -69,7 +80,9 @@ class SimulatedRound:
         self.rng = stream(simulation.seed, "select", self.round)
         clients, seed, faults = self._engine.population.count, simulation.seed, simulation.faults
         self.available = faults.available(seed, self.round, clients)
-        self.available.flags.writeable = self.weights.flags.writeable = False  # a selector only reads them
+        self.available.flags.writeable = self.weights.flags.writeable = (
+            False  # a selector only reads them
+        )
         self._alive = ~faults.dropped(seed, self.round, clients)
         self._steps = faults.steps(seed, self.round, clients, self._engine.how.local_steps)
         self._model, self._known = progress.model, progress.known.copy()
@@ -96,7 +109,10 @@ class SimulatedRound:
         if len(participants):
             key = (participants.tobytes(), weights.tobytes())
             if key not in self._candidates:
-                candidate, version = self._aggregate(participants, weights), self.ledger.new_version()
+                candidate, version = (
+                    self._aggregate(participants, weights),
+                    self.ledger.new_version(),
+                )
                 losses = np.full(len(self.weights), np.nan)
                 losses[self.available] = self._ask(version, candidate, self.available)
                 self._candidates[key] = candidate, version, losses
@@ -108,14 +124,19 @@ class SimulatedRound:
         chosen = check_clients(chosen, self.available, self.round)
         participants, weights = self._train(chosen)
         model, known, version = self._model, self._known, None
-        if not len(participants):  # nobody delivered: the model stays, and so does what is known of it
+        if not len(
+            participants
+        ):  # nobody delivered: the model stays, and so does what is known of it
             version = CURRENT
         else:
             key = (participants.tobytes(), weights.tobytes())
             if key in self._candidates:
                 model, version, known = self._candidates[key]
             else:
-                model, known = self._aggregate(participants, weights), np.full(len(self.weights), np.nan)
+                model, known = (
+                    self._aggregate(participants, weights),
+                    np.full(len(self.weights), np.nan),
+                )
         outcome = Outcome(
             self.round,
             chosen,
@@ -124,7 +145,9 @@ class SimulatedRound:
             read_updates=lambda: (self._results(participants) - self._model).cpu().numpy(),
             paces=self.learning_rate * self._steps[participants].astype(np.float64),
             head=self._engine.vector.head,
-            shares=self._engine.population.sizes[participants].astype(np.float64) if self._optimiser.weighted else None,
+            shares=self._engine.population.sizes[participants].astype(np.float64)
+            if self._optimiser.weighted
+            else None,
         )
         self.ledger.close_round(version)
         return Progress(self.round + 1, model, known, self.ledger.holders(), state), outcome
@@ -162,18 +185,26 @@ class SimulatedRound:
 
     def _train(self, selection: IntArray) -> tuple[IntArray, FloatArray]:
         """Who of the selection delivered a usable result (sorted), and each one's weight in the mean."""
-        clients, times = np.unique(check_clients(selection, self.available, self.round), return_counts=True)
-        asked = np.array([k for k in clients.tolist() if k not in self._asked_to_train], dtype=np.int64)
+        clients, times = np.unique(
+            check_clients(selection, self.available, self.round), return_counts=True
+        )
+        asked = np.array(
+            [k for k in clients.tolist() if k not in self._asked_to_train], dtype=np.int64
+        )
         self._asked_to_train.update(asked.tolist())
         self.ledger.send(CURRENT, asked, self._alive)
         asked = asked[self._alive[asked]]
         if len(asked):
             steps = self._steps[asked].tolist()
-            results = self._engine.train(self._model, asked.tolist(), self.round, self.learning_rate, steps)
+            results = self._engine.train(
+                self._model, asked.tolist(), self.round, self.learning_rate, steps
+            )
             self.ledger.training(len(asked))
             usable = torch.isfinite(results).all(dim=1).tolist()
             self.refused += usable.count(False)
-            self._trained |= {k: r for k, r, ok in zip(asked.tolist(), results, usable, strict=True) if ok}
+            self._trained |= {
+                k: r for k, r, ok in zip(asked.tolist(), results, usable, strict=True) if ok
+            }
         delivered = np.array([k in self._trained for k in clients.tolist()], dtype=bool)
         weights = times[delivered].astype(np.float64)
         if self._optimiser.weighted:
@@ -209,7 +240,9 @@ class Simulation:
             check_state(state)
         return Progress(0, self.engine.initial_model, unknown, nobody, state)
 
-    def run(self, rounds: int, progress: Progress | None = None) -> Iterator[tuple[RoundRecord, Progress]]:
+    def run(
+        self, rounds: int, progress: Progress | None = None
+    ) -> Iterator[tuple[RoundRecord, Progress]]:
         """The record of each round and where it leaves the federation, from `progress` on."""
         progress = progress or self.start
         for _ in range(progress.round, rounds):

@@ -37,10 +37,15 @@ class FakeFederation:
         silent: Iterable[int] = (),  # can be chosen, but never answer and never deliver
     ) -> None:
         clients = len(centres)
-        self.centres, self.curvature = centres, np.broadcast_to(np.asarray(curvature, float), clients)
+        self.centres, self.curvature = (
+            centres,
+            np.broadcast_to(np.asarray(curvature, float), clients),
+        )
         self.population = Population(np.full(clients, 10) if sizes is None else sizes)
         self.learning_rate, self.local_steps, self.seed = learning_rate, local_steps, seed
-        self.available = np.arange(clients) if available is None else np.sort(np.fromiter(available, np.int64))
+        self.available = (
+            np.arange(clients) if available is None else np.sort(np.fromiter(available, np.int64))
+        )
         self.answering = ~np.isin(np.arange(clients), np.fromiter(silent, np.int64))
         self.available.flags.writeable = self.weights.flags.writeable = False
         self.model = np.zeros(centres.shape[1])  # (dim,) w
@@ -53,7 +58,9 @@ class FakeFederation:
     def example(cls, clients: int = 12, **options: Any) -> FakeFederation:
         """Clients around three centres, with unequal sizes."""
         rng = stream(clients, "example")
-        centres = rng.standard_normal((3, 4))[np.arange(clients) % 3] + 0.1 * rng.standard_normal((clients, 4))
+        centres = rng.standard_normal((3, 4))[np.arange(clients) % 3] + 0.1 * rng.standard_normal(
+            (clients, 4)
+        )
         return cls(centres, sizes=rng.integers(5, 50, size=clients), **options)
 
     @property
@@ -86,7 +93,9 @@ class FakeFederation:
 
     def _check(self, clients: IntArray) -> None:
         strangers = np.setdiff1d(clients, self.available)
-        assert not len(strangers), f"round {self.round}: asked clients that are not available: {strangers}"
+        assert not len(strangers), (
+            f"round {self.round}: asked clients that are not available: {strangers}"
+        )
 
     def train(self, chosen: IntArray) -> Outcome:
         """The chosen train, the model moves, the next round begins."""
@@ -107,8 +116,12 @@ def round_trip(state: State) -> State:
     """The state as a checkpoint gives it back: named arrays, through a file without pickle."""
     file = io.BytesIO()
     for name, array in state.items():
-        assert isinstance(array, np.ndarray), f"the state {name!r} is a {type(array).__name__}, not a NumPy array"
-        assert not array.dtype.hasobject, f"the state {name!r} holds Python objects, which no checkpoint takes"
+        assert isinstance(array, np.ndarray), (
+            f"the state {name!r} is a {type(array).__name__}, not a NumPy array"
+        )
+        assert not array.dtype.hasobject, (
+            f"the state {name!r} holds Python objects, which no checkpoint takes"
+        )
     np.savez(file, **{f"selector/{name}": array for name, array in state.items()})  # type: ignore[arg-type]
     file.seek(0)
     with np.load(file, allow_pickle=False) as archive:
@@ -119,12 +132,16 @@ def check_selector(selector: Selector, clients: int = 12, rounds: int = 25) -> N
     """Raises AssertionError, saying what is wrong, unless `selector` keeps the promises of every selector."""
     parameters = getattr(selector, "__dataclass_params__", None)
     frozen = parameters is not None and parameters.frozen
-    assert frozen, "a selector is a frozen dataclass: its hyper-parameters never change, its state is kept outside it"
+    assert frozen, (
+        "a selector is a frozen dataclass: its hyper-parameters never change, its state is kept outside it"
+    )
 
     everyone = FakeFederation.example(clients)
     chosen = _play(selector, everyone, rounds)
     again = _play(selector, FakeFederation.example(clients), rounds)
-    assert _same(chosen, again), "two runs with the same streams chose differently: draw from federation.rng alone"
+    assert _same(chosen, again), (
+        "two runs with the same streams chose differently: draw from federation.rng alone"
+    )
     resumed = _play(selector, FakeFederation.example(clients), rounds, checkpoint=True)
     assert _same(chosen, resumed), (
         "a state that went through a checkpoint led to other choices: keep it all in the state"
@@ -162,12 +179,16 @@ def _play(
     for _ in range(rounds):
         before = {name: array.copy() for name, array in state.items()}
         answer = selector.select(state, federation)
-        assert isinstance(answer, tuple) and len(answer) == 2, f"select returned {answer!r}, not (choice, state)"  # noqa: PT018
+        assert isinstance(answer, tuple) and len(answer) == 2, (
+            f"select returned {answer!r}, not (choice, state)"
+        )  # noqa: PT018
         chosen, after = answer
         _check_choice(selector, federation, chosen)
         give = getattr(selector, "reasons", None)
         for name, values in ({} if give is None else give(after, federation, chosen)).items():
-            assert len(values) == len(chosen), f"{len(values)} reasons {name!r} for {len(chosen)} chosen clients"
+            assert len(values) == len(chosen), (
+                f"{len(values)} reasons {name!r} for {len(chosen)} chosen clients"
+            )
         outcome = federation.train(chosen)
         observed = selector.observe(after, outcome)
         assert isinstance(observed, Mapping), f"observe returned {observed!r}, not a state"
@@ -184,10 +205,20 @@ def _check_choice(selector: Selector, federation: FakeFederation, chosen: IntArr
     assert chosen.ndim == 1, f"the choice has {chosen.ndim} dimensions, not one"
     assert chosen.dtype.kind == "i", f"the choice has the type {chosen.dtype}, not whole numbers"
     strangers = np.setdiff1d(chosen, federation.available)
-    assert not len(strangers), f"round {federation.round}: chose clients that are not available: {strangers}"
+    assert not len(strangers), (
+        f"round {federation.round}: chose clients that are not available: {strangers}"
+    )
     if not getattr(selector, "replacement", False):
-        assert len(np.unique(chosen)) == len(chosen), f"round {federation.round}: chose a client twice: {chosen}"
+        assert len(np.unique(chosen)) == len(chosen), (
+            f"round {federation.round}: chose a client twice: {chosen}"
+        )
     wanted = getattr(selector, "clients_per_round", None)
     if wanted is not None:
-        possible = wanted if getattr(selector, "replacement", False) else min(wanted, len(federation.available))
-        assert len(chosen) == possible, f"round {federation.round}: chose {len(chosen)} clients, not {possible}"
+        possible = (
+            wanted
+            if getattr(selector, "replacement", False)
+            else min(wanted, len(federation.available))
+        )
+        assert len(chosen) == possible, (
+            f"round {federation.round}: chose {len(chosen)} clients, not {possible}"
+        )

@@ -109,9 +109,15 @@ class Outcome:
     participated: IntArray  # (m,) sorted ids that trained and delivered
     read_losses: Callable[[], FloatArray]
     read_updates: Callable[[], Array]
-    paces: FloatArray | None = None  # (m,) learning rate x local steps of each; None where the engine cannot tell
-    head: slice = field(default_factory=lambda: slice(None))  # where the output layer's numbers are in an update
-    shares: FloatArray | None = None  # (m,) what each counts in the mean, up to a factor of all rounds; None: the same
+    paces: FloatArray | None = (
+        None  # (m,) learning rate x local steps of each; None where the engine cannot tell
+    )
+    head: slice = field(
+        default_factory=lambda: slice(None)
+    )  # where the output layer's numbers are in an update
+    shares: FloatArray | None = (
+        None  # (m,) what each counts in the mean, up to a factor of all rounds; None: the same
+    )
 
     @cached_property
     def losses(self) -> FloatArray:  # (m,) l_k(w^t) of those who took part; NaN where unusable

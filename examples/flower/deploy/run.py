@@ -42,7 +42,11 @@ SILENT = {
 def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     key = ec.generate_private_key(ec.SECP384R1())
     path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.OpenSSH,
+            serialization.NoEncryption(),
+        )
     )
     path.chmod(0o600)
     return key
@@ -52,21 +56,28 @@ def node_key(path: Path) -> Path:
     """As `ssh-keygen -t ecdsa -b 384`: the private key, and beside it the public one."""
     public = private_key(path).public_key()
     public_path = path.with_suffix(".pub")
-    public_path.write_bytes(public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH))
+    public_path.write_bytes(
+        public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    )
     return public_path
 
 
 def fedcors_name(public: Path) -> str:
     """What fedcor calls the client with this key, when it knows clients by key."""
     key = serialization.load_ssh_public_key(public.read_bytes())
-    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    pem = key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
     return f"key-{hashlib.sha256(pem).hexdigest()[:32]}"
 
 
 def certificates(folder: Path) -> None:
     """ca.crt, and server.crt with server.key for 127.0.0.1 and localhost, signed by it."""
     now = datetime.datetime.now(datetime.UTC)
-    names = {who: x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, who)]) for who in ("fedcor CA", "localhost")}
+    names = {
+        who: x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, who)])
+        for who in ("fedcor CA", "localhost")
+    }
     keys = {who: ec.generate_private_key(ec.SECP384R1()) for who in names}
     for who, file in (("fedcor CA", "ca"), ("localhost", "server")):
         builder = (
@@ -101,8 +112,12 @@ def free_ports(count: int) -> list[int]:
 
 def descendants(pid: int) -> list[int]:
     """The processes that `pid` started, and those that they started."""
-    listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parent = {int(child): int(above) for child, above in (line.split() for line in listing.splitlines())}
+    listing = subprocess.run(
+        ["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True
+    ).stdout
+    parent = {
+        int(child): int(above) for child, above in (line.split() for line in listing.splitlines())
+    }
     found = [pid]
     for one in found:
         found += [child for child, above in parent.items() if above == one]
@@ -150,7 +165,9 @@ class Federation:
         end = time.monotonic() + seconds
         while words not in self.log(name):
             if time.monotonic() > end or self.processes[name].poll() is not None:
-                raise SystemExit(f"{name} did not say {words!r}; its log:\n{self.log(name)[-3000:]}")
+                raise SystemExit(
+                    f"{name} did not say {words!r}; its log:\n{self.log(name)[-3000:]}"
+                )
             time.sleep(0.3)
 
     def kill(self, name: str) -> None:
@@ -162,7 +179,11 @@ class Federation:
 
     def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(BIN / "flwr"), *arguments], env=self.environment, capture_output=True, text=True, check=False
+            [str(BIN / "flwr"), *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     def end(self) -> None:
@@ -181,7 +202,9 @@ def rounds(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in lines[1:]]
 
 
-def supernode(federation: Federation, name: str, key: Path, port: int, link: int, partition: int) -> None:
+def supernode(
+    federation: Federation, name: str, key: Path, port: int, link: int, partition: int
+) -> None:
     federation.start(
         name,
         "flower-supernode",
@@ -199,7 +222,9 @@ def deploy(folder: Path, total: int, federation: Federation) -> None:
     link, *ports = free_ports(NODES + 2)
     (folder / "flwr").mkdir()
     settings = f'address = "127.0.0.1:{link}"\nroot-certificates = "{folder / "ca.crt"}"\n'
-    (folder / "flwr" / "config.toml").write_text(f'[superlink]\ndefault = "deploy"\n\n[superlink.deploy]\n{settings}')
+    (folder / "flwr" / "config.toml").write_text(
+        f'[superlink]\ndefault = "deploy"\n\n[superlink.deploy]\n{settings}'
+    )
     federation.start(
         "superlink",
         "flower-superlink",
@@ -215,36 +240,52 @@ def deploy(folder: Path, total: int, federation: Federation) -> None:
     federation.wait_for("superlink", "Uvicorn running on https")
 
     for node in range(NODES):
-        done = federation.flwr("supernode", "register", str(node_key(folder / f"node-{node}")), "deploy")
+        done = federation.flwr(
+            "supernode", "register", str(node_key(folder / f"node-{node}")), "deploy"
+        )
         if done.returncode:
-            raise SystemExit(f"the key of node {node} was not registered:\n{done.stdout}{done.stderr}")
+            raise SystemExit(
+                f"the key of node {node} was not registered:\n{done.stdout}{done.stderr}"
+            )
         supernode(federation, f"node-{node}", folder / f"node-{node}", ports[node], link, node)
 
     node_key(folder / "stranger")
     supernode(federation, "stranger", folder / "stranger", ports[NODES], link, 0)
     refused = federation.processes["stranger"].wait(timeout=120)
     if refused == 0 or "Failed to activate SuperNode" not in federation.log("stranger"):
-        raise SystemExit(f"the node that nobody registered was not refused:\n{federation.log('stranger')}")
+        raise SystemExit(
+            f"the node that nobody registered was not refused:\n{federation.log('stranger')}"
+        )
     print("the unregistered node was refused: Failed to activate SuperNode", flush=True)
 
     own = f"identity='key' checkpoint='{folder / 'run'}'"
     run_config = f"rounds={total} warmup=2 interval=2 clients-per-round=2 timeout=90.0 {own}"
-    federation.start("run", "flwr", "run", str(APP), "deploy", "--stream", "--run-config", run_config)
+    federation.start(
+        "run", "flwr", "run", str(APP), "deploy", "--stream", "--run-config", run_config
+    )
     seen = 0
     end = time.monotonic() + 900
     while seen < total:
         time.sleep(0.5)
         for entry in rounds(folder)[seen:]:
             seen += 1
-            told = {key: entry[key] for key in ("round", "selected", "participated", "probed", "faults")}
+            told = {
+                key: entry[key] for key in ("round", "selected", "participated", "probed", "faults")
+            }
             print(f"{json.dumps(told)}  accuracy {entry['test_accuracy']:.3f}", flush=True)
             if seen == 2:
                 print("kill -9 node-3", flush=True)
                 federation.kill("node-3")
-        if time.monotonic() > end or (federation.processes["run"].poll() is not None and len(rounds(folder)) < total):
-            raise SystemExit(f"the run ended after {seen} rounds; its log:\n{federation.log('run')[-6000:]}")
+        if time.monotonic() > end or (
+            federation.processes["run"].poll() is not None and len(rounds(folder)) < total
+        ):
+            raise SystemExit(
+                f"the run ended after {seen} rounds; its log:\n{federation.log('run')[-6000:]}"
+            )
     done = rounds(folder)
-    names = [line.split("\t")[1] for line in (folder / "run" / "clients.tsv").read_text().splitlines()]
+    names = [
+        line.split("\t")[1] for line in (folder / "run" / "clients.tsv").read_text().splitlines()
+    ]
     dead = names.index(fedcors_name(folder / "node-3.pub"))
     late = [entry for entry in done[2:] if dead in entry["participated"]]  # type: ignore[operator]
     if late or not all(entry["participated"] for entry in done):
@@ -253,9 +294,15 @@ def deploy(folder: Path, total: int, federation: Federation) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="default: 5; the node dies after the second")
-    parser.add_argument("--keep", action="store_true", help="keep the folder with the logs, the keys and the record")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="default: 5; the node dies after the second"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the folder with the logs, the keys and the record"
+    )
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         if options.keep:

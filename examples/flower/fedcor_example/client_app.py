@@ -12,7 +12,9 @@ from fedcor_example import task
 
 def _mine(context: Context) -> tuple[Tensor, Tensor]:
     node = context.node_config
-    return task.client_data(context.run_config, int(node["partition-id"]), int(node["num-partitions"]))
+    return task.client_data(
+        context.run_config, int(node["partition-id"]), int(node["num-partitions"])
+    )
 
 
 def _received(message: Message, context: Context) -> nn.Module:
@@ -38,7 +40,10 @@ def train(message: Message, context: Context) -> Message:
         seed=int(message.content["config"]["server-round"]),
     )
     metrics = MetricRecord({"loss": loss, "num-examples": len(x)})
-    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+        reply_to=message,
+    )
 
 
 @app.evaluate()

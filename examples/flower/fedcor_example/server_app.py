@@ -17,7 +17,9 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
-    dataset, name, folder = (task.text(config, key) for key in ("dataset", "selector", "checkpoint"))
+    dataset, name, folder = (
+        task.text(config, key) for key in ("dataset", "selector", "checkpoint")
+    )
     torch.manual_seed(int(task.number(config, "seed", 0)))
     model = task.network(dataset)
     x, y = task.test_data(dataset)
@@ -27,7 +29,11 @@ def main(grid: Grid, context: Context) -> None:
         loss, accuracy = task.evaluate(model, x, y)
         return MetricRecord({"loss": loss, "accuracy": accuracy})
 
-    own = {key: int(task.number(config, key, 1)) for key in ("warmup", "interval")} if name == "fedcor" else {}
+    own = (
+        {key: int(task.number(config, key, 1)) for key in ("warmup", "interval")}
+        if name == "fedcor"
+        else {}
+    )
     strategy = select_with(
         FedAvg(fraction_evaluate=0.0),
         build_selector(name, int(task.number(config, "clients-per-round", 1)), own),

@@ -27,7 +27,9 @@ def network(dataset: str) -> nn.Module:
 @functools.lru_cache(maxsize=1)
 def _parts(dataset: str, kind: str, shards: int, clients: int, seed: int) -> list[Any]:
     options = {"shards_per_client": shards} if kind == "shards" else {}
-    return list(Partition(kind, clients, **options).split(load(dataset).train_y, stream(seed, "partition")))  # type: ignore[arg-type]
+    return list(
+        Partition(kind, clients, **options).split(load(dataset).train_y, stream(seed, "partition"))
+    )  # type: ignore[arg-type]
 
 
 def client_data(config: Mapping[str, Any], client: int, clients: int) -> tuple[Tensor, Tensor]:
@@ -48,7 +50,9 @@ def test_data(dataset: str) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
 
 
-def train(model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, batch_size: int, rate: float, seed: int) -> None:
+def train(
+    model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, batch_size: int, rate: float, seed: int
+) -> None:
     optimiser = torch.optim.SGD(model.parameters(), lr=rate)
     shuffles = torch.Generator().manual_seed(seed)
     model.train()

@@ -68,7 +68,9 @@ def _of_dense_layers(engine: Engine, results: Tensor, selections: IntArray) -> F
     counts = np.zeros(engine.population.count)
     for client, x, y in engine.measured_rows(_ROWS):
         H = torch.addmm(bias.reshape(-1, 1), W, x.flatten(1).T).view(len(first), -1)  # (N, h rows)
-        a = F.embedding_bag(S, H, mode="mean").view(len(S), first.shape[1], len(x)).relu_()  # (m, h, rows)
+        a = (
+            F.embedding_bag(S, H, mode="mean").view(len(S), first.shape[1], len(x)).relu_()
+        )  # (m, h, rows)
         for i, (w, b) in enumerate(layers):
             a = torch.baddbmm(b, w, a)  # (m, out, rows)
             if i < len(layers) - 1:

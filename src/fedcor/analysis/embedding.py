@@ -35,7 +35,10 @@ def project(X: FloatArray, seed: int) -> FloatArray:
     from sklearn.manifold import TSNE
 
     tsne = TSNE(
-        perplexity=min(10.0, (len(X) - 1) / 3), init="pca", random_state=stream_seed(seed, "t-SNE") % 2**32, n_jobs=1
+        perplexity=min(10.0, (len(X) - 1) / 3),
+        init="pca",
+        random_state=stream_seed(seed, "t-SNE") % 2**32,
+        n_jobs=1,
     )
     points: FloatArray = tsne.fit_transform(normalised(X)).astype(np.float64)
     return points

@@ -21,9 +21,7 @@ class Component:
     skewness: float  # 0 for a Gaussian
     excess_kurtosis: float  # 0 for a Gaussian
     distance: float  # Kolmogorov-Smirnov: the largest gap between the two distribution functions
-    statistic: (
-        float  # D'Agostino and Pearson's K^2: skewness and kurtosis together, chi-squared with 2 degrees if Gaussian
-    )
+    statistic: float  # D'Agostino and Pearson's K^2: skewness and kurtosis together, chi-squared with 2 degrees if Gaussian
     p_value: float  # of K^2
 
 

@@ -20,4 +20,6 @@ def expected_similarity(changes: FloatArray) -> float:
     Each half has half the samples, so this errs to the low side: a similarity above it shows no change at all.
     """
     half = len(changes) // 2
-    return cosine_similarity(np.cov(changes[:half], rowvar=False), np.cov(changes[half:], rowvar=False))
+    return cosine_similarity(
+        np.cov(changes[:half], rowvar=False), np.cov(changes[half:], rowvar=False)
+    )

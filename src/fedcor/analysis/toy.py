@@ -47,7 +47,9 @@ def losses(model: FloatArray, features: FloatArray, labels: FloatArray) -> Float
     return values
 
 
-def train(model: FloatArray, features: FloatArray, labels: FloatArray, steps: int, rate: float) -> FloatArray:
+def train(
+    model: FloatArray, features: FloatArray, labels: FloatArray, steps: int, rate: float
+) -> FloatArray:
     """Gradient descent on the mean loss of the chosen samples: the mean of the two clients' updates, step by step."""
     for _ in range(steps):
         pull = labels / (1.0 + np.exp(labels * (features @ model)))
@@ -55,13 +57,17 @@ def train(model: FloatArray, features: FloatArray, labels: FloatArray, steps: in
     return model
 
 
-def play(seed: int = 1, clients: int = 40, steps: int = 20, rate: float = 0.2, tries: int = 400) -> Toy:
+def play(
+    seed: int = 1, clients: int = 40, steps: int = 20, rate: float = 0.2, tries: int = 400
+) -> Toy:
     """Two clouds, a current model that has seen little, and the three choices of two clients."""
     rng = stream(seed, "toy")
     labels = np.where(np.arange(clients) % 2 == 0, 1.0, -1.0)
     samples = rng.standard_normal((clients, 2)) + 0.7 * labels[:, None]
     features = np.column_stack([samples, np.ones(clients)])
-    start = train(np.zeros(3), features[:1], labels[:1], 4, rate)  # the current model knows one client
+    start = train(
+        np.zeros(3), features[:1], labels[:1], 4, rate
+    )  # the current model knows one client
     before = losses(start, features, labels)
 
     def outcome(pair: IntArray) -> Choice:
@@ -72,7 +78,9 @@ def play(seed: int = 1, clients: int = 40, steps: int = 20, rate: float = 0.2, t
     every = [outcome(pair) for pair in pairs]
     # FedCor's process, from many random pairs: its covariance, factored as X X'.
     tried = [every[i] for i in rng.choice(len(pairs), size=min(tries, len(pairs)), replace=False)]
-    changes = np.array([losses(choice.model, features, labels) - before for choice in tried])  # (m, N)
+    changes = np.array(
+        [losses(choice.model, features, labels) - before for choice in tried]
+    )  # (m, N)
     values, vectors = np.linalg.eigh(np.cov(changes, rowvar=False))
     X = vectors * np.sqrt(np.maximum(values, 0.0))
     weights = np.full(clients, 1 / clients)

@@ -43,7 +43,9 @@ class _Part:
         """The array in `content`, header and all."""
         got = _sha256(content)
         if got != self.sha256:
-            raise DataError(f"{self.file}: wrong content, SHA-256 is {got} but should be {self.sha256}")
+            raise DataError(
+                f"{self.file}: wrong content, SHA-256 is {got} but should be {self.sha256}"
+            )
         return np.frombuffer(content, np.uint8, offset=len(self.header)).reshape(self.shape)
 
 
@@ -55,7 +57,9 @@ def _sha256(*contents: bytes | memoryview) -> str:
 
 
 def _idx(key: str, file: str, shape: tuple[int, ...], sha256: str) -> _Part:
-    return _Part(key, file, shape, sha256, struct.pack(f">{1 + len(shape)}I", 0x800 + len(shape), *shape))
+    return _Part(
+        key, file, shape, sha256, struct.pack(f">{1 + len(shape)}I", 0x800 + len(shape), *shape)
+    )
 
 
 # fmt: off
@@ -100,18 +104,26 @@ def cache_file(name: str) -> Path:
 def read_npz(path: Path) -> dict[str, Array]:
     """The four arrays of an `.npz` in fedcor's layout, checked against the archive's own CRC on the way."""
     try:
-        with path.open("rb") as file:  # by us, since np.load forgets to close a file that turns out to be damaged
+        with path.open(
+            "rb"
+        ) as file:  # by us, since np.load forgets to close a file that turns out to be damaged
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
-                raise DataError(f"{path}: a single array, but should be an .npz of {', '.join(KEYS)}")
+                raise DataError(
+                    f"{path}: a single array, but should be an .npz of {', '.join(KEYS)}"
+                )
             if missing := [key for key in KEYS if key not in archive.files]:
-                raise DataError(f"{path}: has no {', '.join(missing)}, only {', '.join(archive.files) or 'nothing'}")
+                raise DataError(
+                    f"{path}: has no {', '.join(missing)}, only {', '.join(archive.files) or 'nothing'}"
+                )
             return {key: archive[key] for key in KEYS}
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file") from None
     except FedcorError:
         raise
-    except Exception as error:  # a damaged archive fails in zipfile, zlib or numpy, each with errors of its own
+    except (
+        Exception
+    ) as error:  # a damaged archive fails in zipfile, zlib or numpy, each with errors of its own
         raise DataError(f"{path}: cannot be read ({error})") from error
 
 
@@ -165,5 +177,7 @@ def keep(name: str, obtain: Callable[[Path], Raw]) -> Path:
                 os.fsync(file.fileno())
             os.replace(whole, target)
     except OSError as error:
-        raise DataError(f"cannot write to {cache_dir()} ({error}): set FEDCOR_DATA to a folder with room") from error
+        raise DataError(
+            f"cannot write to {cache_dir()} ({error}): set FEDCOR_DATA to a folder with room"
+        ) from error
     return target

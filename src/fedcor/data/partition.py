@@ -39,9 +39,14 @@ __all__ = [
 Kind = Literal["iid", "shards", "dirichlet"]
 
 REDRAWS = 500  # draws of Q before giving up; where the programme has solutions at all, a handful is enough
-ALPHA_RANGE = (1e-6, 1e6)  # beyond it, a client's distribution is one label, or the prior, to machine precision
+ALPHA_RANGE = (
+    1e-6,
+    1e6,
+)  # beyond it, a client's distribution is one label, or the prior, to machine precision
 SMALLEST_SHARE = 1e-12  # a share below this means no sample for any data that fits a machine; dropped to keep Q sparse
-SLACK = 1e-7  # in samples: what the solver may miss a whole number by and it still counts as reached
+SLACK = (
+    1e-7  # in samples: what the solver may miss a whole number by and it still counts as reached
+)
 
 
 @dataclass(frozen=True)
@@ -53,14 +58,17 @@ class Partition:
     shards_per_client: int = 2  # shards
     alpha: float = 0.2  # dirichlet: the smaller, the fewer labels on a client
     minimum_size: int = 10  # dirichlet: the smallest x_k of the quadratic programme
-    size_skew: float = (
-        0.0  # iid, shards: standard deviation of the logarithm of a client's, or a shard's, size; 0: equal
-    )
+    size_skew: float = 0.0  # iid, shards: standard deviation of the logarithm of a client's, or a shard's, size; 0: equal
 
     def __post_init__(self) -> None:
         kinds = get_args(Kind)
         if self.kind not in kinds:
-            raise ConfigError("kind", self.kind, f"must be one of {', '.join(kinds)}", suggest(str(self.kind), kinds))
+            raise ConfigError(
+                "kind",
+                self.kind,
+                f"must be one of {', '.join(kinds)}",
+                suggest(str(self.kind), kinds),
+            )
         for key in ("clients", "shards_per_client", "minimum_size"):
             value = getattr(self, key)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -70,7 +78,9 @@ class Partition:
             raise ConfigError("size_skew", self.size_skew, "must be a number from 0 to 10")
         if self.size_skew and self.kind == "dirichlet":
             raise ConfigError(
-                "size_skew", self.size_skew, "must be 0 for a dirichlet partition, which has sizes of its own"
+                "size_skew",
+                self.size_skew,
+                "must be 0 for a dirichlet partition, which has sizes of its own",
             )
 
     def split(self, labels: Array, rng: np.random.Generator) -> list[IntArray]:
@@ -82,11 +92,15 @@ class Partition:
         return dirichlet(labels, self.clients, self.alpha, rng, self.minimum_size)
 
 
-def iid(labels: Array, clients: int, rng: np.random.Generator, size_skew: float = 0.0) -> list[IntArray]:
+def iid(
+    labels: Array, clients: int, rng: np.random.Generator, size_skew: float = 0.0
+) -> list[IntArray]:
     """Shuffled and dealt: sizes are equal up to one sample, or skewed."""
     n = _count(labels, clients)
     owner = np.empty(n, np.int64)
-    owner[rng.permutation(n)] = np.arange(n) % clients if not size_skew else _skewed_owners(n, clients, size_skew, rng)
+    owner[rng.permutation(n)] = (
+        np.arange(n) % clients if not size_skew else _skewed_owners(n, clients, size_skew, rng)
+    )
     return _gather(owner, clients)
 
 
@@ -103,7 +117,9 @@ def shards(
     if size_skew:
         shard = _skewed_owners(n, pieces, size_skew, rng)
     else:
-        shard = np.repeat(np.arange(pieces), np.full(pieces, n // pieces) + (np.arange(pieces) < n % pieces))
+        shard = np.repeat(
+            np.arange(pieces), np.full(pieces, n // pieces) + (np.arange(pieces) < n % pieces)
+        )
     owner = np.empty(n, np.int64)
     owner[np.argsort(labels, kind="stable")] = holder[shard]
     return _gather(owner, clients)
@@ -118,7 +134,9 @@ def _skewed_owners(n: int, pieces: int, skew: float, rng: np.random.Generator) -
     return np.repeat(np.arange(pieces), sizes)
 
 
-def dirichlet(labels: Array, clients: int, alpha: float, rng: np.random.Generator, minimum: int = 10) -> list[IntArray]:
+def dirichlet(
+    labels: Array, clients: int, alpha: float, rng: np.random.Generator, minimum: int = 10
+) -> list[IntArray]:
     """The paper's unbalanced partition: q_k ~ Dir(α p), then the most even sizes x that use all data, Qx = d.
 
     Q is drawn again while no x >= minimum fits it. Each share q_k x_k is rounded down to whole samples, and each sample
@@ -130,7 +148,9 @@ def dirichlet(labels: Array, clients: int, alpha: float, rng: np.random.Generato
     _check_alpha(alpha)
     _, label, d = np.unique(labels, return_inverse=True, return_counts=True)  # (n,), (L,)
     if clients < len(d):
-        raise ConfigError("clients", clients, f"a dirichlet partition needs at least one per label, so {len(d)}")
+        raise ConfigError(
+            "clients", clients, f"a dirichlet partition needs at least one per label, so {len(d)}"
+        )
     if not 1 <= minimum <= n // clients:
         allowed = f"{clients} clients can have from 1 to {n // clients} each of {n} samples"
         raise ConfigError("minimum_size", minimum, allowed)
@@ -147,13 +167,19 @@ def dirichlet(labels: Array, clients: int, alpha: float, rng: np.random.Generato
         )
     owner = np.empty(n, np.int64)
     for kind, counts in enumerate(_whole(q * x, d, rng)):
-        owner[rng.permutation(np.flatnonzero(label == kind))] = np.repeat(np.arange(clients), counts)
+        owner[rng.permutation(np.flatnonzero(label == kind))] = np.repeat(
+            np.arange(clients), counts
+        )
     _fill_empty(owner, clients, rng)
     return _gather(owner, clients)
 
 
 def randomise_labels(
-    labels: IntArray, classes: int, parts: Sequence[IntArray], share: float, rng: np.random.Generator
+    labels: IntArray,
+    classes: int,
+    parts: Sequence[IntArray],
+    share: float,
+    rng: np.random.Generator,
 ) -> IntArray:
     """The labels, those of a `share` of the clients drawn uniformly: clients whose data teaches nothing."""
     labels = labels.copy()
@@ -170,7 +196,9 @@ def noisy_clients(clients: int, share: float, rng: np.random.Generator) -> IntAr
     return np.sort(rng.choice(clients, size=count, replace=False))
 
 
-def label_distributions(p: FloatArray, clients: int, alpha: float, rng: np.random.Generator) -> FloatArray:
+def label_distributions(
+    p: FloatArray, clients: int, alpha: float, rng: np.random.Generator
+) -> FloatArray:
     """(L, N) Q: one draw of Dir(α p) a column.
 
     With a concentration of 0.02, many gamma variates underflow to zero, and a plain draw can be 0/0. Their logarithms
@@ -204,11 +232,16 @@ def client_sizes(q: FloatArray, d: IntArray, minimum: float) -> FloatArray | Non
     cones = [clarabel.ZeroConeT(labels), clarabel.NonnegativeConeT(clients)]
     settings = clarabel.DefaultSettings()
     settings.verbose = False
-    settings.direct_solve_method, settings.max_threads = "qdldl", 1  # one order of sums: the same x on every run
+    settings.direct_solve_method, settings.max_threads = (
+        "qdldl",
+        1,
+    )  # one order of sums: the same x on every run
     # Asked for 1e-12, content with 1e-8: at 1e-8 alone, sizes near the bound are a percent off.
     settings.tol_gap_abs = settings.tol_gap_rel = 1e-12
     settings.reduced_tol_gap_abs = settings.reduced_tol_gap_rel = settings.reduced_tol_feas = 1e-8
-    solution = clarabel.DefaultSolver(identity, np.zeros(clients), constraints, bounds, cones, settings).solve()
+    solution = clarabel.DefaultSolver(
+        identity, np.zeros(clients), constraints, bounds, cones, settings
+    ).solve()
     if solution.status not in (clarabel.SolverStatus.Solved, clarabel.SolverStatus.AlmostSolved):
         return None
     x: FloatArray = np.maximum(np.asarray(solution.x) * unit, minimum)
@@ -219,7 +252,9 @@ def _whole(amounts: FloatArray, d: IntArray, rng: np.random.Generator) -> IntArr
     """(L, N) whole numbers with row sums d, each less than one from `amounts`, whose row sums are d up to tolerance."""
     amounts = amounts * (d / amounts.sum(axis=1))[:, None]
     counts = np.floor(amounts + SLACK).astype(np.int64)
-    parts = np.maximum(amounts - counts, 0)  # (L, N) each below one, so at least `left` of them are not zero
+    parts = np.maximum(
+        amounts - counts, 0
+    )  # (L, N) each below one, so at least `left` of them are not zero
     for row, part, left in zip(counts, parts, d - counts.sum(axis=1), strict=True):
         if left:
             row[rng.choice(len(part), left, replace=False, p=part / part.sum())] += 1
@@ -247,7 +282,11 @@ def _count(labels: Array, clients: int) -> int:
     if labels.ndim != 1:
         raise DataError(f"labels must be one number per sample, but have the shape {labels.shape}")
     if not 1 <= clients <= len(labels):
-        raise ConfigError("clients", clients, f"{len(labels)} samples can go to between 1 and {len(labels)} clients")
+        raise ConfigError(
+            "clients",
+            clients,
+            f"{len(labels)} samples can go to between 1 and {len(labels)} clients",
+        )
     return len(labels)
 
 

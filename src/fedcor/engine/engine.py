@@ -29,7 +29,9 @@ _TOGETHER = 8  # clients trained at once, at most: the weights of more leave the
 def trainer_for(module: nn.Module, vector: ModelVector, largest: int) -> Trainer:
     """The faster of the two paths for this module's structure (see train.py); `largest` is the size of the largest client."""
     layers = dense_stack(module)
-    return LoopTrainer(module, vector) if layers is None else StackedTrainer(layers, vector, largest)
+    return (
+        LoopTrainer(module, vector) if layers is None else StackedTrainer(layers, vector, largest)
+    )
 
 
 @dataclass(frozen=True)
@@ -66,21 +68,36 @@ class Engine:
         sizes = np.array([len(part) for part in parts])
         held = np.floor(holdout * sizes).astype(np.int64)
         ends = np.cumsum(sizes)
-        self._rows = [np.arange(end - size, end - h) for end, size, h in zip(ends, sizes, held, strict=True)]
+        self._rows = [
+            np.arange(end - size, end - h) for end, size, h in zip(ends, sizes, held, strict=True)
+        ]
         # The loss of a client is taken over all of its data, or over the held-out part where there is one.
-        self._measured = [torch.arange(end - (h or size), end) for end, size, h in zip(ends, sizes, held, strict=True)]
+        self._measured = [
+            torch.arange(end - (h or size), end)
+            for end, size, h in zip(ends, sizes, held, strict=True)
+        ]
         self._train = trainer_for(self.module, self.vector, int(sizes.max()))
         self.population = Population(np.array([len(rows) for rows in self._rows]))
         order = torch.from_numpy(np.concatenate(parts))
-        self._x, self._y = self._images(torch.from_numpy(data.train_x)[order]), self._labels(data.train_y)[order]
-        self._test_x, self._test_y = self._images(torch.from_numpy(data.test_x)), self._labels(data.test_y)
+        self._x, self._y = (
+            self._images(torch.from_numpy(data.train_x)[order]),
+            self._labels(data.train_y)[order],
+        )
+        self._test_x, self._test_y = (
+            self._images(torch.from_numpy(data.test_x)),
+            self._labels(data.test_y),
+        )
 
     def _held_out_last(self, client: int, part: IntArray) -> IntArray:
         return stream(self.seed, "holdout", client).permutation(part)
 
     def _images(self, x: Tensor) -> Tensor:
         x = x.to(self.device)
-        return x.contiguous(memory_format=torch.channels_last) if self._convolutional and x.dim() == 4 else x
+        return (
+            x.contiguous(memory_format=torch.channels_last)
+            if self._convolutional and x.dim() == 4
+            else x
+        )
 
     def _labels(self, y: IntArray) -> Tensor:
         return torch.from_numpy(y).to(self.device)
@@ -106,7 +123,10 @@ class Engine:
             same = [i for i, s in enumerate(steps) if s == count]
             together = _TOGETHER if self.device.type == "cpu" else len(same)
             for group in (same[i : i + together] for i in range(0, len(same), together)):
-                work = [Assignment(clients[i], round, self.seed, self._rows[clients[i]], count) for i in group]
+                work = [
+                    Assignment(clients[i], round, self.seed, self._rows[clients[i]], count)
+                    for i in group
+                ]
                 results[group] = self._train(model, work, self._x, self._y, how)
         return results
 
@@ -139,7 +159,12 @@ class Engine:
 
     def majority_labels(self) -> IntArray:
         """(N,) the label that each client holds most of."""
-        return np.array([int(torch.bincount(self._y[rows]).argmax()) for rows in map(torch.from_numpy, self._rows)])
+        return np.array(
+            [
+                int(torch.bincount(self._y[rows]).argmax())
+                for rows in map(torch.from_numpy, self._rows)
+            ]
+        )
 
     def measured_rows(self, size: int) -> Iterator[tuple[int, Tensor, Tensor]]:
         """(client, samples, labels): all data that losses are measured on, client by client, at most `size` rows at once."""

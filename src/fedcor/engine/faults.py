@@ -34,8 +34,14 @@ class Faults:
 
     def available(self, seed: int, round: int, clients: int) -> IntArray:
         """Sorted ids that can be reached; never nobody: a round waits until someone is there."""
-        reached = np.flatnonzero(stream(seed, "availability", round).random(clients) < self.availability)
-        return reached if len(reached) else stream(seed, "last resort", round).integers(clients, size=1)
+        reached = np.flatnonzero(
+            stream(seed, "availability", round).random(clients) < self.availability
+        )
+        return (
+            reached
+            if len(reached)
+            else stream(seed, "last resort", round).integers(clients, size=1)
+        )
 
     def dropped(self, seed: int, round: int, clients: int) -> BoolArray:
         """(N,) who dies in this round."""

@@ -49,7 +49,9 @@ def mask_scale(p: float) -> np.float32:
     return np.float32(1.0 / (1.0 - p) if p < 1 else 0.0)
 
 
-def mlp(shape: Sequence[int], classes: int, hidden: Sequence[int] = (64, 30), dropout: float = 0.5) -> nn.Module:
+def mlp(
+    shape: Sequence[int], classes: int, hidden: Sequence[int] = (64, 30), dropout: float = 0.5
+) -> nn.Module:
     """The paper's MLP; dropout stands before the ReLU, as in its published implementation."""
     if not 0.0 <= dropout < 1.0:
         raise ConfigError("dropout", dropout, "must lie in [0, 1)")
@@ -66,11 +68,15 @@ def logistic(shape: Sequence[int], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
-def cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (32, 64, 64), dense: int = 64) -> nn.Module:
+def cnn(
+    shape: Sequence[int], classes: int, channels: Sequence[int] = (32, 64, 64), dense: int = 64
+) -> nn.Module:
     """The paper's CNN: 3x3 convolutions without padding, pooling and ReLU after the first two, ReLU after the third."""
     if len(shape) != 3:
         raise ConfigError(
-            "name", "cnn", f"needs images (channels, height, width), but a sample has shape {tuple(shape)}"
+            "name",
+            "cnn",
+            f"needs images (channels, height, width), but a sample has shape {tuple(shape)}",
         )
     first, second, third = channels
     features = nn.Sequential(
@@ -95,7 +101,12 @@ def model_factory(name: str) -> Callable[..., nn.Module]:
         if not callable(factory):
             raise ConfigError("name", name, "must be a function or class that makes a module")
         return factory
-    raise ConfigError("name", name, f"must be one of {', '.join(MODELS)}, or module:factory", suggest(name, MODELS))
+    raise ConfigError(
+        "name",
+        name,
+        f"must be one of {', '.join(MODELS)}, or module:factory",
+        suggest(name, MODELS),
+    )
 
 
 def check_model_options(name: str, options: Mapping[str, Any]) -> None:
@@ -115,7 +126,11 @@ def check_model_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def build_model(
-    name: str, shape: Sequence[int], classes: int, seed: int, options: Mapping[str, Any] | None = None
+    name: str,
+    shape: Sequence[int],
+    classes: int,
+    seed: int,
+    options: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """A model with its initial weights drawn from the stream (seed, "weights"); torch's global stream is left alone."""
     factory = model_factory(name)
@@ -130,7 +145,9 @@ def build_model(
                 "name", name, f"could not be built for samples of shape {tuple(shape)}: {error}"
             ) from error
         if not isinstance(module, nn.Module):
-            raise ConfigError("name", name, f"must make a torch.nn.Module, but made a {type(module).__name__}")
+            raise ConfigError(
+                "name", name, f"must make a torch.nn.Module, but made a {type(module).__name__}"
+            )
         _check_forward(name, module, shape, classes)
     return _with_client_dropout(module)
 
@@ -142,10 +159,16 @@ def _check_forward(name: str, module: nn.Module, shape: Sequence[int], classes: 
         with torch.no_grad():
             scores = module.eval()(torch.zeros(2, *shape))
     except Exception as error:  # a user's module may fail in any way
-        raise ConfigError("name", name, f"cannot take samples of shape {tuple(shape)}: {error}") from error
+        raise ConfigError(
+            "name", name, f"cannot take samples of shape {tuple(shape)}: {error}"
+        ) from error
     if not isinstance(scores, Tensor) or scores.shape != (2, classes):
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        raise ConfigError("name", name, f"must give scores of shape (batch, {classes}), but two samples gave {got}")
+        raise ConfigError(
+            "name",
+            name,
+            f"must give scores of shape (batch, {classes}), but two samples gave {got}",
+        )
     module.train(training)
 
 
@@ -164,9 +187,13 @@ class ModelVector:
     def __init__(self, module: nn.Module) -> None:
         self.parameters = [parameter.shape for parameter in module.parameters()]
         self.buffers = [b.shape for b in module.buffers() if b.is_floating_point()]
-        self.trained = sum(math.prod(shape) for shape in self.parameters)  # numbers that take a gradient
+        self.trained = sum(
+            math.prod(shape) for shape in self.parameters
+        )  # numbers that take a gradient
         self.size = self.trained + sum(math.prod(shape) for shape in self.buffers)  # P
-        own = [sum(p.numel() for p in layer.parameters(recurse=False)) for layer in module.modules()]
+        own = [
+            sum(p.numel() for p in layer.parameters(recurse=False)) for layer in module.modules()
+        ]
         last = next((numbers for numbers in reversed(own) if numbers), 0)
         self.head = slice(self.trained - last, self.trained)  # the last layer that has parameters
 
@@ -175,7 +202,9 @@ class ModelVector:
         return [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
 
     def read(self, module: nn.Module) -> Tensor:  # (P,)
-        return torch.cat([tensor.detach().reshape(-1) for tensor in self._tensors(module)]).to(torch.float32)
+        return torch.cat([tensor.detach().reshape(-1) for tensor in self._tensors(module)]).to(
+            torch.float32
+        )
 
     def write(self, module: nn.Module, vector: Tensor) -> None:
         with torch.no_grad():
@@ -184,6 +213,11 @@ class ModelVector:
 
     def split(self, vectors: Tensor) -> list[Tensor]:
         """Views of (..., P) as one (..., *shape) a tensor."""
-        parts = torch.split(vectors, [math.prod(shape) for shape in (*self.parameters, *self.buffers)], dim=-1)
+        parts = torch.split(
+            vectors, [math.prod(shape) for shape in (*self.parameters, *self.buffers)], dim=-1
+        )
         lead = vectors.shape[:-1]
-        return [part.reshape(*lead, *s) for part, s in zip(parts, (*self.parameters, *self.buffers), strict=True)]
+        return [
+            part.reshape(*lead, *s)
+            for part, s in zip(parts, (*self.parameters, *self.buffers), strict=True)
+        ]

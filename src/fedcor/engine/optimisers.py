@@ -44,7 +44,9 @@ class FedAvg:
 
     def aggregate(self, model: Tensor, results: Tensor, weights: FloatArray) -> Tensor:
         # The mean of changes, not of models: in float32 it loses less, and a client that did not move leaves w^t as it is.
-        return model + torch.as_tensor(weights, dtype=results.dtype, device=results.device) @ (results - model)
+        return model + torch.as_tensor(weights, dtype=results.dtype, device=results.device) @ (
+            results - model
+        )
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,12 @@ __all__ = ["train_plainly"]
 
 
 def train_plainly(
-    module: nn.Module, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, how: LocalTraining
+    module: nn.Module,
+    model: Tensor,
+    work: list[Assignment],
+    x: Tensor,
+    y: Tensor,
+    how: LocalTraining,
 ) -> Tensor:
     """(len(work), P), as every Trainer."""
     vector = ModelVector(module)
@@ -28,13 +33,17 @@ def train_plainly(
         local = copy.deepcopy(module).train()
         vector.write(local, model)
         anchor = [p.detach().clone() for p in local.parameters()]
-        optimiser = torch.optim.SGD(local.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay)
+        optimiser = torch.optim.SGD(
+            local.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay
+        )
         masks = assignment.dropout_stream()
         for layer in local.modules():
             if isinstance(layer, ClientDropout):
                 layer.stream = masks
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stream_seed(assignment.seed, "torch", assignment.round, assignment.client))
+            torch.manual_seed(
+                stream_seed(assignment.seed, "torch", assignment.round, assignment.client)
+            )
             for rows in map(torch.from_numpy, assignment.batches(how.batch_size)):
                 optimiser.zero_grad()
                 loss = F.cross_entropy(local(x[rows]), y[rows])

@@ -54,7 +54,12 @@ def dense_stack(module: nn.Module) -> list[DenseLayer] | None:
             return None
     if 2 * len(layers) != len(list(module.parameters())):  # a layer that is used twice
         return None
-    if not layers or layers[-1].relu or layers[-1].dropout or any(layer.dropout >= 1 for layer in layers):
+    if (
+        not layers
+        or layers[-1].relu
+        or layers[-1].dropout
+        or any(layer.dropout >= 1 for layer in layers)
+    ):
         return None
     return layers
 
@@ -73,19 +78,27 @@ class StackedTrainer:
         self.largest = largest  # samples of the largest client: no batch has more rows than that
 
     @torch.no_grad()
-    def __call__(self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, how: LocalTraining) -> Tensor:
+    def __call__(
+        self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, how: LocalTraining
+    ) -> Tensor:
         x = x.flatten(1)
         C, B, steps = len(work), min(how.batch_size, self.largest), work[0].steps
         rows, share = self._batches(work, how.batch_size, B)  # (steps, C * B), (steps, C, B, 1)
-        masks = [mask.to(x.device) for mask in self._masks(work, share)]  # (steps, C, B, width), of layers with dropout
+        masks = [
+            mask.to(x.device) for mask in self._masks(work, share)
+        ]  # (steps, C, B, width), of layers with dropout
         rows, share = rows.to(x.device), share.to(x.device)
         tensors = [t.expand(C, *t.shape).clone() for t in self.vector.split(model)]
         W, b = tensors[0::2], [bias.unsqueeze(1) for bias in tensors[1::2]]
-        anchors = [(Wi.clone(), bi.clone()) for Wi, bi in zip(W, b, strict=True)] if how.proximal else []
+        anchors = (
+            [(Wi.clone(), bi.clone()) for Wi, bi in zip(W, b, strict=True)] if how.proximal else []
+        )
         eta = how.learning_rate
         decay = 1.0 - eta * (how.weight_decay + how.proximal)
         classes = self.layers[-1].width
-        onehot = torch.nn.functional.one_hot(y[rows], classes).to(x.dtype).view(steps, C, B, classes)
+        onehot = (
+            torch.nn.functional.one_hot(y[rows], classes).to(x.dtype).view(steps, C, B, classes)
+        )
         for step in range(steps):
             a = [x.index_select(0, rows[step]).view(C, B, -1)]
             g = []
@@ -132,9 +145,12 @@ class StackedTrainer:
         """
         steps, C, B, _ = share.shape
         masks = [
-            np.zeros((steps, C, B, layer.width if layer.dropout else 0), dtype=np.float32) for layer in self.layers
+            np.zeros((steps, C, B, layer.width if layer.dropout else 0), dtype=np.float32)
+            for layer in self.layers
         ]
-        dropped = [(i, layer.width, layer.dropout) for i, layer in enumerate(self.layers) if layer.dropout]
+        dropped = [
+            (i, layer.width, layer.dropout) for i, layer in enumerate(self.layers) if layer.dropout
+        ]
         true_rows = np.count_nonzero(share.numpy()[..., 0], axis=2)  # (steps, C)
         for c, assignment in enumerate(work):
             draws = assignment.dropout_stream().random(
@@ -145,7 +161,10 @@ class StackedTrainer:
                 for i, width, p in dropped:
                     stop = start + n * width
                     np.greater_equal(
-                        draws[start:stop].reshape(n, width), p, out=masks[i][step, c, :n], casting="unsafe"
+                        draws[start:stop].reshape(n, width),
+                        p,
+                        out=masks[i][step, c, :n],
+                        casting="unsafe",
                     )
                     start = stop
         for i, _, p in dropped:

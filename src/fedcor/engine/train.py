@@ -48,7 +48,9 @@ class Assignment:
 
     def batches(self, size: int) -> list[IntArray]:
         """`steps` mini-batches of rows."""
-        positions = schedule(stream(self.seed, "shuffle", self.round, self.client), len(self.rows), size, self.steps)
+        positions = schedule(
+            stream(self.seed, "shuffle", self.round, self.client), len(self.rows), size, self.steps
+        )
         return [self.rows[batch] for batch in positions]
 
     def dropout_stream(self) -> np.random.Generator:
@@ -65,7 +67,9 @@ def schedule(rng: np.random.Generator, n: int, size: int, steps: int) -> list[In
 
 
 class Trainer(Protocol):
-    def __call__(self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, how: LocalTraining) -> Tensor:
+    def __call__(
+        self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, how: LocalTraining
+    ) -> Tensor:
         """(len(work), P): each client's model after training from `model` on its rows of x and y."""
         ...
 
@@ -79,18 +83,26 @@ class LoopTrainer:
         self.counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         self.dropouts = [layer for layer in module.modules() if isinstance(layer, ClientDropout)]
 
-    def __call__(self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, how: LocalTraining) -> Tensor:
+    def __call__(
+        self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, how: LocalTraining
+    ) -> Tensor:
         self.module.train()
         results = []
         for assignment in work:
             try:
                 results.append(self._train(model, assignment, x, y, how))
-            except (RuntimeError, ValueError, TypeError) as error:  # a user's module may fail on any batch
+            except (
+                RuntimeError,
+                ValueError,
+                TypeError,
+            ) as error:  # a user's module may fail on any batch
                 where = f"round {assignment.round}, client {assignment.client}"
                 raise FedcorError(f"{where}: local training failed: {error}") from error
         return torch.stack(results)
 
-    def _train(self, model: Tensor, assignment: Assignment, x: Tensor, y: Tensor, how: LocalTraining) -> Tensor:
+    def _train(
+        self, model: Tensor, assignment: Assignment, x: Tensor, y: Tensor, how: LocalTraining
+    ) -> Tensor:
         self.vector.write(self.module, model)
         parameters: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
         for buffer, start in self.counters:
@@ -100,8 +112,12 @@ class LoopTrainer:
         for layer in self.dropouts:
             layer.stream = dropout
         decay = 1.0 - how.learning_rate * (how.weight_decay + how.proximal)
-        with torch.random.fork_rng(devices=[]):  # a user's functional dropout draws from torch's global stream
-            torch.manual_seed(stream_seed(assignment.seed, "torch", assignment.round, assignment.client))
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # a user's functional dropout draws from torch's global stream
+            torch.manual_seed(
+                stream_seed(assignment.seed, "torch", assignment.round, assignment.client)
+            )
             for batch in assignment.batches(how.batch_size):
                 rows = torch.from_numpy(batch).to(x.device)
                 loss = F.cross_entropy(self.module(x[rows]), y[rows])
@@ -111,7 +127,9 @@ class LoopTrainer:
                 touched = [parameters[i] for i in used]
                 with torch.no_grad():
                     torch._foreach_mul_(touched, decay)
-                    torch._foreach_add_(touched, [gradients[i] for i in used], alpha=-how.learning_rate)
+                    torch._foreach_add_(
+                        touched, [gradients[i] for i in used], alpha=-how.learning_rate
+                    )
                     if anchors:
                         pull = [anchors[i] for i in used]
                         torch._foreach_add_(touched, pull, alpha=how.learning_rate * how.proximal)

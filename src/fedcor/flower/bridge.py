@@ -32,7 +32,15 @@ from fedcor.record import RoundRecord, has_run
 from fedcor.runner import build_simulation, run_header, use_one_thread
 from fedcor.simulate import LearningRate, Simulation
 
-__all__ = ["ExperimentsOwn", "client_app", "run_on_flower", "server_app", "simulate", "to_model", "to_record"]
+__all__ = [
+    "ExperimentsOwn",
+    "client_app",
+    "run_on_flower",
+    "server_app",
+    "simulate",
+    "to_model",
+    "to_record",
+]
 
 # Neither Flower nor Ray calls home from a process that we start, and Ray leaves the choice of devices alone.
 _SILENT = {
@@ -54,13 +62,21 @@ def run_on_flower(
     """As runner.run, with Flower as the engine."""
     if experiment.faults != Faults():
         raise ConfigError(
-            "faults", experiment.faults, "are simulated by fedcor's own engine alone; on Flower they are real"
+            "faults",
+            experiment.faults,
+            "are simulated by fedcor's own engine alone; on Flower they are real",
         )
     if find_spec("ray") is None:
         raise MissingExtraError("ray", "flower-sim")
     if has_run(out) and not resume:
-        raise RecordError(f"{out} already holds a run: add --resume to go on with it, or choose another folder")
-    simulate(server_app(experiment, seed, out, on_round), client_app(experiment, seed), experiment.partition.clients)
+        raise RecordError(
+            f"{out} already holds a run: add --resume to go on with it, or choose another folder"
+        )
+    simulate(
+        server_app(experiment, seed, out, on_round),
+        client_app(experiment, seed),
+        experiment.partition.clients,
+    )
 
 
 def simulate(server: ServerApp, client: ClientApp, nodes: int) -> None:
@@ -105,7 +121,10 @@ class _Held:
 
 
 def server_app(
-    experiment: Experiment, seed: int, out: Path, on_round: Callable[[RoundRecord], None] | None = None
+    experiment: Experiment,
+    seed: int,
+    out: Path,
+    on_round: Callable[[RoundRecord], None] | None = None,
 ) -> ServerApp:
     app, held = ServerApp(), _Held(experiment)
 
@@ -135,18 +154,25 @@ def server_app(
 
 def client_app(experiment: Experiment, seed: int) -> ClientApp:
     held = _Held(experiment)
-    own_size = answers_probes(examples=lambda context: _size(_simulation(held, seed), _client(context)))
+    own_size = answers_probes(
+        examples=lambda context: _size(_simulation(held, seed), _client(context))
+    )
     app = ClientApp(mods=[own_size])
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         simulation, client = _simulation(held, seed), _client(context)
-        model, config = to_model(message.content["arrays"]), message.content.config_records["config"]
+        model, config = (
+            to_model(message.content["arrays"]),
+            message.content.config_records["config"],
+        )
         round, rate = cast(int, config["server-round"]) - 1, cast(float, config["lr"])
         (result,) = simulation.engine.train(model, [client], round, rate)
         weight = _size(simulation, client) if simulation.optimiser.weighted else 1
         metrics = MetricRecord({"loss": _loss(simulation, model, client), "num-examples": weight})
-        return Message(RecordDict({"arrays": to_record(result), "metrics": metrics}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": to_record(result), "metrics": metrics}), reply_to=message
+        )
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -190,7 +216,9 @@ class ExperimentsOwn(FedAvg):
         replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         contents = [reply.content for reply in replies]
-        weights = np.array([float(content.metric_records["metrics"]["num-examples"]) for content in contents])  # type: ignore[arg-type]
+        weights = np.array(
+            [float(content.metric_records["metrics"]["num-examples"]) for content in contents]
+        )  # type: ignore[arg-type]
         results = torch.stack([to_model(content["arrays"]) for content in contents])
         model = self._optimiser.aggregate(to_model(self._before), results, weights / weights.sum())
         return to_record(model), self.train_metrics_aggr_fn(contents, self.weighted_by_key)

@@ -52,7 +52,9 @@ class Standing:
     def from_arrays(cls, arrays: Mapping[str, Array]) -> Standing:
         """Raises RecordError where they are not a standing. Who holds the model is forgotten: the nodes are met anew."""
         try:
-            losses = dict(zip(arrays["known_clients"].tolist(), arrays["known_losses"].tolist(), strict=True))
+            losses = dict(
+                zip(arrays["known_clients"].tolist(), arrays["known_losses"].tolist(), strict=True)
+            )
             return cls(
                 done=int(arrays["round"]),
                 arrays=unpack(arrays, "model")["arrays"],
@@ -68,7 +70,11 @@ class Standing:
 
 
 def _below(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
 
 
 class StrategyMemory:

@@ -12,11 +12,15 @@ from fedcor.flower.wire import LOG, MISSING, NOTE
 
 __all__ = ["answers_probes"]
 
-_STORED = "fedcor."  # prefix, in the node's own state, of the models that the server may refer to again
+_STORED = (
+    "fedcor."  # prefix, in the node's own state, of the models that the server may refer to again
+)
 _ClientCall = Callable[[Message, Context], Message]
 
 
-def answers_probes(*, name: str | None = None, examples: Callable[[Context], int] | None = None) -> Mod:
+def answers_probes(
+    *, name: str | None = None, examples: Callable[[Context], int] | None = None
+) -> Mod:
     """A mod that lets the app's own evaluate function answer the server's questions. Put it first in the list.
 
     It says who this client is: `name` where given, or the node's configuration `client-name` or `partition-id`. `examples`
@@ -47,7 +51,9 @@ def answers_probes(*, name: str | None = None, examples: Callable[[Context], int
             try:
                 answer["examples"] = int(examples(context))
             except Exception:  # who this is matters more than how much it has
-                LOG.exception("answers_probes: examples() failed; the server will learn the number from a reply")
+                LOG.exception(
+                    "answers_probes: examples() failed; the server will learn the number from a reply"
+                )
         return answer
 
     return mod
@@ -61,7 +67,9 @@ def _recall(content: RecordDict, state: RecordDict, note: ConfigRecord) -> bool:
         if stored not in state.array_records:
             return False
         content[key] = _copy(state.array_records[stored])
-    for old in [name for name in state.array_records if name.startswith(_STORED) and name not in keep]:
+    for old in [
+        name for name in state.array_records if name.startswith(_STORED) and name not in keep
+    ]:
         del state[old]
     if stored in keep:
         state[stored] = _copy(content.array_records[key])

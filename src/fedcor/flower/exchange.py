@@ -25,20 +25,28 @@ class Exchange:
         self.grid, self.roster, self.round = grid, roster, round
         self.bytes_down = self.bytes_up = 0
         self.faults: Counter[str] = Counter()
-        self.gone: set[int] = set()  # clients that could not be reached in this round: they are not waited for again
+        self.gone: set[int] = (
+            set()
+        )  # clients that could not be reached in this round: they are not waited for again
 
     def ask(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message]:
         """Client -> reply, of all who replied with content in time."""
-        messages = {client: message for client, message in messages.items() if client not in self.gone}
+        messages = {
+            client: message for client, message in messages.items() if client not in self.gone
+        }
         if not messages:
             return {}
         self.sent(messages.values())
-        return self.received(messages, send_and_receive(self.grid, list(messages.values()), timeout))
+        return self.received(
+            messages, send_and_receive(self.grid, list(messages.values()), timeout)
+        )
 
     def sent(self, messages: Iterable[Message]) -> None:
         self.bytes_down += sum(payload_bytes(message.content) for message in messages)
 
-    def received(self, messages: Mapping[int, Message], replies: Iterable[Message]) -> dict[int, Message]:
+    def received(
+        self, messages: Mapping[int, Message], replies: Iterable[Message]
+    ) -> dict[int, Message]:
         """The replies by client, sorted. A dead node's error comes from the SuperLink, so replies are matched by message."""
         asked = {message.metadata.message_id: client for client, message in messages.items()}
         answers: dict[int, Message] = {}
@@ -62,7 +70,14 @@ class Exchange:
     def refuse(self, client: int, kind: str, why: str) -> None:
         self.faults[kind] += 1
         why = why if len(why) < 300 else f"{why[:300]}..."
-        LOG.warning("round %d: client %d (%s): %s: %s", self.round + 1, client, self.roster.names[client], kind, why)
+        LOG.warning(
+            "round %d: client %d (%s): %s: %s",
+            self.round + 1,
+            client,
+            self.roster.names[client],
+            kind,
+            why,
+        )
         if kind in UNREACHABLE and client not in self.gone:
             self.gone.add(client)
             self.roster.failed(client, self.round)

@@ -50,7 +50,9 @@ def snapshot(strategy: Strategy) -> Memory:
                 continue
             try:
                 values[path + name] = copy.deepcopy(value)
-            except Exception:  # a lock, a connection: no memory of rounds, and nothing that we could put back
+            except (
+                Exception
+            ):  # a lock, a connection: no memory of rounds, and nothing that we could put back
                 continue
     return Memory(values, frozenset(names))
 

@@ -40,7 +40,9 @@ class Roster:
         self._sizes: list[float] = []  # (N,) n_k, NaN where nobody told
         self._failures: list[int] = []  # (N,) in a row
         self._barred: list[int] = []  # (N,) not chosen before this round
-        self._nodes: dict[int, list[int]] = {}  # client -> the nodes that claim to be it, the trusted one first
+        self._nodes: dict[
+            int, list[int]
+        ] = {}  # client -> the nodes that claim to be it, the trusted one first
         self._client: dict[int, int] = {}  # node -> the client that it claims to be
         self._plain: set[int] = set()  # nodes without our mod
         self._here: set[int] = set()  # nodes that are connected
@@ -53,7 +55,11 @@ class Roster:
 
     def strangers(self, nodes: Iterable[int], round: int = 0) -> list[int]:
         """Nodes that we have not met, without those who lately would not say who they are."""
-        return [node for node in nodes if node not in self._client and self._mute.get(node, (0, 0))[1] <= round]
+        return [
+            node
+            for node in nodes
+            if node not in self._client and self._mute.get(node, (0, 0))[1] <= round
+        ]
 
     def mute(self, node: int, round: int) -> None:
         times = self._mute.get(node, (0, 0))[0] + 1
@@ -65,7 +71,9 @@ class Roster:
     def enrol(self, claims: Mapping[int, Claim]) -> None:
         """Take in nodes: a new name is a new client; a known one may have moved here, but its node of before comes first
         while it is connected and answers: nobody takes another's place by saying its name."""
-        for node, claim in sorted(claims.items(), key=lambda item: (_natural(item[1].name), item[0])):
+        for node, claim in sorted(
+            claims.items(), key=lambda item: (_natural(item[1].name), item[0])
+        ):
             if claim.name not in self.names:
                 self.names.append(claim.name)
                 self._sizes.append(np.nan)
@@ -75,7 +83,10 @@ class Roster:
             rivals = [other for other in self._nodes.get(client, []) if other in self._here]
             if rivals:
                 LOG.warning(
-                    "nodes %s and %d both say that they are %s: the first is believed", rivals, node, claim.name
+                    "nodes %s and %d both say that they are %s: the first is believed",
+                    rivals,
+                    node,
+                    claim.name,
                 )
             self._nodes.setdefault(client, []).append(node)
             self._client[node] = client
@@ -98,7 +109,11 @@ class Roster:
 
     def learn_size(self, client: int, examples: float | None) -> None:
         """The first word counts: what a client says of itself comes before the weights of its replies."""
-        if np.isnan(self._sizes[client]) and examples is not None and 1 <= examples <= _MOST_EXAMPLES:
+        if (
+            np.isnan(self._sizes[client])
+            and examples is not None
+            and 1 <= examples <= _MOST_EXAMPLES
+        ):
             self._sizes[client] = float(int(examples))
 
     def population(self) -> Population:

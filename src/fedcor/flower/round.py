@@ -23,13 +23,30 @@ from flwr.supercore.run import Run
 from fedcor.errors import FedcorError
 from fedcor.flower.exchange import Exchange
 from fedcor.flower.memory import Memory, restore, snapshot, wrapped
-from fedcor.flower.screen import Signature, Unusable, clean_model, metrics_of, number, numbers_fault, odd_ones_out
+from fedcor.flower.screen import (
+    Signature,
+    Unusable,
+    clean_model,
+    metrics_of,
+    number,
+    numbers_fault,
+    odd_ones_out,
+)
 from fedcor.flower.wire import MISSING, NOTE, model_note, version_of
 from fedcor.guard import check_clients, screen_losses
 from fedcor.rng import stream
 from fedcor.types import Array, FloatArray, IntArray, Outcome
 
-__all__ = ["FlowerRound", "Knowledge", "SomeNodes", "Terms", "limited", "renewed", "says_missing", "slim"]
+__all__ = [
+    "FlowerRound",
+    "Knowledge",
+    "SomeNodes",
+    "Terms",
+    "limited",
+    "renewed",
+    "says_missing",
+    "slim",
+]
 
 
 @dataclass(frozen=True)
@@ -108,7 +125,9 @@ class FlowerRound:
             return changes
         version = version_of(candidate)
         if version not in self._losses:
-            current = self._version  # the clients are told to keep these two; of other candidates nothing remains
+            current = (
+                self._version
+            )  # the clients are told to keep these two; of other candidates nothing remains
             self._holders = {current: self._holders[current], version: set()}
             self._losses = {current: self._losses[current], version: {}}
             comparable = self.available[
@@ -116,7 +135,9 @@ class FlowerRound:
             ].tolist()  # who was silent before says nothing about a change
             self._losses[version] = self._probe(version, candidate, comparable)
         after = self._losses[version]
-        changes[self.available] = [after.get(client, np.nan) for client in self.available.tolist()] - before
+        changes[self.available] = [
+            after.get(client, np.nan) for client in self.available.tolist()
+        ] - before
         return changes
 
     def _candidate(self, selection: IntArray) -> ArrayRecord | None:
@@ -134,14 +155,20 @@ class FlowerRound:
         """Messages for the chosen who have not trained for a question already; the caller sends them."""
         self.selected = chosen
         messages = self._train_messages(chosen).items()
-        self._sent = {client: message for client, message in messages if client not in self.exchange.gone}
+        self._sent = {
+            client: message for client, message in messages if client not in self.exchange.gone
+        }
         self._sent_at = time.monotonic()
         self.exchange.sent(self._sent.values())
         return list(self._sent.values())
 
     def collect(self, replies: Iterable[Message]) -> None:
         """Take the replies to `pending`."""
-        self._take(self._sent, self.exchange.received(self._sent, replies), self._sent_at + self._terms.train_timeout)
+        self._take(
+            self._sent,
+            self.exchange.received(self._sent, replies),
+            self._sent_at + self._terms.train_timeout,
+        )
 
     def close(self) -> tuple[ArrayRecord | None, MetricRecord | None, Outcome, Knowledge]:
         """Aggregate what was delivered; without any of it, the model stays and so does what is known of it."""
@@ -155,20 +182,30 @@ class FlowerRound:
             self.round,
             self.selected,
             participated,
-            read_losses=lambda: screen_losses(np.array([self._reported(k) for k in participated.tolist()]))[0],
+            read_losses=lambda: screen_losses(
+                np.array([self._reported(k) for k in participated.tolist()])
+            )[0],
             read_updates=lambda: self._updates(participated),
             head=_head(self._model),
             shares=self._shares(participated),
         )
         holders = frozenset(self._holders.get(version, ()))
-        return arrays, metrics, outcome, Knowledge(version, self._losses.get(version, {}), holders, self._signature)
+        return (
+            arrays,
+            metrics,
+            outcome,
+            Knowledge(version, self._losses.get(version, {}), holders, self._signature),
+        )
 
     def _shares(self, participated: IntArray) -> FloatArray | None:
         """What each reply counts in the strategy's mean; None for a strategy that is not known to weigh them."""
         if not hasattr(self._terms.strategy, "weighted_by_key"):
             return None
         contents = (self._trained[client].content for client in participated.tolist())
-        return np.array([number(metrics_of(content), self._terms.weight_key) for content in contents], dtype=np.float64)
+        return np.array(
+            [number(metrics_of(content), self._terms.weight_key) for content in contents],
+            dtype=np.float64,
+        )
 
     def _train(self, selection: IntArray) -> None:
         messages = self._train_messages(check_clients(selection, self.available, self.round))
@@ -187,15 +224,26 @@ class FlowerRound:
         restore(strategy, self._unconfigured)
         self.configured = ConfigRecord(dict(self._config.items()))
         with limited(strategy, len(nodes), everyone=True):
-            messages = list(strategy.configure_train(self.round + 1, self._arrays, self.configured, grid))
-        found = {nodes[m.metadata.dst_node_id]: m for m in messages if m.metadata.dst_node_id in nodes}
-        fresh = {client: found[client] for client in sorted(found.keys() - self._asked_to_train.keys())}
+            messages = list(
+                strategy.configure_train(self.round + 1, self._arrays, self.configured, grid)
+            )
+        found = {
+            nodes[m.metadata.dst_node_id]: m for m in messages if m.metadata.dst_node_id in nodes
+        }
+        fresh = {
+            client: found[client] for client in sorted(found.keys() - self._asked_to_train.keys())
+        }
         self._asked_to_train |= fresh
         versions = sorted(self._holders)
         holders = self._holders[self._version]
-        return {k: slim(m, self._arrays, self._version, versions, k in holders) for k, m in fresh.items()}
+        return {
+            k: slim(m, self._arrays, self._version, versions, k in holders)
+            for k, m in fresh.items()
+        }
 
-    def _take(self, sent: Mapping[int, Message], replies: Mapping[int, Message], end: float) -> None:
+    def _take(
+        self, sent: Mapping[int, Message], replies: Mapping[int, Message], end: float
+    ) -> None:
         """Keep the usable results; who has lost the model in the meantime gets it again, within the same deadline."""
         lost: dict[int, Message] = {}
         for client, reply in replies.items():
@@ -221,7 +269,9 @@ class FlowerRound:
 
     def _delivered(self, selection: IntArray) -> IntArray:
         """Sorted clients of the selection whose results can be averaged together."""
-        results = {k: self._trained[k] for k in sorted(set(selection.tolist())) if k in self._trained}
+        results = {
+            k: self._trained[k] for k in sorted(set(selection.tolist())) if k in self._trained
+        }
         odd, self._signature = odd_ones_out(results, self._signature)
         for client in odd:
             self._refuse(client, "malformed", "its reply is built otherwise than the others'")
@@ -232,9 +282,13 @@ class FlowerRound:
         """The strategy's own mean, in the order of the clients: sums are then equal bit for bit in every run."""
         drawn = [client for client in np.sort(selection).tolist() if client in self._trained]
         replies = []
-        for client in drawn:  # a client drawn twice counts twice; a strategy may change the messages that it is given
+        for client in (
+            drawn
+        ):  # a client drawn twice counts twice; a strategy may change the messages that it is given
             reply = copy.copy(self._trained[client])
-            reply.content = RecordDict({key: record.copy() for key, record in reply.content.items()})
+            reply.content = RecordDict(
+                {key: record.copy() for key, record in reply.content.items()}
+            )
             replies.append(reply)
         arrays, metrics = self._terms.strategy.aggregate_train(self.round + 1, replies)
         if arrays is not None:
@@ -246,19 +300,28 @@ class FlowerRound:
         for name, like in self._model.items():
             values = arrays[name].numpy() if name in arrays else None
             wrong = "is missing" if values is None else ""
-            wrong = wrong or ("has another shape" if values.shape != like.shape else numbers_fault(values, like))  # type: ignore[union-attr, arg-type]
+            wrong = wrong or (
+                "has another shape" if values.shape != like.shape else numbers_fault(values, like)
+            )  # type: ignore[union-attr, arg-type]
             if wrong:
                 strategy = type(self._terms.strategy).__name__
-                raise FedcorError(f"round {self.round + 1}: the model that {strategy} made is unusable: {name} {wrong}")
+                raise FedcorError(
+                    f"round {self.round + 1}: the model that {strategy} made is unusable: {name} {wrong}"
+                )
 
     def _reported(self, client: int) -> float:
         return number(metrics_of(self._trained[client].content), *self._terms.loss_keys)
 
     def _updates(self, participated: IntArray) -> FloatArray:  # (m, P)
         if self._terms.secure_aggregation:
-            raise FedcorError("single updates are hidden by secure aggregation: this selector cannot be used with it")
+            raise FedcorError(
+                "single updates are hidden by secure aggregation: this selector cannot be used with it"
+            )
         start = _flat(self._arrays)
-        rows = [_flat(next(iter(self._trained[k].content.array_records.values()))) for k in participated.tolist()]
+        rows = [
+            _flat(next(iter(self._trained[k].content.array_records.values())))
+            for k in participated.tolist()
+        ]
         return np.array(rows).reshape(len(rows), len(start)) - start
 
     # --- probes
@@ -296,11 +359,24 @@ class FlowerRound:
         )
         if not self.roster.understands(client):
             return message
-        return slim(message, model, version, sorted(self._holders), client in self._holders[version], remember=True)
+        return slim(
+            message,
+            model,
+            version,
+            sorted(self._holders),
+            client in self._holders[version],
+            remember=True,
+        )
 
 
 def slim(
-    message: Message, model: ArrayRecord, version: str, keep: list[str], held: bool, *, remember: bool = False
+    message: Message,
+    model: ArrayRecord,
+    version: str,
+    keep: list[str],
+    held: bool,
+    *,
+    remember: bool = False,
 ) -> Message:
     """The message without `model` for a client that holds it; with `remember`, one that does not is told to keep it."""
     keys = [key for key, record in message.content.array_records.items() if record is model]
@@ -314,7 +390,9 @@ def renewed(message: Message, content: RecordDict | None = None) -> Message:
     """A new message to the same node."""
     about = message.metadata
     content = RecordDict(dict(message.content.items())) if content is None else content
-    return Message(content, about.dst_node_id, about.message_type, ttl=about.ttl, group_id=about.group_id)
+    return Message(
+        content, about.dst_node_id, about.message_type, ttl=about.ttl, group_id=about.group_id
+    )
 
 
 def says_missing(sent: Message, reply: Message) -> bool:
@@ -337,12 +415,17 @@ def _head(model: Mapping[str, Array]) -> slice:
     if not matrices:
         return slice(None)
     last = matrices[-1]
-    follows = last + 1 < len(shapes) and shapes[last + 1] in ((shapes[last][0],), (shapes[last][-1],))
+    follows = last + 1 < len(shapes) and shapes[last + 1] in (
+        (shapes[last][0],),
+        (shapes[last][-1],),
+    )
     return slice(int(ends[last]) - math.prod(shapes[last]), int(ends[last + follows]))
 
 
 def _flat(arrays: ArrayRecord) -> FloatArray:
-    return np.concatenate([array.numpy().astype(np.float64).ravel() for array in arrays.values()] or [np.empty(0)])
+    return np.concatenate(
+        [array.numpy().astype(np.float64).ravel() for array in arrays.values()] or [np.empty(0)]
+    )
 
 
 class SomeNodes(Grid):
@@ -365,7 +448,12 @@ class SomeNodes(Grid):
         return self._grid.run
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
@@ -375,7 +463,9 @@ class SomeNodes(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return self._grid.pull_messages(message_ids)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         return self._grid.send_and_receive(messages, timeout=timeout)
 
 
@@ -387,13 +477,22 @@ def limited(strategy: Strategy, nodes: int, *, everyone: bool = False) -> Iterat
     """
     changed = []
     for _, one in wrapped(strategy):
-        for name in ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes", "fraction_train"):
+        for name in (
+            "min_train_nodes",
+            "min_evaluate_nodes",
+            "min_available_nodes",
+            "fraction_train",
+        ):
             if not hasattr(one, name):
                 continue
             value = getattr(one, name)
             changed.append((one, name, value))
             everybody = 1.0 if name == "fraction_train" else nodes
-            setattr(one, name, everybody if everyone else value if name == "fraction_train" else min(value, nodes))
+            setattr(
+                one,
+                name,
+                everybody if everyone else value if name == "fraction_train" else min(value, nodes),
+            )
     try:
         yield
     finally:

@@ -51,7 +51,9 @@ class Unusable(Exception):
 def fault(reply: Message) -> tuple[str, str] | None:
     """(kind, what happened) of a reply that carries an error or nothing; None for one that has content."""
     if reply.has_error():
-        return ("unreachable" if reply.error.code in _GONE else "error"), str(reply.error.reason or "no reason given")
+        return ("unreachable" if reply.error.code in _GONE else "error"), str(
+            reply.error.reason or "no reason given"
+        )
     return None if reply.has_content() else ("malformed", "an empty reply")
 
 
@@ -70,7 +72,9 @@ def number(metrics: MetricRecord, *keys: str) -> float:
     return float("nan")
 
 
-def clean_evaluation(content: RecordDict, weight_key: str, loss_keys: tuple[str, ...]) -> RecordDict:
+def clean_evaluation(
+    content: RecordDict, weight_key: str, loss_keys: tuple[str, ...]
+) -> RecordDict:
     """The reply's only MetricRecord, and nothing else, or Unusable."""
     if len(content.metric_records) != 1:
         raise Unusable("malformed", "not exactly one MetricRecord")
@@ -88,7 +92,10 @@ def clean_evaluation(content: RecordDict, weight_key: str, loss_keys: tuple[str,
 
 
 def clean_model(
-    content: RecordDict, model: Mapping[str, types.Array], weight_key: str, loss_keys: tuple[str, ...]
+    content: RecordDict,
+    model: Mapping[str, types.Array],
+    weight_key: str,
+    loss_keys: tuple[str, ...],
 ) -> RecordDict:
     """A trained model that looks like `model` (its names in that order, its shapes, its types), with its metrics, or Unusable."""
     metrics = clean_evaluation(content, weight_key, loss_keys)
@@ -97,7 +104,9 @@ def clean_model(
     ((key, record),) = content.array_records.items()
     if set(record) != set(model):
         raise Unusable("malformed", "other array names than the model's")
-    arrays = ArrayRecord({name: _clean_array(name, record[name], like) for name, like in model.items()})
+    arrays = ArrayRecord(
+        {name: _clean_array(name, record[name], like) for name, like in model.items()}
+    )
     return RecordDict({key: arrays, **metrics})
 
 
@@ -110,7 +119,10 @@ def _clean_array(name: str, array: Array, like: types.Array) -> Array:
     if not readable:
         raise Unusable("malformed", f"{name} cannot be read")
     if values.shape != like.shape or values.dtype.kind not in "fiub":
-        raise Unusable("malformed", f"{name} is {values.dtype}{list(values.shape)}, not {like.dtype}{list(like.shape)}")
+        raise Unusable(
+            "malformed",
+            f"{name} is {values.dtype}{list(values.shape)}, not {like.dtype}{list(like.shape)}",
+        )
     wrong = numbers_fault(values, like)
     if wrong:
         raise Unusable("unusable", f"{name} {wrong}")
@@ -130,13 +142,19 @@ def numbers_fault(values: types.Array, like: types.Array) -> str:
 def signature(content: RecordDict) -> Signature:
     """The names of its records, and the names and lengths of its metrics."""
     parts = {
-        (kind, key, -1) for kind, keys in (("a", content.array_records), ("m", content.metric_records)) for key in keys
+        (kind, key, -1)
+        for kind, keys in (("a", content.array_records), ("m", content.metric_records))
+        for key in keys
     }
     metrics = metrics_of(content)
-    return frozenset(parts | {("v", key, len(v) if isinstance(v, list) else -1) for key, v in metrics.items()})
+    return frozenset(
+        parts | {("v", key, len(v) if isinstance(v, list) else -1) for key, v in metrics.items()}
+    )
 
 
-def odd_ones_out(replies: Mapping[int, Message], usual: Signature | None) -> tuple[list[int], Signature | None]:
+def odd_ones_out(
+    replies: Mapping[int, Message], usual: Signature | None
+) -> tuple[list[int], Signature | None]:
     """Clients whose replies are built otherwise than most, and how most are; where it is a tie, as they were before."""
     found = {client: signature(reply.content) for client, reply in sorted(replies.items())}
     if not found:

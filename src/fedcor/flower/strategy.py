@@ -27,7 +27,16 @@ from fedcor.flower.exchange import Exchange
 from fedcor.flower.introduce import introduce
 from fedcor.flower.memory import snapshot, wrapped
 from fedcor.flower.roster import Roster
-from fedcor.flower.round import FlowerRound, Knowledge, SomeNodes, Terms, limited, renewed, says_missing, slim
+from fedcor.flower.round import (
+    FlowerRound,
+    Knowledge,
+    SomeNodes,
+    Terms,
+    limited,
+    renewed,
+    says_missing,
+    slim,
+)
 from fedcor.flower.screen import Unusable, clean_evaluation, metrics_of, number, odd_ones_out
 from fedcor.flower.wire import LOG, version_of
 from fedcor.guard import check_clients, check_state, naming, screen_losses, written_reasons
@@ -38,8 +47,25 @@ from fedcor.types import Array, IntArray, Outcome, Population, Selector, State
 __all__ = ["FedCorStrategy", "SelectingStrategy", "select_with"]
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-_LOSSES = ("loss", "eval_loss", "eval-loss", "val_loss", "val-loss", "test_loss", "train_loss", "train-loss")
-_ACCURACIES = ("accuracy", "test_accuracy", "eval_accuracy", "eval_acc", "eval-acc", "val_acc", "acc")
+_LOSSES = (
+    "loss",
+    "eval_loss",
+    "eval-loss",
+    "val_loss",
+    "val-loss",
+    "test_loss",
+    "train_loss",
+    "train-loss",
+)
+_ACCURACIES = (
+    "accuracy",
+    "test_accuracy",
+    "eval_accuracy",
+    "eval_acc",
+    "eval-acc",
+    "val_acc",
+    "acc",
+)
 _RATES = ("lr", "learning-rate", "learning_rate")
 
 
@@ -67,17 +93,23 @@ class SelectingStrategy(Strategy):
         for _, one in wrapped(strategy):
             if type(one).start is not Strategy.start:
                 raise ConfigError(
-                    "strategy", type(one).__name__, "has a loop of its own (start), which would not be run"
+                    "strategy",
+                    type(one).__name__,
+                    "has a loop of its own (start), which would not be run",
                 )
         if getattr(strategy, "fraction_train", 1.0) == 0.0:
-            raise ConfigError("fraction_train", 0.0, "switches training off, so there is nobody to select")
+            raise ConfigError(
+                "fraction_train", 0.0, "switches training off, so there is nobody to select"
+            )
         if not isinstance(selector, Selector):
             raise ConfigError("selector", selector, "must have the verbs init, select and observe")
         if identity not in ("name", "key"):
             raise ConfigError("identity", identity, "must be name or key")
         if secure_aggregation and getattr(selector, "needs_updates", False):
             hint = "choose one that does not, such as random, power_of_choice or fedcor"
-            raise ConfigError("selector", selector, "reads single updates, which secure aggregation hides", hint)
+            raise ConfigError(
+                "selector", selector, "reads single updates, which secure aggregation hides", hint
+            )
         for key, value in (("probe_timeout", probe_timeout), ("attempts", attempts)):
             if not value > 0:
                 raise ConfigError(key, value, "must be above 0")
@@ -128,14 +160,18 @@ class SelectingStrategy(Strategy):
         """As Flower's `Strategy.start`, from the last finished round on where there is a checkpoint."""
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
-        self._terms = dataclasses.replace(self._terms, train_timeout=timeout, evaluate_config=evaluate_config)
+        self._terms = dataclasses.replace(
+            self._terms, train_timeout=timeout, evaluate_config=evaluate_config
+        )
         self._evaluated, self._rounds = evaluate_fn is not None, num_rounds
         self._first_config = dict(train_config.items())
         self._forget()
         with ExitStack() as stack:
             arrays = initial_arrays
             if self._folder is not None:
-                self._writer = stack.enter_context(open_run(self._folder, self._header(num_rounds), resume=True))
+                self._writer = stack.enter_context(
+                    open_run(self._folder, self._header(num_rounds), resume=True)
+                )
                 stack.callback(self._forget_writer)
                 if self._writer.checkpoint is not None:
                     arrays = self._resume(self._writer.checkpoint, initial_arrays, train_config)
@@ -167,7 +203,11 @@ class SelectingStrategy(Strategy):
 
     def summary(self) -> None:
         LOG.info("\t├──> Selection: %s", self.selector)
-        LOG.info("\t├──> Waits for %d nodes; probes answer within %g s", self._wait_for, self._terms.probe_timeout)
+        LOG.info(
+            "\t├──> Waits for %d nodes; probes answer within %g s",
+            self._wait_for,
+            self._terms.probe_timeout,
+        )
         self.strategy.summary()
 
     # --- one round
@@ -182,7 +222,9 @@ class SelectingStrategy(Strategy):
         self._refused = self._probed = 0
         self._unconfigured = snapshot(self.strategy)
         version = version_of(arrays)
-        if self._knowledge.version != version:  # the first model, or one that was changed by someone else
+        if (
+            self._knowledge.version != version
+        ):  # the first model, or one that was changed by someone else
             self._knowledge = Knowledge(version, signature=self._knowledge.signature)
         return self._select(attempt=0)
 
@@ -200,7 +242,9 @@ class SelectingStrategy(Strategy):
                 self._arrays = self._arrays if arrays is None else arrays
                 break
             told = dict(self._exchange.faults)
-            LOG.error("round %d: NOBODY delivered a usable update: %s", self._exchange.round + 1, told)
+            LOG.error(
+                "round %d: NOBODY delivered a usable update: %s", self._exchange.round + 1, told
+            )
             if attempt == self._attempts:
                 raise FedcorError(
                     f"round {self._exchange.round + 1}: {attempt} attempts, and nobody delivered a usable update ({told}); "
@@ -208,11 +252,17 @@ class SelectingStrategy(Strategy):
                 )
             pause = min(2.0 ** (attempt - 1), self._terms.probe_timeout)  # an outage may pass
             LOG.error(
-                "round %d: attempt %d of %d, in %g s", self._exchange.round + 1, attempt + 1, self._attempts, pause
+                "round %d: attempt %d of %d, in %g s",
+                self._exchange.round + 1,
+                attempt + 1,
+                self._attempts,
+                pause,
             )
             time.sleep(pause)
             self._exchange.gone.clear()
-            replies = self._grid.send_and_receive(self._select(attempt), timeout=self._terms.train_timeout)
+            replies = self._grid.send_and_receive(
+                self._select(attempt), timeout=self._terms.train_timeout
+            )
         for key, value in self._round.configured.items():  # a strategy's changes, of one call
             self._config[key] = value
         with naming(f"round {outcome.round + 1}: the selector failed in observe"):
@@ -259,7 +309,10 @@ class SelectingStrategy(Strategy):
             if join is not None:
                 self._state = join(self._state, population)
             elif self._population.count < population.count:
-                LOG.warning("%s cannot take in new clients: its memory begins afresh", type(self.selector).__name__)
+                LOG.warning(
+                    "%s cannot take in new clients: its memory begins afresh",
+                    type(self.selector).__name__,
+                )
                 self._state = self._new_state(population)
         self._population = population
         return self._state
@@ -285,11 +338,19 @@ class SelectingStrategy(Strategy):
                 if len(available):
                     self._awaited = True
                     return available
-                LOG.error("round %d: %d nodes, but none says who it is", self._exchange.round + 1, len(nodes))
+                LOG.error(
+                    "round %d: %d nodes, but none says who it is",
+                    self._exchange.round + 1,
+                    len(nodes),
+                )
                 self._roster.ask_all_again()
             elif told != len(nodes):
                 told = len(nodes)
-                LOG.info("Waiting for nodes to connect: %d connected (minimum required: %d).", told, wanted)
+                LOG.info(
+                    "Waiting for nodes to connect: %d connected (minimum required: %d).",
+                    told,
+                    wanted,
+                )
             time.sleep(1.0 if again or self._awaited else 0.2)
 
     def _enrol(self, nodes: list[int]) -> None:
@@ -298,7 +359,9 @@ class SelectingStrategy(Strategy):
             return
         if self._roster.names and self._awaited:
             LOG.info("round %d: %d new nodes", self._exchange.round + 1, len(strangers))
-        claims = introduce(self._exchange, strangers, self._terms.probe_timeout, by_key=self._by_key)
+        claims = introduce(
+            self._exchange, strangers, self._terms.probe_timeout, by_key=self._by_key
+        )
         self._roster.enrol(claims)
         for node in set(strangers) - claims.keys():
             LOG.warning("round %d: node %d does not say who it is", self._exchange.round + 1, node)
@@ -314,13 +377,21 @@ class SelectingStrategy(Strategy):
         some = [self._roster.node(client) for client in clients.tolist()] or nodes
         with limited(self.strategy, len(some)):
             messages = list(
-                self.strategy.configure_evaluate(server_round + self._before, arrays, config, SomeNodes(grid, some))
+                self.strategy.configure_evaluate(
+                    server_round + self._before, arrays, config, SomeNodes(grid, some)
+                )
             )
-        known = {client: m for m in messages if (client := self._roster.client(m.metadata.dst_node_id)) >= 0}
+        known = {
+            client: m
+            for m in messages
+            if (client := self._roster.client(m.metadata.dst_node_id)) >= 0
+        }
         self._full, self._sent_at = known, time.monotonic()
         about = self._knowledge
         self._evaluation = {
-            client: slim(m, arrays, about.version, [about.version], client in about.holders, remember=True)
+            client: slim(
+                m, arrays, about.version, [about.version], client in about.holders, remember=True
+            )
             if self._roster.understands(client)
             else m
             for client, m in known.items()
@@ -328,9 +399,15 @@ class SelectingStrategy(Strategy):
         self._exchange.sent(self._evaluation.values())
         return list(self._evaluation.values())
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         received = self._exchange.received(self._evaluation, replies)
-        lost = {k: renewed(self._full[k]) for k, reply in received.items() if says_missing(self._evaluation[k], reply)}
+        lost = {
+            k: renewed(self._full[k])
+            for k, reply in received.items()
+            if says_missing(self._evaluation[k], reply)
+        }
         if lost:
             left = self._sent_at + self._terms.train_timeout - time.monotonic()
             received |= self._exchange.ask(lost, max(0.0, left))
@@ -338,13 +415,20 @@ class SelectingStrategy(Strategy):
         about = self._knowledge
         answered = {k for k in usable if self._roster.understands(k) and k not in lost}
         losses = dict(about.losses)
-        for client, reply in usable.items():  # they came anyway: nobody need ask for them in the next round
-            loss, _ = screen_losses(np.array([number(metrics_of(reply.content), *self._terms.loss_keys)]))
+        for (
+            client,
+            reply,
+        ) in usable.items():  # they came anyway: nobody need ask for them in the next round
+            loss, _ = screen_losses(
+                np.array([number(metrics_of(reply.content), *self._terms.loss_keys)])
+            )
             if np.isfinite(loss[0]):
                 losses[client] = float(loss[0])
         holders = (about.holders | answered) - lost.keys()
         self._knowledge = dataclasses.replace(about, losses=losses, holders=holders)
-        metrics = self.strategy.aggregate_evaluate(server_round + self._before, list(usable.values()))
+        metrics = self.strategy.aggregate_evaluate(
+            server_round + self._before, list(usable.values())
+        )
         if not self._evaluated:
             self._finish(self._arrays, metrics)
         return metrics
@@ -353,12 +437,16 @@ class SelectingStrategy(Strategy):
         usable: dict[int, Message] = {}
         for client, reply in sorted(received.items()):
             try:
-                reply.content = clean_evaluation(reply.content, self._terms.weight_key, self._terms.loss_keys)
+                reply.content = clean_evaluation(
+                    reply.content, self._terms.weight_key, self._terms.loss_keys
+                )
                 usable[client] = reply
             except Unusable as wrong:
                 self._exchange.refuse(client, wrong.kind, wrong.why)
         for client in odd_ones_out(usable, None)[0]:
-            self._exchange.refuse(client, "malformed", "its evaluation is built otherwise than the others'")
+            self._exchange.refuse(
+                client, "malformed", "its evaluation is built otherwise than the others'"
+            )
             del usable[client]
         return usable
 
@@ -369,7 +457,9 @@ class SelectingStrategy(Strategy):
         if self._outcome is None:
             return
         scores = MetricRecord() if metrics is None else metrics
-        rates = [self._config[key] for key in _RATES if isinstance(self._config.get(key), int | float)]
+        rates = [
+            self._config[key] for key in _RATES if isinstance(self._config.get(key), int | float)
+        ]
         record = RoundRecord(
             round=self._outcome.round,
             selected=self._outcome.selected.tolist(),
@@ -385,7 +475,9 @@ class SelectingStrategy(Strategy):
             why=self._why,
         )
         if self._writer is not None:
-            self._writer.append({**dataclasses.asdict(record), "faults": dict(self._exchange.faults)})
+            self._writer.append(
+                {**dataclasses.asdict(record), "faults": dict(self._exchange.faults)}
+            )
             write_client_names(self._writer.folder, self._roster.names)
             self._writer.save(self._standing(record.round + 1, arrays).to_arrays())
         if self._on_round is not None:
@@ -394,20 +486,43 @@ class SelectingStrategy(Strategy):
     def _standing(self, done: int, arrays: ArrayRecord) -> Standing:
         assert self._state is not None
         assert self._population is not None
-        config = {key: value for key, value in self._config.items() if value != self._first_config.get(key)}
+        config = {
+            key: value
+            for key, value in self._config.items()
+            if value != self._first_config.get(key)
+        }
         memory = self._memory.read()
-        return Standing(done, arrays, self._knowledge, self._roster, self._population, self._state, memory, config)
+        return Standing(
+            done,
+            arrays,
+            self._knowledge,
+            self._roster,
+            self._population,
+            self._state,
+            memory,
+            config,
+        )
 
-    def _resume(self, checkpoint: Mapping[str, Array], initial: ArrayRecord, train_config: ConfigRecord) -> ArrayRecord:
+    def _resume(
+        self, checkpoint: Mapping[str, Array], initial: ArrayRecord, train_config: ConfigRecord
+    ) -> ArrayRecord:
         """Stand where the last finished round left off."""
         try:
             standing = Standing.from_arrays(checkpoint)
         except RecordError as error:
-            raise RecordError(f"{self._folder}: {error}; choose another folder, or delete it to begin again") from error
+            raise RecordError(
+                f"{self._folder}: {error}; choose another folder, or delete it to begin again"
+            ) from error
         arrays = standing.arrays
         if [(n, a.shape) for n, a in arrays.items()] != [(n, a.shape) for n, a in initial.items()]:
-            raise RecordError(f"the model in {self._folder} has other arrays than the one that this run begins with")
-        self._before, self._knowledge, self._roster = standing.done, standing.knowledge, standing.roster
+            raise RecordError(
+                f"the model in {self._folder} has other arrays than the one that this run begins with"
+            )
+        self._before, self._knowledge, self._roster = (
+            standing.done,
+            standing.knowledge,
+            standing.roster,
+        )
         self._population, self._state = standing.population, standing.state
         self._memory.write(standing.strategy)
         for key, value in standing.config.items():
@@ -430,7 +545,10 @@ class SelectingStrategy(Strategy):
             "config": {
                 "strategy": type(self.strategy).__name__,
                 "selectors": {selector: described},
-                "training": {"rounds": rounds, "clients_per_round": described.get("clients_per_round")},
+                "training": {
+                    "rounds": rounds,
+                    "clients_per_round": described.get("clients_per_round"),
+                },
             },
             "versions": {
                 "fedcor": installed("fedcor"),
@@ -449,17 +567,27 @@ class FedCorStrategy(SelectingStrategy):
 
     selector: FedCor
 
-    def __init__(self, clients_per_round: int, strategy: Strategy | None = None, **settings: Any) -> None:
+    def __init__(
+        self, clients_per_round: int, strategy: Strategy | None = None, **settings: Any
+    ) -> None:
         ours = {key: settings.pop(key) for key in _SETTINGS & settings.keys()}
         selector = build_selector("fedcor", clients_per_round, settings)
         super().__init__(FedAvg() if strategy is None else strategy, selector, **ours)
 
 
-_SETTINGS = inspect.signature(SelectingStrategy.__init__).parameters.keys() - {"self", "strategy", "selector"}
+_SETTINGS = inspect.signature(SelectingStrategy.__init__).parameters.keys() - {
+    "self",
+    "strategy",
+    "selector",
+}
 
 
 def select_with(
-    strategy: Strategy, selector: Selector | str, *, clients_per_round: int | None = None, **settings: Any
+    strategy: Strategy,
+    selector: Selector | str,
+    *,
+    clients_per_round: int | None = None,
+    **settings: Any,
 ) -> SelectingStrategy:
     """`strategy` as it is, with its clients chosen by `selector`: an object, or a name with `clients_per_round`.
 
@@ -479,7 +607,9 @@ def select_with(
             raise ConfigError("clients_per_round", None, "must be given with a selector's name")
         selector = build_selector(selector, clients_per_round)
     elif clients_per_round is not None:
-        raise ConfigError("clients_per_round", clients_per_round, "is set by the selector that you gave")
+        raise ConfigError(
+            "clients_per_round", clients_per_round, "is set by the selector that you gave"
+        )
     return SelectingStrategy(strategy, selector, **settings)
 
 

@@ -16,7 +16,9 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 __all__ = ["LOG", "MISSING", "NOTE", "identity_note", "model_note", "payload_bytes", "version_of"]
 
-LOG = logging.getLogger("flwr.fedcor")  # below Flower's own logger: its level and its handlers are ours
+LOG = logging.getLogger(
+    "flwr.fedcor"
+)  # below Flower's own logger: its level and its handlers are ours
 NOTE = "fedcor"  # the record's key in a message's content
 MISSING = "missing"
 

@@ -54,7 +54,9 @@ def log_likelihood(X: FloatArray, samples: Samples, s2: float) -> float:
         n, d = Xo.shape
         factor = cho_factor(s2 * np.eye(d) + Xo.T @ Xo, lower=True)
         XY = Xo.T @ Y.T  # (d, m)
-        quadratic = (np.sum(Y * Y, axis=1) - np.sum(XY * cho_solve(factor, XY), axis=0)) / s2  # (m,)
+        quadratic = (
+            np.sum(Y * Y, axis=1) - np.sum(XY * cho_solve(factor, XY), axis=0)
+        ) / s2  # (m,)
         logdet = 2.0 * np.sum(np.log(np.diag(factor[0]))) + (n - d) * math.log(s2)
         total -= 0.5 * float(w @ (quadratic + logdet + n * math.log(2 * math.pi)))
     return total
@@ -65,7 +67,9 @@ def log_likelihood_gradient(X: FloatArray, samples: Samples, s2: float) -> Float
     return _gradient(X, list(samples.by_answered()), s2)
 
 
-def _gradient(X: FloatArray, groups: list[tuple[BoolArray, FloatArray, FloatArray]], s2: float) -> FloatArray:
+def _gradient(
+    X: FloatArray, groups: list[tuple[BoolArray, FloatArray, FloatArray]], s2: float
+) -> FloatArray:
     gradient = np.zeros_like(X)
     noise = s2 * np.eye(X.shape[1])
     for who, Y, w in groups:

@@ -43,10 +43,16 @@ class Picks:
         return self.alone - self.gain
 
 
-def select(X: FloatArray, p: FloatArray, alpha: FloatArray, s2: float, count: int, candidates: IntArray) -> Picks:
+def select(
+    X: FloatArray, p: FloatArray, alpha: FloatArray, s2: float, count: int, candidates: IntArray
+) -> Picks:
     """The `count` clients among `candidates` that Algorithm 1 picks, for the prior N(0, X X' + s2 I)."""
     count = min(count, len(candidates))
-    Xc, pc, ac = X[candidates], p[candidates], alpha[candidates]  # only candidates can be picked; all are cared for
+    Xc, pc, ac = (
+        X[candidates],
+        p[candidates],
+        alpha[candidates],
+    )  # only candidates can be picked; all are cared for
     v = p @ X
     left = np.ones(len(candidates), dtype=bool)
     A = np.eye(X.shape[1])
@@ -72,7 +78,9 @@ def _gains(
     return alpha * (XA @ v + s2 * p) / np.sqrt(variance), variance
 
 
-def select_proxy(X: FloatArray, p: FloatArray, s2: float, count: int, candidates: IntArray) -> IntArray:
+def select_proxy(
+    X: FloatArray, p: FloatArray, s2: float, count: int, candidates: IntArray
+) -> IntArray:
     """The paper's proxy algorithm: the `count` candidates with the largest sum_i p_i Sigma_ik, best first."""
     score = X[candidates] @ (p @ X) + s2 * p[candidates]  # (n,)
     return candidates[np.argsort(-score, kind="stable")[:count]]

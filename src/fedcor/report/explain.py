@@ -29,7 +29,9 @@ def explain(run: Run, round: int | None = None) -> dict[str, Any]:
         raise RecordError(f"{run.path} has no finished round yet")
     number = len(run.rounds) - 1 if round is None else round
     if not 0 <= number < len(run.rounds):
-        raise RecordError(f"{run.path} has the rounds 0 to {len(run.rounds) - 1}; there is no round {number}")
+        raise RecordError(
+            f"{run.path} has the rounds 0 to {len(run.rounds) - 1}; there is no round {number}"
+        )
     entry, names = run.rounds[number], client_names(run.path)
     why = entry.get("why") or {}
     rows = []
@@ -51,7 +53,9 @@ def explain(run: Run, round: int | None = None) -> dict[str, Any]:
 
 def render_explanation(explanation: dict[str, Any], console: Console) -> None:
     asked = f", {explanation['probed']} losses asked for" if explanation["probed"] else ""
-    console.print(f"{explanation['selector']}, round {explanation['round']}{asked}", highlight=False)
+    console.print(
+        f"{explanation['selector']}, round {explanation['round']}{asked}", highlight=False
+    )
     table = Table(box=None, pad_edge=False)
     rows = explanation["chosen"]
     for column in rows[0] if rows else ():

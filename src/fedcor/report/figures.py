@@ -45,8 +45,19 @@ COLOURS = {
     "complement": "#CC79A7",
     "full": "#999999",
 }
-STYLES = {"fedcor": "-", "random": ":", "afl": "-.", "power_of_choice": "--", "complement": "-", "full": (0, (6, 1))}
-TITLES = {"2spc": "2SPC: two shards a client", "1spc": "1SPC: one shard a client", "dir": "Dir: Dirichlet, α = 0.2"}
+STYLES = {
+    "fedcor": "-",
+    "random": ":",
+    "afl": "-.",
+    "power_of_choice": "--",
+    "complement": "-",
+    "full": (0, (6, 1)),
+}
+TITLES = {
+    "2spc": "2SPC: two shards a client",
+    "1spc": "1SPC: one shard a client",
+    "dir": "Dir: Dirichlet, α = 0.2",
+}
 
 
 def _row(panels: int, width: float = 3.6, height: float = 3.0) -> tuple[Figure, list[Axes]]:
@@ -74,16 +85,29 @@ def _look(label: str, i: int) -> dict[str, Any]:
 
 
 def curves(
-    panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]], caption: str, target: Mapping[str, float]
+    panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]],
+    caption: str,
+    target: Mapping[str, float],
 ) -> Figure:
     """Test accuracy over rounds: panels[setting][series] has `round`, `mean`, `low`, `high`."""
     figure, axes = _row(len(panels), width=3.6 + 1.2 / len(panels))  # and room for the legend
     for ax, (setting, series) in zip(axes, panels.items(), strict=True):
         for i, (label, numbers) in enumerate(series.items()):
             look = _look(label, i)
-            ax.plot(numbers["round"], numbers["mean"], label=NAMES.get(label, label), linewidth=1.5, **look)
+            ax.plot(
+                numbers["round"],
+                numbers["mean"],
+                label=NAMES.get(label, label),
+                linewidth=1.5,
+                **look,
+            )
             ax.fill_between(
-                numbers["round"], numbers["low"], numbers["high"], color=look["color"], alpha=0.15, linewidth=0
+                numbers["round"],
+                numbers["low"],
+                numbers["high"],
+                color=look["color"],
+                alpha=0.15,
+                linewidth=0,
             )
         if setting in target:
             ax.axhline(target[setting], color="grey", linewidth=0.8)
@@ -100,7 +124,9 @@ def curves(
         ax.set_xlabel("communication round")
     axes[0].set_ylabel("test accuracy")
     handles, labels = axes[-1].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=8, loc="outside right center", frameon=False)  # where it hides no curve
+    figure.legend(
+        handles, labels, fontsize=8, loc="outside right center", frameon=False
+    )  # where it hides no curve
     _say(figure, caption)
     return figure
 
@@ -141,7 +167,9 @@ def histograms(panels: Mapping[str, Sequence[Mapping[str, Any]]], caption: str) 
     return figure
 
 
-def similarities(series: Mapping[str, Mapping[str, Sequence[float]]], reference: float, caption: str) -> Figure:
+def similarities(
+    series: Mapping[str, Mapping[str, Sequence[float]]], reference: float, caption: str
+) -> Figure:
     """Cosine similarity of covariances: series[setting] has `round`, `similarity`, `noise`."""
     figure, (ax,) = _row(1, width=6.4, height=3.4)
     for i, (setting, numbers) in enumerate(series.items()):
@@ -155,7 +183,9 @@ def similarities(series: Mapping[str, Mapping[str, Sequence[float]]], reference:
             label=TITLES.get(setting, setting),
             **look,
         )
-        ax.plot(numbers["noise_round"], numbers["noise"], color=look["color"], linewidth=0.7, alpha=0.5)
+        ax.plot(
+            numbers["noise_round"], numbers["noise"], color=look["color"], linewidth=0.7, alpha=0.5
+        )
     ax.axhline(reference, color="grey", linewidth=0.8)
     ax.text(
         0.99,
@@ -196,13 +226,17 @@ def frequencies(panels: Mapping[str, Mapping[str, Sequence[float]]], caption: st
     return figure
 
 
-def differences(panels: Mapping[str, Mapping[str, Mapping[str, Any]]], what: str, caption: str) -> Figure:
+def differences(
+    panels: Mapping[str, Mapping[str, Mapping[str, Any]]], what: str, caption: str
+) -> Figure:
     """Paired differences with their intervals, a row a variant: panels[scenario][variant] has `mean`, `low`, `high`."""
     names = list(dict.fromkeys(name for rows in panels.values() for name in rows))
     width = 2.9 if len(panels) <= 3 else 2.4
     figure, axes = _row(len(panels), width=width, height=1.3 + 0.26 * len(names))
     shown = [row for rows in panels.values() for row in rows.values() if row["mean"] is not None]
-    ends = [row[key] for row in shown for key in ("mean", "low", "high") if row[key] is not None] + [0.0]
+    ends = [
+        row[key] for row in shown for key in ("mean", "low", "high") if row[key] is not None
+    ] + [0.0]
     room = 0.05 * (max(ends) - min(ends)) or 0.1
     for ax, (scenario, rows) in zip(axes, panels.items(), strict=True):
         ax.axvline(0, color="black", linewidth=0.8)
@@ -213,10 +247,26 @@ def differences(panels: Mapping[str, Mapping[str, Mapping[str, Any]]], what: str
             clear = low is not None and (low > 0 or high < 0)
             colour = "#555555" if not clear else PALETTE[2] if mean > 0 else PALETTE[0]
             if low is not None:
-                ax.plot([low, high], [y, y], color=colour, linewidth=2.2, alpha=0.6, solid_capstyle="butt")
-            ax.plot(mean, y, marker="o" if not clear else "^" if mean > 0 else "v", color=colour, markersize=5)
+                ax.plot(
+                    [low, high],
+                    [y, y],
+                    color=colour,
+                    linewidth=2.2,
+                    alpha=0.6,
+                    solid_capstyle="butt",
+                )
+            ax.plot(
+                mean,
+                y,
+                marker="o" if not clear else "^" if mean > 0 else "v",
+                color=colour,
+                markersize=5,
+            )
         ax.set_title(TITLES.get(scenario, scenario), fontsize=9)
-        ax.set_yticks(range(len(names)), [NAMES.get(n, n) for n in names] if ax is axes[0] else [""] * len(names))
+        ax.set_yticks(
+            range(len(names)),
+            [NAMES.get(n, n) for n in names] if ax is axes[0] else [""] * len(names),
+        )
         ax.set_ylim(len(names) - 0.5, -0.5)
         ax.set_xlim(min(ends) - room, max(ends) + room)  # one scale, so that panels can be compared
         ax.tick_params(labelsize=8)
@@ -232,10 +282,23 @@ def client_map(points: Sequence[Sequence[float]], labels: Sequence[int], caption
     colours = [*PALETTE[:7], "#999999", "#7B3294", "#A6761D"]
     for value in np.unique(label):
         mine = place[label == value]
-        ax.scatter(mine[:, 0], mine[:, 1], s=60, color=colours[value % len(colours)], alpha=0.35, linewidth=0)
+        ax.scatter(
+            mine[:, 0],
+            mine[:, 1],
+            s=60,
+            color=colours[value % len(colours)],
+            alpha=0.35,
+            linewidth=0,
+        )
         colour, (x, y) = colours[value % len(colours)], np.median(mine, axis=0)
         ax.annotate(
-            str(value), (x, y), xytext=(11, 8), textcoords="offset points", fontsize=10, weight="bold", color=colour
+            str(value),
+            (x, y),
+            xytext=(11, 8),
+            textcoords="offset points",
+            fontsize=10,
+            weight="bold",
+            color=colour,
         )
     ax.set_xlabel("t-SNE 1")
     ax.set_ylabel("t-SNE 2")
@@ -249,15 +312,27 @@ def toy_picture(toy: Mapping[str, Any], caption: str) -> Figure:
     samples, labels = np.asarray(toy["samples"]), np.asarray(toy["labels"])
     for sign, marker, name in ((1, "+", "label +1"), (-1, "_", "label −1")):
         mine = samples[labels == sign]
-        ax.scatter(mine[:, 0], mine[:, 1], marker=marker, s=55, color="#555555", linewidth=1.4, label=name)
+        ax.scatter(
+            mine[:, 0], mine[:, 1], marker=marker, s=55, color="#555555", linewidth=1.4, label=name
+        )
     low, high = samples.min(axis=0) - 0.5, samples.max(axis=0) + 0.5
     across = np.linspace(low[0], high[0], 2)
     marks = {"Ind": ("s", PALETTE[1]), "Cor": ("o", PALETTE[0]), "Opt": ("^", PALETTE[2])}
-    for (name, choice), style, size in zip(toy["choices"].items(), (":", "-", "--"), (190, 150, 110), strict=True):
+    for (name, choice), style, size in zip(
+        toy["choices"].items(), (":", "-", "--"), (190, 150, 110), strict=True
+    ):
         marker, colour = marks[name]
         chosen = samples[choice["clients"]]
         slope_x, slope_y, bias = choice["model"]
-        ax.scatter(chosen[:, 0], chosen[:, 1], marker=marker, s=size, facecolor="none", edgecolor=colour, linewidth=1.8)
+        ax.scatter(
+            chosen[:, 0],
+            chosen[:, 1],
+            marker=marker,
+            s=size,
+            facecolor="none",
+            edgecolor=colour,
+            linewidth=1.8,
+        )
         ax.plot(across, -(bias + slope_x * across) / slope_y, style, color=colour, linewidth=1.7, marker=marker, markersize=6,
                 markerfacecolor="none", label=f"{name}: global loss {choice['global_loss']:.3f}")  # fmt: skip
     ax.set_xlim(low[0], high[0])

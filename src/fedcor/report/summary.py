@@ -79,7 +79,9 @@ class Curve:
         return len(self.accuracy)
 
     def first(self, rounds: int) -> Curve:
-        return replace(self, accuracy=self.accuracy[:rounds], down=self.down[:rounds], up=self.up[:rounds])
+        return replace(
+            self, accuracy=self.accuracy[:rounds], down=self.down[:rounds], up=self.up[:rounds]
+        )
 
 
 def curve_of(run: Run) -> Curve:
@@ -102,20 +104,29 @@ def curve_of(run: Run) -> Curve:
         )
         order = [row["round"] for row in run.rounds]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RecordError(f"{name}: the record lacks or garbles {error}; run it again or leave it out") from error
+        raise RecordError(
+            f"{name}: the record lacks or garbles {error}; run it again or leave it out"
+        ) from error
     if order != list(range(curve.done)) or not np.isfinite([curve.down, curve.up]).all():
-        raise RecordError(f"{name}: rounds are missing, out of order or without bytes; run it again or leave it out")
+        raise RecordError(
+            f"{name}: rounds are missing, out of order or without bytes; run it again or leave it out"
+        )
     return curve
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """What two runs must share to be compared: all but who chooses, and for how long."""
     settings = {key: value for key, value in config.items() if key not in ("selector", "selectors")}
-    return {**settings, "training": {key: value for key, value in config["training"].items() if key != "rounds"}}
+    return {
+        **settings,
+        "training": {key: value for key, value in config["training"].items() if key != "rounds"},
+    }
 
 
 def _column(run: Run, key: str) -> FloatArray:
-    return np.array([np.nan if row[key] is None else row[key] for row in run.rounds], dtype=np.float64)
+    return np.array(
+        [np.nan if row[key] is None else row[key] for row in run.rounds], dtype=np.float64
+    )
 
 
 # --- one value a run -------------------------------------------------------------------------------------------------
@@ -136,7 +147,9 @@ def _rounds_to_target(curve: Curve) -> float | None:
 def _smooth_rounds_to_target(curve: Curve) -> float | None:
     if curve.done < WINDOW:
         return None
-    means = np.lib.stride_tricks.sliding_window_view(curve.accuracy, WINDOW).mean(axis=1)  # (T - WINDOW + 1,)
+    means = np.lib.stride_tricks.sliding_window_view(curve.accuracy, WINDOW).mean(
+        axis=1
+    )  # (T - WINDOW + 1,)
     index = _first_reach(means, curve.target)
     return None if index is None else float(index + WINDOW)
 
@@ -172,16 +185,44 @@ class Metric:
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("rounds_to_target", "rounds to target", "rounds", "lower", _rounds_to_target, to_target=True),
     Metric(
-        "smooth_rounds_to_target", f"{WINDOW}-round mean to target", "rounds", "lower", _smooth_rounds_to_target, True
+        "rounds_to_target", "rounds to target", "rounds", "lower", _rounds_to_target, to_target=True
+    ),
+    Metric(
+        "smooth_rounds_to_target",
+        f"{WINDOW}-round mean to target",
+        "rounds",
+        "lower",
+        _smooth_rounds_to_target,
+        True,
     ),
     Metric("mean_accuracy", "mean accuracy", "accuracy", "higher", lambda c: _mean(c.accuracy)),
-    Metric("final_accuracy", f"mean of the last {WINDOW}", "accuracy", "higher", lambda c: _mean(c.accuracy[-WINDOW:])),
+    Metric(
+        "final_accuracy",
+        f"mean of the last {WINDOW}",
+        "accuracy",
+        "higher",
+        lambda c: _mean(c.accuracy[-WINDOW:]),
+    ),
     Metric("bytes_down", "bytes down", "bytes", "lower", lambda c: _sum(c.down)),
     Metric("bytes_up", "bytes up", "bytes", "lower", lambda c: _sum(c.up)),
-    Metric("bytes_to_target", "bytes to target", "bytes", "lower", _bytes_to_target, to_target=True, headline=False),
-    Metric("last_accuracy", "last accuracy", "accuracy", "higher", lambda c: _mean(c.accuracy[-1:]), headline=False),
+    Metric(
+        "bytes_to_target",
+        "bytes to target",
+        "bytes",
+        "lower",
+        _bytes_to_target,
+        to_target=True,
+        headline=False,
+    ),
+    Metric(
+        "last_accuracy",
+        "last accuracy",
+        "accuracy",
+        "higher",
+        lambda c: _mean(c.accuracy[-1:]),
+        headline=False,
+    ),
     Metric("spread", f"spread of the last {TAIL}", "accuracy", "lower", _spread, headline=False),
 )
 
@@ -222,7 +263,9 @@ class Difference:
     """A selector minus the baseline, seed by seed."""
 
     estimate: Estimate  # n and `of` count pairs
-    rounds: tuple[int, int] | None  # fewest and most that a pair was compared over; None for a metric to the target
+    rounds: (
+        tuple[int, int] | None
+    )  # fewest and most that a pair was compared over; None for a metric to the target
     verdict: (
         Literal["better", "worse", "unclear", "equal"] | None
     )  # unclear: the interval holds zero; None: there is none
@@ -258,7 +301,9 @@ class Summary:
 def summarise(runs: Sequence[Run], baseline: str | None = None) -> Summary:
     """Everything a report shows, compared with the selector `baseline`: `random` if it is there, else the first."""
     if not runs:
-        raise RecordError("no runs to summarise: name a folder that `fedcor run` or `fedcor compare` wrote with --out")
+        raise RecordError(
+            "no runs to summarise: name a folder that `fedcor run` or `fedcor compare` wrote with --out"
+        )
     experiments: dict[str, dict[str, dict[int, Curve]]] = {}
     for curve in map(curve_of, runs):
         seeds = experiments.setdefault(curve.experiment, {}).setdefault(curve.selector, {})
@@ -269,7 +314,9 @@ def summarise(runs: Sequence[Run], baseline: str | None = None) -> Summary:
     return Summary(tuple(_experiment(name, found, baseline) for name, found in experiments.items()))
 
 
-def _experiment(name: str, found: Mapping[str, Mapping[int, Curve]], baseline: str | None) -> ExperimentSummary:
+def _experiment(
+    name: str, found: Mapping[str, Mapping[int, Curve]], baseline: str | None
+) -> ExperimentSummary:
     if baseline is None:
         baseline = DEFAULT_BASELINE if DEFAULT_BASELINE in found else next(iter(found))
     elif baseline not in found:
@@ -282,23 +329,31 @@ def _experiment(name: str, found: Mapping[str, Mapping[int, Curve]], baseline: s
         first, *others = curves.values()
         for other in others:
             _refuse_different(f"{name} with {first.selector}", first.options, other.options)
-    selectors = tuple(_selector(key, found[key], None if key == baseline else found[baseline]) for key in found)
+    selectors = tuple(
+        _selector(key, found[key], None if key == baseline else found[baseline]) for key in found
+    )
     return ExperimentSummary(name, first.target, baseline, selectors)
 
 
 def _refuse_different(what: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
     for key, (here, there) in differences(one, other).items():
         told = f"{key} is {_told(here)} in one and {_told(there)} in another"
-        raise RecordError(f"runs of {what} have different settings ({told}): report their folders one at a time")
+        raise RecordError(
+            f"runs of {what} have different settings ({told}): report their folders one at a time"
+        )
 
 
 def _told(value: Any) -> str:
     return "not set" if value is None else repr(value)
 
 
-def _selector(name: str, curves: Mapping[int, Curve], baseline: Mapping[int, Curve] | None) -> SelectorSummary:
+def _selector(
+    name: str, curves: Mapping[int, Curve], baseline: Mapping[int, Curve] | None
+) -> SelectorSummary:
     runs = tuple(_run(curves[seed]) for seed in sorted(curves))
-    estimates = {m.key: estimate_of((run.values[m.key] for run in runs), m.to_target) for m in METRICS}
+    estimates = {
+        m.key: estimate_of((run.values[m.key] for run in runs), m.to_target) for m in METRICS
+    }
     if baseline is None:
         return SelectorSummary(name, runs, estimates, {})
     pairs = [(curves[seed], baseline[seed]) for seed in sorted(curves.keys() & baseline.keys())]
@@ -314,11 +369,16 @@ def _difference(metric: Metric, pairs: Sequence[tuple[Curve, Curve]]) -> Differe
     rounds = None
     if pairs and not metric.to_target:
         common = [min(ours.done, theirs.done) for ours, theirs in pairs]
-        pairs = [(ours.first(t), theirs.first(t)) for (ours, theirs), t in zip(pairs, common, strict=True)]
+        pairs = [
+            (ours.first(t), theirs.first(t))
+            for (ours, theirs), t in zip(pairs, common, strict=True)
+        ]
         some = [t for t in common if t > 0]  # a pair without rounds is not compared at all
         rounds = (min(some), max(some)) if some else None
     values = [(metric.of(ours), metric.of(theirs)) for ours, theirs in pairs]
-    estimate = estimate_of((None if a is None or b is None else a - b for a, b in values), metric.to_target)
+    estimate = estimate_of(
+        (None if a is None or b is None else a - b for a, b in values), metric.to_target
+    )
     if estimate.low is None or estimate.high is None:
         return Difference(estimate, rounds, None)
     if max(abs(estimate.low), abs(estimate.high)) <= ROUNDING:
@@ -361,7 +421,11 @@ def ratio_of(parts: Sequence[float], wholes: Sequence[float]) -> Estimate:
     spread = np.cov(d, g)
     a, b, c = (
         float(one.mean() * other.mean() - q * covariance)
-        for one, other, covariance in ((g, g, spread[1, 1]), (d, g, spread[0, 1]), (d, d, spread[0, 0]))
+        for one, other, covariance in (
+            (g, g, spread[1, 1]),
+            (d, g, spread[0, 1]),
+            (d, d, spread[0, 0]),
+        )
     )
     if a <= 0:
         return Estimate(None, None, None, None, 0, n)

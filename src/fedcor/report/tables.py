@@ -13,7 +13,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedcor.report.summary import METRICS, Estimate, ExperimentSummary, Metric, SelectorSummary, Summary
+from fedcor.report.summary import (
+    METRICS,
+    Estimate,
+    ExperimentSummary,
+    Metric,
+    SelectorSummary,
+    Summary,
+)
 
 __all__ = ["NAMES", "difference_text", "estimate_text", "markdown", "render", "to_csv", "to_json"]
 
@@ -89,7 +96,10 @@ def render(summary: Summary, console: Console) -> None:
     """
     for experiment in summary.experiments:
         table = _levels(experiment, console, " ")
-        if console.measure(table, options=console.options.update(max_width=9999)).maximum > console.width:
+        if (
+            console.measure(table, options=console.options.update(max_width=9999)).maximum
+            > console.width
+        ):
             table = _levels(experiment, console, "\n")
         _print(console, f"\n{experiment.name}", "bold")
         console.print(table)
@@ -132,10 +142,15 @@ def _levels(experiment: ExperimentSummary, console: Console, between: str) -> Ta
     table.add_column("selector", overflow="fold")
     columns = []
     for metric in _headlines(experiment):
-        cells = [_ascii(console, estimate_text(metric, s.estimates[metric.key], between)) for s in experiment.selectors]
+        cells = [
+            _ascii(console, estimate_text(metric, s.estimates[metric.key], between))
+            for s in experiment.selectors
+        ]
         columns.append(cells)
         lines = [*metric.title.split(), *(line for cell in cells for line in cell.splitlines())]
-        table.add_column(metric.title, justify="right", width=max(map(len, lines)))  # as narrow as its cells allow
+        table.add_column(
+            metric.title, justify="right", width=max(map(len, lines))
+        )  # as narrow as its cells allow
     for selector, *cells in zip(experiment.selectors, *columns, strict=True):
         table.add_row(Text(selector.name), *map(Text, cells))
     return table
@@ -144,7 +159,9 @@ def _levels(experiment: ExperimentSummary, console: Console, between: str) -> Ta
 def _differences(experiment: ExperimentSummary, console: Console) -> Table:
     table = _table(console)
     for title in ("selector", "difference", "", "pairs", "rounds"):
-        table.add_column(title, overflow="fold", justify="right" if title in ("pairs", "rounds") else "left")
+        table.add_column(
+            title, overflow="fold", justify="right" if title in ("pairs", "rounds") else "left"
+        )
     styles = {"better": "green", "worse": "red"}
     for metric in _headlines(experiment):
         table.add_row(Text(metric.title, style="bold"))
@@ -158,7 +175,13 @@ def _differences(experiment: ExperimentSummary, console: Console) -> Table:
                 Text(difference_text(metric, difference.estimate)),
                 Text(verdict, style=styles.get(verdict, "")),
                 Text(str(difference.estimate.n)),
-                Text("to target" if metric.to_target else _span(difference.rounds) if difference.rounds else "-"),
+                Text(
+                    "to target"
+                    if metric.to_target
+                    else _span(difference.rounds)
+                    if difference.rounds
+                    else "-"
+                ),
             )
     return table
 
@@ -170,7 +193,11 @@ def _span(bounds: tuple[int, int]) -> str:
 def _caption(experiment: ExperimentSummary) -> Iterator[str]:
     runs = [run for selector in experiment.selectors for run in selector.runs]
     done = _span((min(run.rounds_done for run in runs), max(run.rounds_done for run in runs)))
-    target = "no target accuracy" if experiment.target is None else f"target accuracy {experiment.target:g}"
+    target = (
+        "no target accuracy"
+        if experiment.target is None
+        else f"target accuracy {experiment.target:g}"
+    )
     yield f"{_seeds(experiment.selectors)}; {done} rounds; {target}; ± half the 95 % interval of the mean over seeds."
     if experiment.target is None:
         yield f"Not shown, as there is no target: {', '.join(m.title for m in METRICS if m.headline and m.to_target)}."
@@ -189,7 +216,9 @@ def _caption(experiment: ExperimentSummary) -> Iterator[str]:
 
 
 def _seeds(selectors: Sequence[SelectorSummary]) -> str:
-    listed = {selector.name: ", ".join(str(run.seed) for run in selector.runs) for selector in selectors}
+    listed = {
+        selector.name: ", ".join(str(run.seed) for run in selector.runs) for selector in selectors
+    }
     if len(set(listed.values())) == 1:
         return f"seeds {listed.popitem()[1]}"
     return "seeds " + ", ".join(f"{name} ({seeds})" for name, seeds in listed.items())
@@ -200,8 +229,15 @@ def _seeds(selectors: Sequence[SelectorSummary]) -> str:
 
 def to_json(summary: Summary) -> str:
     """The whole summary, with the list of metrics; keys in the order of the records, null where there is no number."""
-    metrics = [{"key": m.key, "title": m.title, "unit": m.unit, "better": m.better} for m in METRICS]
-    return json.dumps({"metrics": metrics, **asdict(summary)}, indent=2, allow_nan=False, ensure_ascii=True) + "\n"
+    metrics = [
+        {"key": m.key, "title": m.title, "unit": m.unit, "better": m.better} for m in METRICS
+    ]
+    return (
+        json.dumps(
+            {"metrics": metrics, **asdict(summary)}, indent=2, allow_nan=False, ensure_ascii=True
+        )
+        + "\n"
+    )
 
 
 def to_csv(summary: Summary) -> str:
@@ -219,7 +255,9 @@ def to_csv(summary: Summary) -> str:
     return text.getvalue()
 
 
-def _csv_row(experiment: ExperimentSummary, selector: SelectorSummary, metric: Metric) -> dict[str, object]:
+def _csv_row(
+    experiment: ExperimentSummary, selector: SelectorSummary, metric: Metric
+) -> dict[str, object]:
     level = selector.estimates[metric.key]
     paired = selector.differences[metric.key].estimate if selector.differences else None
     return {

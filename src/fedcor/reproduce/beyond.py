@@ -13,7 +13,14 @@ import torch
 from fedcor.data import noisy_clients
 from fedcor.errors import ConfigError, RecordError
 from fedcor.record import Run, read_checkpoint, write_whole
-from fedcor.report.summary import METRICS, Estimate, ExperimentSummary, SelectorSummary, estimate_of, ratio_of
+from fedcor.report.summary import (
+    METRICS,
+    Estimate,
+    ExperimentSummary,
+    SelectorSummary,
+    estimate_of,
+    ratio_of,
+)
 from fedcor.report.tables import NAMES, difference_text, estimate_text, markdown
 from fedcor.reproduce.comparison import as_numbers, compared, draw_curves, mean_std, times_chosen
 from fedcor.reproduce.plan import FOUR, Plan, Runs, Scenario, Variant
@@ -45,7 +52,11 @@ def confirmation(plan: Plan) -> list[Path]:
     twice = sorted(set(plan.seeds) & set(plan.fresh_seeds))
     if twice:
         kept = ", ".join(map(str, plan.fresh_seeds))
-        raise ConfigError("--seeds", list(plan.seeds), f"seeds {kept} are kept for the confirmation: leave them out")
+        raise ConfigError(
+            "--seeds",
+            list(plan.seeds),
+            f"seeds {kept} are kept for the confirmation: leave them out",
+        )
     fresh = dataclasses.replace(plan, seeds=plan.fresh_seeds)
     return _table(fresh, "beyond-confirmation", fresh.runs(THREE))
 
@@ -54,8 +65,20 @@ def _table(plan: Plan, what: str, runs: Runs) -> list[Path]:
     summaries, to_fedcor = compared(runs, "random"), compared(runs, "fedcor")
     closed = {name: _gap_closed(summary) for name, summary in summaries.items()}
     bounded = any(closed.values())
-    head = ["", "mean accuracy", "− Rand", "− FedCor", *(["of the gap to everyone"] if bounded else [])]
-    head += ["rounds to target", "ten-round mean", "bytes to target", "bytes in all", "spread of the last 50"]
+    head = [
+        "",
+        "mean accuracy",
+        "− Rand",
+        "− FedCor",
+        *(["of the gap to everyone"] if bounded else []),
+    ]
+    head += [
+        "rounds to target",
+        "ten-round mean",
+        "bytes to target",
+        "bytes in all",
+        "spread of the last 50",
+    ]
     tables = []
     for name, summary in summaries.items():
         rows = []
@@ -68,28 +91,41 @@ def _table(plan: Plan, what: str, runs: Runs) -> list[Path]:
                     _paired_text(s),
                     _paired_text(other),
                     *([_share_text(share) if share else "–"] if bounded else []),
-                    *(mean_std(s.estimates[key]) for key in ("rounds_to_target", "smooth_rounds_to_target")),
+                    *(
+                        mean_std(s.estimates[key])
+                        for key in ("rounds_to_target", "smooth_rounds_to_target")
+                    ),
                     estimate_text(_METRIC["bytes_to_target"], s.estimates["bytes_to_target"]),
                     estimate_text(_METRIC["bytes_down"], estimate_of([_bytes(s)])),
-                    "–" if s.estimates["spread"].mean is None else f"{s.estimates['spread'].mean:.3f}",
+                    "–"
+                    if s.estimates["spread"].mean is None
+                    else f"{s.estimates['spread'].mean:.3f}",
                 ]
             )
         done = summary.selectors[0].runs[0].rounds_done
         title = f"{plan.dataset} {name.upper()}, {plan.of_seeds}, {done} rounds"
         tables.append(markdown(title, head, rows))
     gaps = {name: {k: dataclasses.asdict(e) for k, e in of.items()} for name, of in closed.items()}
-    further = {"gap_closed": gaps, "mean_accuracy_paired_to_fedcor": _accuracy_differences(to_fedcor)}
+    further = {
+        "gap_closed": gaps,
+        "mean_accuracy_paired_to_fedcor": _accuracy_differences(to_fedcor),
+    }
     return [*draw_curves(plan, what, runs, further), _write(plan, what, tables)]
 
 
 def _gap_closed(summary: ExperimentSummary) -> dict[str, Estimate]:
     """How far each selector gets from random choice (0) to everyone training (1); nothing where one of them is missing."""
-    by_name = {s.name: {run.seed: run.values["mean_accuracy"] or 0.0 for run in s.runs} for s in summary.selectors}
+    by_name = {
+        s.name: {run.seed: run.values["mean_accuracy"] or 0.0 for run in s.runs}
+        for s in summary.selectors
+    }
     if "full" not in by_name:
         return {}
     random, full = by_name["random"], by_name["full"]
     return {
-        name: ratio_of([values[k] - random[k] for k in values], [full[k] - random[k] for k in values])
+        name: ratio_of(
+            [values[k] - random[k] for k in values], [full[k] - random[k] for k in values]
+        )
         for name, values in by_name.items()
         if name not in ("random", "full")
     }
@@ -109,7 +145,11 @@ def _bytes(s: SelectorSummary) -> float:
 def _share_text(share: Estimate) -> str:
     if share.mean is None:
         return "N/A"
-    interval = "" if share.low is None or share.high is None else f" [{_percent(share.low)}, {_percent(share.high)}]"
+    interval = (
+        ""
+        if share.low is None or share.high is None
+        else f" [{_percent(share.low)}, {_percent(share.high)}]"
+    )
     return _percent(share.mean) + interval
 
 
@@ -139,7 +179,9 @@ GREEDY = _greedy("without swaps")
 
 def _variants(plan: Plan) -> list[Variant]:
     """The greedy choice alone; with swaps, as it is; with one other thing changed; and relatives, which differ in more."""
-    fedcor = plan.experiment(plan.settings[0]).selectors["fedcor"]  # the data set's own, for those that share them
+    fedcor = plan.experiment(plan.settings[0]).selectors[
+        "fedcor"
+    ]  # the data set's own, for those that share them
     annealed = {key: fedcor[key] for key in ("beta", "interval") if key in fedcor}
     learnt = {key: value for key, value in fedcor.items() if key not in ("beta", "scale")}
     return [
@@ -168,8 +210,12 @@ def _scenarios(plan: Plan) -> dict[Scenario, list[Variant]]:
     return {
         Scenario("iid", "2spc", ("partition.kind=iid",), "iid"): THREE,
         Scenario("unequal", "2spc", ("partition.size_skew=1.5",), "very unequal sizes"): THREE,
-        Scenario("weighted", "dir", ("optimiser.weighted=true",), "Dir, mean weighted by data"): THREE,
-        Scenario("noise", "2spc", ("data.noisy_clients=0.3333",), "a third with random labels"): THREE,
+        Scenario(
+            "weighted", "dir", ("optimiser.weighted=true",), "Dir, mean weighted by data"
+        ): THREE,
+        Scenario(
+            "noise", "2spc", ("data.noisy_clients=0.3333",), "a third with random labels"
+        ): THREE,
         Scenario("dropouts", "2spc", dead, "half away, 30 % of the chosen die"): THREE,
         Scenario("many", "2spc", crowd, f"{many} clients, 10 a round"): [
             *THREE,
@@ -208,14 +254,22 @@ def limits(plan: Plan) -> list[Path]:
             row.insert(2, _paired_text(s))
         share = plan.experiment(scenario).data.noisy_clients
         if share:
-            picks = {label: _picks_of_noisy(of_one, share) for label, of_one in runs[scenario.name].items()}
+            picks = {
+                label: _picks_of_noisy(of_one, share)
+                for label, of_one in runs[scenario.name].items()
+            }
             further["picks_of_noisy_clients"] = picks
             head.append("picks of noisy clients")
-            rows = [[*row, f"{picked:.1%}"] for row, picked in zip(rows, picks.values(), strict=True)]
+            rows = [
+                [*row, f"{picked:.1%}"] for row, picked in zip(rows, picks.values(), strict=True)
+            ]
         tables.append(markdown(f"{plan.dataset}, {scenario.title}, {plan.of_seeds}", head, rows))
     further["mean_accuracy_paired_to_complement"] = _accuracy_differences(to_complement)
     titles = {scenario.name: scenario.title for scenario in scenarios}
-    return [*_forest(plan, "beyond-limits", summaries, "Rand", titles, further), _write(plan, "beyond-limits", tables)]
+    return [
+        *_forest(plan, "beyond-limits", summaries, "Rand", titles, further),
+        _write(plan, "beyond-limits", tables),
+    ]
 
 
 def _picks_of_noisy(runs: Sequence[Run], share: float) -> float:
@@ -224,7 +278,9 @@ def _picks_of_noisy(runs: Sequence[Run], share: float) -> float:
     for run in runs:
         clients = run.header["config"]["partition"]["clients"]
         noisy = noisy_clients(clients, share, stream(run.header["seed"], LABEL_NOISE))
-        chosen = np.concatenate([np.asarray(entry["selected"], dtype=np.int64) for entry in run.rounds])
+        chosen = np.concatenate(
+            [np.asarray(entry["selected"], dtype=np.int64) for entry in run.rounds]
+        )
         hits, picks = hits + int(np.isin(chosen, noisy).sum()), picks + len(chosen)
     return hits / max(picks, 1)
 
@@ -244,7 +300,9 @@ def _differences(summaries: Mapping[str, ExperimentSummary], baseline: str) -> l
     return [[*row, f"{moved[name] / moved[baseline]:.2f}"] for name, row in rows.items()]
 
 
-def _accuracy_differences(summaries: Mapping[str, ExperimentSummary]) -> dict[str, dict[str, dict[str, Any]]]:
+def _accuracy_differences(
+    summaries: Mapping[str, ExperimentSummary],
+) -> dict[str, dict[str, dict[str, Any]]]:
     """scenario -> variant -> the difference of its mean accuracy to the baseline, in pairs."""
     return {
         name: {
@@ -269,11 +327,11 @@ def _forest(
 
     made_by = {**plan.describe(), "settings": list(summaries)}  # what was really run
     saved = plan.save(what, {"plan": made_by, "summary": as_numbers(summaries), **further})
-    panels = {titles.get(name, name): shown for name, shown in _accuracy_differences(summaries).items()}
+    panels = {
+        titles.get(name, name): shown for name, shown in _accuracy_differences(summaries).items()
+    }
     rounds = next(iter(summaries.values())).selectors[0].runs[0].rounds_done
-    caption = (
-        f"{plan.dataset}, {plan.of_seeds}, {rounds} rounds; paired over seeds, bars: 95 % intervals, each by itself"
-    )
+    caption = f"{plan.dataset}, {plan.of_seeds}, {rounds} rounds; paired over seeds, bars: 95 % intervals, each by itself"
     figure = differences(panels, f"mean accuracy, difference to {baseline}", caption)
     return [saved, *save_figure(figure, plan.out / f"{what}-{plan.dataset}")]
 
@@ -286,14 +344,20 @@ def fairness(plan: Plan) -> list[Path]:
     from fedcor.report.figures import frequencies, save_figure
 
     runs = plan.runs(THREE)
-    counts = {name: {label: times_chosen(of_one) for label, of_one in by.items()} for name, by in runs.items()}
+    counts = {
+        name: {label: times_chosen(of_one) for label, of_one in by.items()}
+        for name, by in runs.items()
+    }
     numbers: dict[str, Any] = {}
     tables = []
     for name, by_label in _accuracy_by_client(plan, runs).items():
         numbers[name], rows = {}, []
         worst = {label: [_worst_tenth(a) for a in of_one] for label, of_one in by_label.items()}
         for label, accuracies in by_label.items():
-            level, mean = estimate_of(worst[label]), estimate_of(float(a.mean()) for a in accuracies)
+            level, mean = (
+                estimate_of(worst[label]),
+                estimate_of(float(a.mean()) for a in accuracies),
+            )
             paired = estimate_of(a - b for a, b in zip(worst[label], worst["random"], strict=True))
             chosen = counts[name][label]
             numbers[name][label] = {
@@ -311,9 +375,16 @@ def fairness(plan: Plan) -> list[Path]:
                     f"{chosen[0]:.0f} / {chosen.mean():.0f} / {chosen[-1]:.0f}",
                 ]
             )
-        head = ["accuracy on own training data", "worst tenth of the clients", "− Rand", "all clients"]
+        head = [
+            "accuracy on own training data",
+            "worst tenth of the clients",
+            "− Rand",
+            "all clients",
+        ]
         head += ["chosen: most / mean / least often"]
-        tables.append(markdown(f"{plan.dataset} {name.upper()}, last model, {plan.of_seeds}", head, rows))
+        tables.append(
+            markdown(f"{plan.dataset} {name.upper()}, last model, {plan.of_seeds}", head, rows)
+        )
     saved = plan.save("beyond-fairness", {"settings": numbers})
     ordered = "clients ordered within each run by how often they were chosen, mean over seeds"
     shown = {name: {label: c.tolist() for label, c in by.items()} for name, by in counts.items()}
@@ -324,7 +395,9 @@ def fairness(plan: Plan) -> list[Path]:
 
 def _accuracy_by_client(plan: Plan, runs: Runs) -> dict[str, dict[str, list[FloatArray]]]:
     """scenario -> variant -> one array a seed: the last model's accuracy on each client's own data."""
-    served: dict[str, dict[str, list[FloatArray]]] = {name: {label: [] for label in by} for name, by in runs.items()}
+    served: dict[str, dict[str, list[FloatArray]]] = {
+        name: {label: [] for label in by} for name, by in runs.items()
+    }
     with plan.progress("models measured", len(runs) * len(plan.seeds)) as update:
         done = 0
         for name, by_label in runs.items():

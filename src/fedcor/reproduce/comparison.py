@@ -31,7 +31,9 @@ def times_chosen(runs: Sequence[Run]) -> FloatArray:
     sorted_counts = []
     for run in runs:
         clients = run.header["config"]["partition"]["clients"]
-        chosen = np.concatenate([np.asarray(entry["selected"], dtype=np.int64) for entry in run.rounds])
+        chosen = np.concatenate(
+            [np.asarray(entry["selected"], dtype=np.int64) for entry in run.rounds]
+        )
         sorted_counts.append(np.sort(np.bincount(chosen, minlength=clients))[::-1])
     mean: FloatArray = np.mean(sorted_counts, axis=0)
     return mean
@@ -70,12 +72,15 @@ def as_numbers(summaries: Mapping[str, ExperimentSummary]) -> dict[str, Any]:
     }
 
 
-def draw_curves(plan: Plan, what: str, runs: Runs, further: Mapping[str, Any] | None = None) -> list[Path]:
+def draw_curves(
+    plan: Plan, what: str, runs: Runs, further: Mapping[str, Any] | None = None
+) -> list[Path]:
     """Accuracy over rounds, compared with random: the numbers (and `further` ones) saved, then the picture."""
     from fedcor.report.figures import curves, save_figure
 
     panels = {
-        setting: {label: _curve(of_one) for label, of_one in by_label.items()} for setting, by_label in runs.items()
+        setting: {label: _curve(of_one) for label, of_one in by_label.items()}
+        for setting, by_label in runs.items()
     }
     every = compared(runs, "random")
     saved = plan.save(what, {"curves": panels, "summary": as_numbers(every), **(further or {})})
@@ -91,8 +96,13 @@ def _curve(runs: Sequence[Run]) -> dict[str, list[float]]:
         [[entry["test_accuracy"] or 0.0 for entry in run.rounds[:length]] for run in runs]
     )  # (seeds, rounds)
     window = _window(length)
-    smooth = np.apply_along_axis(lambda a: np.convolve(a, np.full(window, 1 / window), mode="valid"), 1, accuracy)
-    mean, spread = smooth.mean(axis=0), smooth.std(axis=0, ddof=1) if len(runs) > 1 else np.zeros(smooth.shape[1])
+    smooth = np.apply_along_axis(
+        lambda a: np.convolve(a, np.full(window, 1 / window), mode="valid"), 1, accuracy
+    )
+    mean, spread = (
+        smooth.mean(axis=0),
+        smooth.std(axis=0, ddof=1) if len(runs) > 1 else np.zeros(smooth.shape[1]),
+    )
     return {
         "round": list(range(window, length + 1)),
         "mean": mean.round(4).tolist(),

@@ -43,19 +43,29 @@ def normality(plan: Plan) -> list[Path]:
         experiment = plan.experiment(setting)
         last = _fedcor(experiment).warmup - 1
         jobs.append(
-            (experiment, plan.seeds[0], [last], plan.selections, folder / f"{experiment.name}-seed-{plan.seeds[0]}")
+            (
+                experiment,
+                plan.seeds[0],
+                [last],
+                plan.selections,
+                folder / f"{experiment.name}-seed-{plan.seeds[0]}",
+            )
         )
     _measure(plan, jobs)
     panels: dict[str, list[dict[str, Any]]] = {}
     for setting, (_, _, (last,), _, where) in zip(plan.settings, jobs, strict=True):
         components = principal_components(_read(where, last), COMPONENTS)
         panels[setting] = [
-            {**dataclasses.asdict(component), "scores": component.scores.round(3).tolist()} for component in components
+            {**dataclasses.asdict(component), "scores": component.scores.round(3).tolist()}
+            for component in components
         ]
     saved = plan.save("normality", {"selections": plan.selections, "components": panels})
     where_from = f"{plan.dataset}, seed {plan.seeds[0]}, last round of the warm-up"
     caption = f"{where_from}, {plan.selections} random selections; line: Gaussian"
-    return [saved, *save_figure(histograms(panels, caption), plan.out / f"normality-{plan.dataset}")]
+    return [
+        saved,
+        *save_figure(histograms(panels, caption), plan.out / f"normality-{plan.dataset}"),
+    ]
 
 
 def stationarity(plan: Plan) -> list[Path]:
@@ -69,31 +79,49 @@ def stationarity(plan: Plan) -> list[Path]:
         step = _fedcor(plan.experiment(setting)).interval
         rounds = list(range(0, experiment.training.rounds, step))
         jobs.append(
-            (experiment, plan.seeds[0], rounds, plan.selections, folder / f"{experiment.name}-seed-{plan.seeds[0]}")
+            (
+                experiment,
+                plan.seeds[0],
+                rounds,
+                plan.selections,
+                folder / f"{experiment.name}-seed-{plan.seeds[0]}",
+            )
         )
     _measure(plan, jobs)
     series: dict[str, dict[str, list[float]]] = {}
     for setting, (_, _, rounds, _, where) in zip(plan.settings, jobs, strict=True):
         measured = [_read(where, t) for t in rounds]
         covariances = [np.cov(changes, rowvar=False) for changes in measured]
-        correlations = [np.asarray(np.corrcoef(changes, rowvar=False)) for changes in measured]  # without the sizes
+        correlations = [
+            np.asarray(np.corrcoef(changes, rowvar=False)) for changes in measured
+        ]  # without the sizes
         series[setting] = {
             "round": [float(t) for t in rounds[1:]],
-            "similarity": [round(cosine_similarity(a, b), 5) for a, b in itertools.pairwise(covariances)],
-            "correlation": [round(cosine_similarity(a, b), 5) for a, b in itertools.pairwise(correlations)],
+            "similarity": [
+                round(cosine_similarity(a, b), 5) for a, b in itertools.pairwise(covariances)
+            ],
+            "correlation": [
+                round(cosine_similarity(a, b), 5) for a, b in itertools.pairwise(correlations)
+            ],
             "noise_round": [float(t) for t in rounds],
             "noise": [round(expected_similarity(changes), 5) for changes in measured],
         }
     lowest = {setting: min(numbers["similarity"]) for setting, numbers in series.items()}
     bound = STATIONARITY_BOUND[plan.dataset]
     saved = plan.save(
-        "stationarity", {"selections": plan.selections, "minimum": lowest, "paper": bound, "series": series}
+        "stationarity",
+        {"selections": plan.selections, "minimum": lowest, "paper": bound, "series": series},
     )
     caption = (
         f"{plan.dataset}, seed {plan.seeds[0]}, {plan.selections} selections a round; "
         "thin: two halves of one round's samples, what sampling noise alone leaves"
     )
-    return [saved, *save_figure(similarities(series, bound, caption), plan.out / f"stationarity-{plan.dataset}")]
+    return [
+        saved,
+        *save_figure(
+            similarities(series, bound, caption), plan.out / f"stationarity-{plan.dataset}"
+        ),
+    ]
 
 
 def embedding(plan: Plan) -> list[Path]:
@@ -108,7 +136,9 @@ def embedding(plan: Plan) -> list[Path]:
             progress = _at(simulation, _fedcor(experiment).warmup)
             labels = simulation.engine.majority_labels()
             X = progress.state["embedding"]
-            neighbours = max(1, round(len(labels) / len(np.unique(labels))) - 1)  # as many as hold the same label
+            neighbours = max(
+                1, round(len(labels) / len(np.unique(labels))) - 1
+            )  # as many as hold the same label
             results.append(
                 {
                     "seed": seed,
@@ -142,21 +172,34 @@ def toy(plan: Plan) -> list[Path]:
         "start_loss": first.start_loss,
         "random_loss": first.random_loss,
         "choices": {
-            name: {"clients": c.clients.tolist(), "model": c.model.tolist(), "global_loss": c.global_loss}
+            name: {
+                "clients": c.clients.tolist(),
+                "model": c.model.tolist(),
+                "global_loss": c.global_loss,
+            }
             for name, c in first.choices.items()
         },
     }
     ratios = {
-        name: [game.choices[name].global_loss / game.choices["Opt"].global_loss for game in games.values()]
+        name: [
+            game.choices[name].global_loss / game.choices["Opt"].global_loss
+            for game in games.values()
+        ]
         for name in ("Ind", "Cor")
     }
-    ratios["Random"] = [game.random_loss / game.choices["Opt"].global_loss for game in games.values()]
+    ratios["Random"] = [
+        game.random_loss / game.choices["Opt"].global_loss for game in games.values()
+    ]
     numbers = {
         "seed_1": picture,
-        "loss_relative_to_opt_seeds_1_to_20": {k: [round(v, 4) for v in vs] for k, vs in ratios.items()},
+        "loss_relative_to_opt_seeds_1_to_20": {
+            k: [round(v, 4) for v in vs] for k, vs in ratios.items()
+        },
     }
     saved = plan.save("toy", numbers, of_dataset=False)
-    losses = f"global loss before {first.start_loss:.3f}, mean over all pairs {first.random_loss:.3f}"
+    losses = (
+        f"global loss before {first.start_loss:.3f}, mean over all pairs {first.random_loss:.3f}"
+    )
     caption = f"40 clients, one sample each, two train; {losses}"
     return [saved, *save_figure(toy_picture(picture, caption), plan.out / "toy")]
 
@@ -183,12 +226,16 @@ def _measure(plan: Plan, jobs: Sequence[_Job]) -> None:
     wanted = [path for *_, rounds, _, folder in jobs for path in (_file(folder, t) for t in rounds)]
     missing = [job for job in jobs if not all(_file(job[4], t).exists() for t in job[2])]
     with plan.progress("rounds measured", len(wanted)) as update:
-        for _ in in_processes([functools.partial(_measure_run, *job) for job in missing], plan.jobs):
+        for _ in in_processes(
+            [functools.partial(_measure_run, *job) for job in missing], plan.jobs
+        ):
             update(sum(path.exists() for path in wanted), "")
         update(len(wanted), "")
 
 
-def _measure_run(experiment: Experiment, seed: int, rounds: Sequence[int], selections: int, folder: Path) -> None:
+def _measure_run(
+    experiment: Experiment, seed: int, rounds: Sequence[int], selections: int, folder: Path
+) -> None:
     """Follow a run of random selection, and measure the loss changes of `selections` random selections in each of `rounds`."""
     torch.set_num_threads(1)
     simulation = build_simulation(dataclasses.replace(experiment, selector="random"), seed)
@@ -199,13 +246,19 @@ def _measure_run(experiment: Experiment, seed: int, rounds: Sequence[int], selec
             continue
         rate = simulation.learning_rate.at(t)
         chosen = _random_selections(
-            seed, t, simulation.engine.population.count, experiment.training.clients_per_round, selections
+            seed,
+            t,
+            simulation.engine.population.count,
+            experiment.training.clients_per_round,
+            selections,
         )
         changes = loss_changes(simulation.engine, progress.model, t, rate, chosen)
         save_arrays(_file(folder, t), {"changes": changes})
 
 
-def _random_selections(seed: int, round: int, clients: int, count: int, selections: int) -> IntArray:
+def _random_selections(
+    seed: int, round: int, clients: int, count: int, selections: int
+) -> IntArray:
     rng = stream(seed, "measured selections", round)
     return np.array([uniform(rng, np.arange(clients), count) for _ in range(selections)])
 

@@ -40,7 +40,9 @@ class Variant:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-FOUR = [Variant(name, name, name) for name in ("random", "afl", "power_of_choice", "fedcor")]  # the paper's
+FOUR = [
+    Variant(name, name, name) for name in ("random", "afl", "power_of_choice", "fedcor")
+]  # the paper's
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,11 @@ class Plan:
     jobs: int = 1
     selections: int = 1000  # random selections measured in a round
     device: str | None = None  # instead of the processor: cuda, mps or auto
-    fresh_seeds: Sequence[int] = (6, 7, 8)  # on which nothing was chosen: a choice is confirmed there
+    fresh_seeds: Sequence[int] = (
+        6,
+        7,
+        8,
+    )  # on which nothing was chosen: a choice is confirmed there
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:
@@ -98,12 +104,18 @@ class Plan:
         return [Scenario(setting, setting) for setting in self.settings]
 
     def experiment(
-        self, where: str | Scenario, selector: str = "fedcor", options: Mapping[str, Any] | None = None
+        self,
+        where: str | Scenario,
+        selector: str = "fedcor",
+        options: Mapping[str, Any] | None = None,
     ) -> Experiment:
         """The paper's settings for a data set and a setting, with this plan's number of rounds and a scenario's changes."""
         scenario = Scenario(where, where) if isinstance(where, str) else where
         narrowed = {"training.rounds": self.rounds, "training.device": self.device}
-        changes = [*(f"{key}={value}" for key, value in narrowed.items() if value is not None), *scenario.changes]
+        changes = [
+            *(f"{key}={value}" for key, value in narrowed.items() if value is not None),
+            *scenario.changes,
+        ]
         if self.dataset == "digits":
             experiment = load_experiment("digits", [*_DIGITS[scenario.setting], *changes], selector)
         else:
@@ -115,7 +127,9 @@ class Plan:
             selectors={**experiment.selectors, selector: merged},
         ).check()
 
-    def runs(self, variants: Sequence[Variant], scenarios: Sequence[Scenario] | None = None) -> Runs:
+    def runs(
+        self, variants: Sequence[Variant], scenarios: Sequence[Scenario] | None = None
+    ) -> Runs:
         """Every variant in every scenario on every seed, run as far as it is not done yet."""
         scenarios = self.scenarios if scenarios is None else scenarios
         jobs = [
@@ -130,25 +144,32 @@ class Plan:
             for variant in variants
         ]
         finished = 0
-        with self.progress(f"{self.dataset} runs", sum(job.experiment.training.rounds for job in jobs)) as update:
+        with self.progress(
+            f"{self.dataset} runs", sum(job.experiment.training.rounds for job in jobs)
+        ) as update:
             for job in run_jobs(jobs, self.jobs):
                 finished += job is not None
                 done = sum(min(count_rounds(j.out), j.experiment.training.rounds) for j in jobs)
                 update(done, f"{finished}/{len(jobs)} runs")
         return {
             scenario.name: {
-                variant.label: [self._read(scenario, variant, seed) for seed in self.seeds] for variant in variants
+                variant.label: [self._read(scenario, variant, seed) for seed in self.seeds]
+                for variant in variants
             }
             for scenario in scenarios
         }
 
     def _folder(self, scenario: Scenario, variant: Variant, seed: int) -> Path:
-        return self.out / "runs" / f"{self.dataset}-{scenario.name}" / variant.folder / f"seed-{seed}"
+        return (
+            self.out / "runs" / f"{self.dataset}-{scenario.name}" / variant.folder / f"seed-{seed}"
+        )
 
     def _read(self, scenario: Scenario, variant: Variant, seed: int) -> Run:
         """The run, cut to this plan's rounds: an earlier command may have run it further."""
         run = read_run(self._folder(scenario, variant, seed))
-        return dataclasses.replace(run, rounds=run.rounds[: self.experiment(scenario).training.rounds])
+        return dataclasses.replace(
+            run, rounds=run.rounds[: self.experiment(scenario).training.rounds]
+        )
 
     def describe(self) -> dict[str, Any]:
         """What a saved result says of how it was made."""

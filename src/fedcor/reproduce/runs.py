@@ -23,19 +23,28 @@ def table1(plan: Plan) -> list[Path]:
     numbers: dict[str, Any] = {}
     for setting, by_selector in runs.items():
         every = [run for of_one in by_selector.values() for run in of_one]
-        rand, pow_d = (summarise(every, baseline).experiments[0] for baseline in ("random", "power_of_choice"))
+        rand, pow_d = (
+            summarise(every, baseline).experiments[0] for baseline in ("random", "power_of_choice")
+        )
         numbers[setting] = {"target": rand.target, "selectors": {}}
         for one, other in zip(rand.selectors, pow_d.selectors, strict=True):
             numbers[setting]["selectors"][one.name] = {
                 "paper": TABLE_1.get(plan.dataset, {}).get(setting, {}).get(one.name),
                 "rounds_done": [run.rounds_done for run in one.runs],
-                "values": {key: [run.values[key] for run in one.runs] for key in one.runs[0].values},
-                "estimates": {key: dataclasses.asdict(estimate) for key, estimate in one.estimates.items()},
+                "values": {
+                    key: [run.values[key] for run in one.runs] for key in one.runs[0].values
+                },
+                "estimates": {
+                    key: dataclasses.asdict(estimate) for key, estimate in one.estimates.items()
+                },
                 "paired": {
                     "random": {
-                        key: dataclasses.asdict(difference.estimate) for key, difference in one.differences.items()
+                        key: dataclasses.asdict(difference.estimate)
+                        for key, difference in one.differences.items()
                     },
-                    "power_of_choice": {key: dataclasses.asdict(d.estimate) for key, d in other.differences.items()},
+                    "power_of_choice": {
+                        key: dataclasses.asdict(d.estimate) for key, d in other.differences.items()
+                    },
                 },
             }
     saved = plan.save("table1", {"settings": numbers})
@@ -47,7 +56,14 @@ def table1(plan: Plan) -> list[Path]:
 def _markdown(plan: Plan, numbers: Mapping[str, Any]) -> str:
     """One table a setting; the paper's number stands beside ours."""
     metric = {m.key: m for m in METRICS}
-    head = ["", "paper: rounds", "rounds (mean ± std)", "ten-round mean", "mean accuracy", "bytes to target"]
+    head = [
+        "",
+        "paper: rounds",
+        "rounds (mean ± std)",
+        "ten-round mean",
+        "mean accuracy",
+        "bytes to target",
+    ]
     head += ["− Pow-d, mean accuracy", "− Rand, mean accuracy"]
     tables = []
     for setting, numbers_here in numbers.items():
@@ -57,12 +73,19 @@ def _markdown(plan: Plan, numbers: Mapping[str, Any]) -> str:
         for name, s in numbers_here["selectors"].items():
             estimates = {key: Estimate(**values) for key, values in s["estimates"].items()}
             cells = [NAMES[name], s["paper"] or "–"]
-            cells += [mean_std(estimates[key]) for key in ("rounds_to_target", "smooth_rounds_to_target")]
-            cells += [estimate_text(metric[key], estimates[key]) for key in ("mean_accuracy", "bytes_to_target")]
+            cells += [
+                mean_std(estimates[key]) for key in ("rounds_to_target", "smooth_rounds_to_target")
+            ]
+            cells += [
+                estimate_text(metric[key], estimates[key])
+                for key in ("mean_accuracy", "bytes_to_target")
+            ]
             for baseline in ("power_of_choice", "random"):
                 paired = s["paired"][baseline].get("mean_accuracy")
                 cells.append(
-                    difference_text(metric["mean_accuracy"], Estimate(**paired)) if paired and name != baseline else "–"
+                    difference_text(metric["mean_accuracy"], Estimate(**paired))
+                    if paired and name != baseline
+                    else "–"
                 )
             rows.append(cells)
         title = f"{plan.dataset} {setting.upper()}, target {numbers_here['target']:.0%}, {plan.of_seeds}, {span} rounds"
@@ -82,7 +105,9 @@ def interval(plan: Plan) -> list[Path]:
         "cifar10": [(50, 0.97), (100, 0.97), (2000, 0.999)],
         "digits": [(5, 0.95), (10, 0.95), (500, 0.99)],
     }
-    variants = [_fedcor(plan, f"Δt = {dt}", interval=dt, beta=beta) for dt, beta in table[plan.dataset]]
+    variants = [
+        _fedcor(plan, f"Δt = {dt}", interval=dt, beta=beta) for dt, beta in table[plan.dataset]
+    ]
     return draw_curves(plan, "interval", plan.runs([*variants, FOUR[0]]))
 
 
@@ -95,7 +120,9 @@ def annealing(plan: Plan) -> list[Path]:
     runs = plan.runs([*variants, FOUR[0]])
     paths = draw_curves(plan, "annealing", runs)
     counts = {
-        setting: {label: times_chosen(of_one).round(2).tolist() for label, of_one in by_label.items()}
+        setting: {
+            label: times_chosen(of_one).round(2).tolist() for label, of_one in by_label.items()
+        }
         for setting, by_label in runs.items()
     }
     saved = plan.save("annealing-frequencies", {"times_chosen": counts})
@@ -103,7 +130,9 @@ def annealing(plan: Plan) -> list[Path]:
     return [
         *paths,
         saved,
-        *save_figure(frequencies(counts, caption), plan.out / f"annealing-frequencies-{plan.dataset}"),
+        *save_figure(
+            frequencies(counts, caption), plan.out / f"annealing-frequencies-{plan.dataset}"
+        ),
     ]
 
 

@@ -15,7 +15,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcor.selectors.base import check_at_least, check_fraction, check_positive, lengthened, uniform
+from fedcor.selectors.base import (
+    check_at_least,
+    check_fraction,
+    check_positive,
+    lengthened,
+    uniform,
+)
 from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, Reasons, State
 
 __all__ = ["AFL"]
@@ -48,12 +54,16 @@ class AFL:
     def valuations(self, state: State) -> FloatArray:
         """(N,) v_k; all equal losses before anyone reported."""
         unseen = float(np.nan_to_num(state["initial_loss"], nan=1.0))
-        valuations: FloatArray = state["root_sizes"] * np.where(np.isnan(state["losses"]), unseen, state["losses"])
+        valuations: FloatArray = state["root_sizes"] * np.where(
+            np.isnan(state["losses"]), unseen, state["losses"]
+        )
         return valuations
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
         rng = federation.rng
-        available = rng.permutation(federation.available)  # shuffled, and sorted stably: ties fall at random
+        available = rng.permutation(
+            federation.available
+        )  # shuffled, and sorted stably: ties fall at random
         count = min(self.clients_per_round, len(available))
         v = self.valuations(state)[available]
         kept = np.argsort(v, kind="stable")[_whole(self.alpha1 * len(available)) :]  # 1.

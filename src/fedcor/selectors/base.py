@@ -7,7 +7,14 @@ import numpy as np
 from fedcor.errors import ConfigError
 from fedcor.types import Array, IntArray, Outcome, Population, State
 
-__all__ = ["Memoryless", "check_at_least", "check_fraction", "check_positive", "lengthened", "uniform"]
+__all__ = [
+    "Memoryless",
+    "check_at_least",
+    "check_fraction",
+    "check_positive",
+    "lengthened",
+    "uniform",
+]
 
 
 _NUMBERS = (int, float, np.integer, np.floating)
@@ -44,12 +51,18 @@ def check_at_least(key: str, given: object, least: int) -> None:
 
 def check_fraction(key: str, given: object, *, closed: bool = False) -> None:
     """Within (0, 1), or [0, 1] where `closed`."""
-    if not isinstance(given, _NUMBERS) or not (0.0 <= given <= 1.0 if closed else 0.0 < given < 1.0):
-        raise ConfigError(key, given, "must lie in [0, 1]" if closed else "must lie strictly between 0 and 1")
+    if not isinstance(given, _NUMBERS) or not (
+        0.0 <= given <= 1.0 if closed else 0.0 < given < 1.0
+    ):
+        raise ConfigError(
+            key, given, "must lie in [0, 1]" if closed else "must lie strictly between 0 and 1"
+        )
 
 
 def check_positive(key: str, given: object, *, zero: bool = False) -> None:
     if not isinstance(given, _NUMBERS) or not (0.0 <= given <= 1e100) or (given == 0 and not zero):
         raise ConfigError(
-            key, given, "must be a finite number of at least 0" if zero else "must be a finite number above 0"
+            key,
+            given,
+            "must be a finite number of at least 0" if zero else "must be a finite number above 0",
         )

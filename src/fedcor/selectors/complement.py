@@ -24,7 +24,17 @@ from fedcor.errors import ConfigError
 from fedcor.guard import ABSURD
 from fedcor.rng import stream
 from fedcor.selectors.base import check_at_least, check_fraction, lengthened, uniform
-from fedcor.types import Array, BoolArray, Federation, FloatArray, IntArray, Outcome, Population, Reasons, State
+from fedcor.types import (
+    Array,
+    BoolArray,
+    Federation,
+    FloatArray,
+    IntArray,
+    Outcome,
+    Population,
+    Reasons,
+    State,
+)
 
 __all__ = ["Complement"]
 
@@ -37,7 +47,9 @@ class Complement:
     """Mean matching on remembered updates."""
 
     clients_per_round: int
-    sketch: Literal["head", "full"] | int = "head"  # the output layer's part, all, or a random projection to so many
+    sketch: Literal["head", "full"] | int = (
+        "head"  # the output layer's part, all, or a random projection to so many
+    )
     start: Literal["random", "oldest"] = "random"
     normalised: bool = False  # directions of length one
     ageing: float = 1.0  # a direction that is m rounds old counts ageing^m in the target
@@ -58,14 +70,18 @@ class Complement:
         check_fraction("ageing", self.ageing, closed=True)
         check_at_least("swaps", self.swaps, 0)
         if not 0.0 < self.sweep <= 1.0:
-            raise ConfigError("sweep", self.sweep, "must lie in (0, 1]: who never trains is never known")
+            raise ConfigError(
+                "sweep", self.sweep, "must lie in (0, 1]: who never trains is never known"
+            )
         check_fraction("explore", self.explore, closed=True)
 
     def init(self, population: Population) -> State:
         count = population.count
         return {
             "round": np.array(0),
-            "directions": np.empty((count, 0)),  # (N, s) u_k; no columns before the first update came
+            "directions": np.empty(
+                (count, 0)
+            ),  # (N, s) u_k; no columns before the first update came
             "shares": np.ones(count),  # (N,) a_k
             "seen": np.full(count, -1),  # (N,) when each was last received, -1 for never
             "asked": np.full(count, -1),  # (N,) when each was last chosen
@@ -91,10 +107,14 @@ class Complement:
         new, known = ready[~seen], ready[seen]
         chosen = uniform(rng, new, max(1, int(self.sweep * count + 1e-9)))
         if len(chosen) < count and len(known):
-            chosen = np.concatenate([chosen, self._group(state, federation, known, count - len(chosen))])
+            chosen = np.concatenate(
+                [chosen, self._group(state, federation, known, count - len(chosen))]
+            )
         for others in (new, available):  # too few are known, or ready
             if len(chosen) < count:
-                chosen = np.concatenate([chosen, uniform(rng, np.setdiff1d(others, chosen), count - len(chosen))])
+                chosen = np.concatenate(
+                    [chosen, uniform(rng, np.setdiff1d(others, chosen), count - len(chosen))]
+                )
         asked, failed = state["asked"].copy(), state["failed"].copy()
         asked[chosen] = t
         failed[chosen] += 1  # until it delivers
@@ -107,7 +127,9 @@ class Complement:
         resting: BoolArray = (state["failed"] > 0) & (state["round"] - state["asked"] < rest)
         return resting
 
-    def _group(self, state: State, federation: Federation, known: IntArray, wanted: int) -> IntArray:
+    def _group(
+        self, state: State, federation: Federation, known: IntArray, wanted: int
+    ) -> IntArray:
         """Up to `wanted` of the `known`; who joins them without a known direction is left out of the matching."""
         wanted = min(wanted, len(known))
         oldest = known[np.argsort(state["asked"][known], kind="stable")]
@@ -117,7 +139,16 @@ class Complement:
             first = oldest[:1] if self.start == "oldest" else uniform(federation.rng, known, 1)
         target = self.target(state, federation.weights)
         places = np.flatnonzero(np.isin(known, first))
-        return known[match(state["directions"][known], target, places, wanted, self.swaps, state["shares"][known])]
+        return known[
+            match(
+                state["directions"][known],
+                target,
+                places,
+                wanted,
+                self.swaps,
+                state["shares"][known],
+            )
+        ]
 
     def target(self, state: State, weights: FloatArray) -> FloatArray:
         """(s,) the population's direction, from all that is remembered."""
@@ -140,7 +171,9 @@ class Complement:
         shares = state["shares"][members, None]
         means = np.cumsum(shares * state["directions"][members], axis=0) / np.cumsum(shares, axis=0)
         distance, age = np.full(len(chosen), np.nan), np.full(len(chosen), np.nan)
-        distance[known] = np.linalg.norm(means - target, axis=1) / (float(np.linalg.norm(target)) or 1.0)
+        distance[known] = np.linalg.norm(means - target, axis=1) / (
+            float(np.linalg.norm(target)) or 1.0
+        )
         age[known] = state["round"] - 1 - state["seen"][members]
         return {"distance": distance, "age": age}
 
@@ -152,7 +185,9 @@ class Complement:
         if not usable.any():
             return state
         state = {key: value.copy() for key, value in state.items()}
-        if state["directions"].shape[1] != sketched.shape[1]:  # the first update, or a model of another size
+        if (
+            state["directions"].shape[1] != sketched.shape[1]
+        ):  # the first update, or a model of another size
             state["directions"] = np.zeros((len(state["seen"]), sketched.shape[1]))
             state["seen"][:] = -1
         clients = outcome.participated[usable]
@@ -188,7 +223,9 @@ def match(
     """
     count = min(count, len(directions))
     a = np.ones(len(directions)) if shares is None else shares
-    U = directions if shares is None else a[:, None] * directions  # (n, s) a_i u_i, the summands of a group's S
+    U = (
+        directions if shares is None else a[:, None] * directions
+    )  # (n, s) a_i u_i, the summands of a group's S
     lengths, aims = np.einsum("ns,ns->n", U, U), U @ target  # (n,) |a_i u_i|^2, (a_i u_i)'t
     chosen = list(first[:count])
     products = np.empty((len(U), count))  # (n, C) of each row with each member
@@ -218,7 +255,9 @@ def match(
         gap = _gap(added, aim - aims[out] + aims[:, None], weight - a[out] + a[:, None])
         gap[~left] = np.inf
         k, place = divmod(int(np.argmin(gap)), len(out))
-        if not gap[k, place] < _gap(squared, aim, weight) - _NOTHING * float(target @ target + squared / weight**2):
+        if not gap[k, place] < _gap(squared, aim, weight) - _NOTHING * float(
+            target @ target + squared / weight**2
+        ):
             break
         left[out[place]], left[k] = True, False
         chosen[kept + place] = k
@@ -239,4 +278,6 @@ def project(updates: Array, size: int) -> FloatArray:
     rng = stream(0, "sketch", updates.shape[1], size)
     places = rng.integers(size, size=updates.shape[1])
     signs = rng.choice(np.array([-1.0, 1.0]), size=updates.shape[1])
-    return np.array([np.bincount(places, weights=signs * row, minlength=size) for row in updates]).reshape(-1, size)
+    return np.array(
+        [np.bincount(places, weights=signs * row, minlength=size) for row in updates]
+    ).reshape(-1, size)

@@ -39,7 +39,9 @@ class FedCor(ProcessSelector):
     def picks(self, state: State, weights: FloatArray, available: IntArray) -> Picks:
         """The choice with its reasons: each pick's gain, redundancy and annealing."""
         alpha = self.scale * self.beta ** state["picked"]
-        return select(state["embedding"], weights, alpha, self.noise**2, self.clients_per_round, available)
+        return select(
+            state["embedding"], weights, alpha, self.noise**2, self.clients_per_round, available
+        )
 
 
 @dataclass(frozen=True)
@@ -48,5 +50,9 @@ class Proxy(ProcessSelector):
 
     def choose(self, state: State, federation: Federation) -> IntArray:
         return select_proxy(
-            state["embedding"], federation.weights, self.noise**2, self.clients_per_round, federation.available
+            state["embedding"],
+            federation.weights,
+            self.noise**2,
+            self.clients_per_round,
+            federation.available,
         )

@@ -29,7 +29,9 @@ class PowerOfChoice(Memoryless):
             check_at_least("candidates", self.candidates, 1)
             if self.candidates < self.clients_per_round:
                 raise ConfigError(
-                    "candidates", self.candidates, f"must be at least clients_per_round = {self.clients_per_round}"
+                    "candidates",
+                    self.candidates,
+                    f"must be at least clients_per_round = {self.clients_per_round}",
                 )
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
@@ -37,7 +39,9 @@ class PowerOfChoice(Memoryless):
             return federation.available, state
         d = min(self.candidates or 2 * self.clients_per_round, len(federation.available))
         p = federation.weights[federation.available]
-        candidates = federation.rng.choice(federation.available, size=d, replace=False, p=p / p.sum())
+        candidates = federation.rng.choice(
+            federation.available, size=d, replace=False, p=p / p.sum()
+        )
         losses = federation.losses(candidates)
         # A candidate that did not answer comes last: it is chosen only when too few answered.
         order = np.argsort(-np.where(np.isnan(losses), -np.inf, losses), kind="stable")

@@ -17,7 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcor.gp import Samples, fit
-from fedcor.selectors.base import check_at_least, check_fraction, check_positive, lengthened, uniform
+from fedcor.selectors.base import (
+    check_at_least,
+    check_fraction,
+    check_positive,
+    lengthened,
+    uniform,
+)
 from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, State
 
 __all__ = ["ProcessSelector"]
@@ -52,10 +58,14 @@ class ProcessSelector(ABC):
     def init(self, population: Population) -> State:
         return {
             "round": np.array(0),
-            "embedding": np.empty((0, self.dimension)),  # (N, d) X, drawn in the first round; empty before
+            "embedding": np.empty(
+                (0, self.dimension)
+            ),  # (N, d) X, drawn in the first round; empty before
             "samples": np.empty((0, population.count)),  # (m, N) loss changes, oldest first
             "sample_rounds": np.empty(0, dtype=np.int64),  # (m,) when each was measured
-            "picked": np.zeros(population.count, dtype=np.int64),  # (N,) tau, times chosen since the last refit
+            "picked": np.zeros(
+                population.count, dtype=np.int64
+            ),  # (N,) tau, times chosen since the last refit
         }
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
@@ -72,7 +82,9 @@ class ProcessSelector(ABC):
                 state = self._learn(state, federation, tries, self.history, self.refit_steps)
             chosen = self.choose(state, federation)
         picked = state["picked"].copy()
-        picked[chosen] += 1  # counted when chosen, not when delivered: a dead client must not be chosen for ever
+        picked[chosen] += (
+            1  # counted when chosen, not when delivered: a dead client must not be chosen for ever
+        )
         return chosen, {**state, "round": np.array(t + 1), "picked": picked}
 
     @abstractmethod
@@ -86,7 +98,9 @@ class ProcessSelector(ABC):
         """A client that came later is taken for an average one until its own loss changes are measured."""
         X, count = state["embedding"], population.count
         if len(X):
-            X = np.concatenate([X, np.repeat(X.mean(axis=0, keepdims=True), count - len(X), axis=0)])
+            X = np.concatenate(
+                [X, np.repeat(X.mean(axis=0, keepdims=True), count - len(X), axis=0)]
+            )
         return {
             **state,
             "embedding": X,
@@ -95,21 +109,38 @@ class ProcessSelector(ABC):
         }
 
     def _learn(
-        self, state: State, federation: Federation, selections: list[IntArray], history: int, steps: int
+        self,
+        state: State,
+        federation: Federation,
+        selections: list[IntArray],
+        history: int,
+        steps: int,
     ) -> State:
         """Measure `selections`, refit with the samples of `history` earlier rounds, and reset the annealing."""
         t = int(state["round"])
         X: FloatArray = state["embedding"]
         if not len(X):
-            X = federation.rng.standard_normal((len(federation.weights), self.dimension)) / math.sqrt(self.dimension)
-        measured = np.array([federation.loss_changes(selection) for selection in selections])  # (S, N)
-        measured = measured[np.isfinite(measured).any(axis=1)]  # a sample that nobody answered says nothing
+            X = federation.rng.standard_normal(
+                (len(federation.weights), self.dimension)
+            ) / math.sqrt(self.dimension)
+        measured = np.array(
+            [federation.loss_changes(selection) for selection in selections]
+        )  # (S, N)
+        measured = measured[
+            np.isfinite(measured).any(axis=1)
+        ]  # a sample that nobody answered says nothing
         samples = np.concatenate([state["samples"], measured])
         rounds = np.concatenate([state["sample_rounds"], np.full(len(measured), t)])
-        used = np.isin(rounds, np.unique(rounds[rounds < t])[-history:] if history else []) | (rounds == t)
+        used = np.isin(rounds, np.unique(rounds[rounds < t])[-history:] if history else []) | (
+            rounds == t
+        )
         weights = self.discount ** (t - rounds[used])
-        with np.errstate(all="ignore"):  # losses that run away may overflow the fit: then the embedding stays as it was
-            fitted = fit(X, Samples(samples[used], weights), self.noise**2, steps, self.gp_learning_rate)
+        with np.errstate(
+            all="ignore"
+        ):  # losses that run away may overflow the fit: then the embedding stays as it was
+            fitted = fit(
+                X, Samples(samples[used], weights), self.noise**2, steps, self.gp_learning_rate
+            )
         kept = np.isin(rounds, np.unique(rounds)[-max(self.warmup_history, self.history, 1) :])
         return {
             **state,

@@ -52,13 +52,24 @@ def selector_class(name: str) -> type[Any]:
         found = load_object(name, "selector")
     else:
         names = selector_names()
-        raise ConfigError("selector", name, f"must be one of {', '.join(names)}, or module:Class", suggest(name, names))
-    if not (isinstance(found, type) and dataclasses.is_dataclass(found) and issubclass(found, Selector)):
-        raise ConfigError("selector", name, "must be a dataclass with the verbs init, select and observe")
+        raise ConfigError(
+            "selector",
+            name,
+            f"must be one of {', '.join(names)}, or module:Class",
+            suggest(name, names),
+        )
+    if not (
+        isinstance(found, type) and dataclasses.is_dataclass(found) and issubclass(found, Selector)
+    ):
+        raise ConfigError(
+            "selector", name, "must be a dataclass with the verbs init, select and observe"
+        )
     return found
 
 
-def build_selector(name: str, clients_per_round: int, options: Mapping[str, Any] | None = None) -> Selector:
+def build_selector(
+    name: str, clients_per_round: int, options: Mapping[str, Any] | None = None
+) -> Selector:
     """A selector with its hyper-parameters; unknown or impossible ones raise ConfigError."""
     cls = selector_class(name)
     if "clients_per_round" in {field.name for field in dataclasses.fields(cls)}:

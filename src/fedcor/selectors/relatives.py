@@ -14,7 +14,13 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedcor.gp import select
-from fedcor.selectors.base import check_at_least, check_fraction, check_positive, lengthened, uniform
+from fedcor.selectors.base import (
+    check_at_least,
+    check_fraction,
+    check_positive,
+    lengthened,
+    uniform,
+)
 from fedcor.selectors.complement import Complement, match
 from fedcor.selectors.process import ProcessSelector
 from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, Reasons, State
@@ -45,12 +51,19 @@ class Herding(Complement):
         check_fraction("carry", self.carry, closed=True)
 
     def init(self, population: Population) -> State:
-        return {**super().init(population), "wanted": np.zeros(0), "missed": np.zeros(0)}  # (s,) t and r
+        return {
+            **super().init(population),
+            "wanted": np.zeros(0),
+            "missed": np.zeros(0),
+        }  # (s,) t and r
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
         chosen, after = super().select(state, federation)
         matched = (state["seen"][chosen] >= 0).any()
-        return chosen, {**after, "wanted": self._mean(state, federation.weights) if matched else np.zeros(0)}
+        return chosen, {
+            **after,
+            "wanted": self._mean(state, federation.weights) if matched else np.zeros(0),
+        }
 
     def target(self, state: State, weights: FloatArray) -> FloatArray:
         mean = self._mean(state, weights)
@@ -66,7 +79,10 @@ class Herding(Complement):
         if not len(received) or len(wanted) != received.shape[1]:
             return after
         missed = state["missed"] if len(state["missed"]) == len(wanted) else np.zeros_like(wanted)
-        return {**after, "missed": self.carry * (missed + wanted - shares @ received / shares.sum())}
+        return {
+            **after,
+            "missed": self.carry * (missed + wanted - shares @ received / shares.sum()),
+        }
 
 
 @dataclass(frozen=True)
@@ -91,7 +107,10 @@ class UpdateProcess(Complement):
         return {**super().init(population), "picked": np.zeros(population.count, dtype=np.int64)}
 
     def join(self, state: State, population: Population) -> State:
-        return {**super().join(state, population), "picked": lengthened(state["picked"], population.count, 0)}
+        return {
+            **super().join(state, population),
+            "picked": lengthened(state["picked"], population.count, 0),
+        }
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
         if int(state["round"]) % self.interval == 0:
@@ -104,8 +123,12 @@ class UpdateProcess(Complement):
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:  # noqa: ARG002
         return {}  # not complement's distances, which play no part here
 
-    def _group(self, state: State, federation: Federation, known: IntArray, wanted: int) -> IntArray:
-        everyone = np.flatnonzero(state["seen"] >= 0)  # all are cared for, only those who are there can be picked
+    def _group(
+        self, state: State, federation: Federation, known: IntArray, wanted: int
+    ) -> IntArray:
+        everyone = np.flatnonzero(
+            state["seen"] >= 0
+        )  # all are cared for, only those who are there can be picked
         weights = federation.weights[everyone]
         total = float(weights.sum())
         picks = select(
@@ -139,7 +162,10 @@ class Combined(ProcessSelector):
         return {**super().init(population), **_named(self._memory.init(population))}
 
     def join(self, state: State, population: Population) -> State:
-        return {**super().join(state, population), **_named(self._memory.join(_unnamed(state), population))}
+        return {
+            **super().join(state, population),
+            **_named(self._memory.join(_unnamed(state), population)),
+        }
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
         chosen, state = super().select(state, federation)
@@ -152,11 +178,15 @@ class Combined(ProcessSelector):
         memory, available = _unnamed(state), federation.available
         count = min(self.clients_per_round, len(available))
         ready = available[~self._memory.resting(memory)[available]]
-        chosen = ready if len(ready) <= count else ready[self._matched(state, federation, ready, count)]
+        chosen = (
+            ready if len(ready) <= count else ready[self._matched(state, federation, ready, count)]
+        )
         more = np.setdiff1d(available, chosen)
         return np.concatenate([chosen, uniform(federation.rng, more, count - len(chosen))])
 
-    def _matched(self, state: State, federation: Federation, ready: IntArray, count: int) -> IntArray:
+    def _matched(
+        self, state: State, federation: Federation, ready: IntArray, count: int
+    ) -> IntArray:
         """Places in `ready`: directions and embedding are centred and of one scale, so the population is at 0."""
         memory = _unnamed(state)
         known = memory["seen"] >= 0
@@ -186,4 +216,8 @@ def _named(state: State) -> dict[str, FloatArray]:
 
 
 def _unnamed(state: State) -> dict[str, FloatArray]:
-    return {key.removeprefix("updates/"): value for key, value in state.items() if key.startswith("updates/")}
+    return {
+        key.removeprefix("updates/"): value
+        for key, value in state.items()
+        if key.startswith("updates/")
+    }

@@ -22,7 +22,9 @@ class Random(Memoryless):
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
         if self.replacement:
-            return federation.rng.choice(federation.available, size=self.clients_per_round, replace=True), state
+            return federation.rng.choice(
+                federation.available, size=self.clients_per_round, replace=True
+            ), state
         return uniform(federation.rng, federation.available, self.clients_per_round), state
 
 
