@@ -22,6 +22,20 @@ from fedcor.testing import FakeFederation, check_selector
 from fedcor.types import Outcome, Population
 
 
+def delivered(round, clients, updates):
+    """The outcome of a round in which `clients` sent `updates`, each with a weight and step size of 1."""
+    clients, ones = np.array(clients), np.ones(len(clients))
+    return Outcome(
+        round,
+        clients,
+        clients,
+        step_sizes=ones,
+        aggregation_weights=ones,
+        read_losses=lambda: None,
+        read_updates=lambda: updates,
+    )
+
+
 def gap(problem, group):
     mean = np.average(problem.U[list(group)], axis=0, weights=problem.shares[list(group)])
     return float(np.linalg.norm(mean - problem.target))
@@ -205,7 +219,7 @@ def test_ageing_gives_old_directions_less_of_the_target():
         update = np.eye(3)[[client]]
         state = selector.observe(
             state,
-            Outcome(t, np.array([client]), np.array([client]), lambda: None, lambda u=update: u),
+            delivered(t, [client], update),
         )
     assert selector.target(state, np.full(3, 1 / 3)) == pytest.approx([1 / 3, 2 / 3, 0])
 
@@ -215,13 +229,11 @@ def test_updates_that_are_no_numbers_are_not_remembered():
     state = {**selector.init(Population(np.array([1, 1]))), "round": np.array(1)}
     for worthless in (np.nan, np.inf, 1e160, -1e20):
         bad = np.array([[1.0, worthless], [1.0, 2.0]])
-        after = selector.observe(
-            state, Outcome(0, np.arange(2), np.arange(2), lambda: None, lambda bad=bad: bad)
-        )
+        after = selector.observe(state, delivered(0, [0, 1], bad))
         assert after["seen"].tolist() == [-1, 0]
         assert after["directions"].tolist() == [[0, 0], [1, 2]]
     # of a model of another size, and bad: the memory stays
-    alone = Outcome(0, np.arange(1), np.arange(1), lambda: None, lambda: np.array([[np.nan]]))
+    alone = delivered(0, [0], np.array([[np.nan]]))
     assert selector.observe(after, alone) is after
 
 
@@ -284,8 +296,10 @@ def test_a_mean_that_weighs_clients_by_their_data_is_matched_as_it_is(weighted):
         chosen, after = selector.select(state, federation)
         reasons = selector.reasons(after, federation, chosen)
         matched, outcome = state, federation.train(chosen)
-        shares = sizes[outcome.participated] if weighted else None
-        state = selector.observe(after, dataclasses.replace(outcome, shares=shares))
+        if weighted:
+            weights = sizes[outcome.participated]
+            outcome = dataclasses.replace(outcome, aggregation_weights=weights)
+        state = selector.observe(after, outcome)
     U, target = matched["directions"], federation.weights @ matched["directions"]
     problem = Problem(U, sizes if weighted else np.ones(12), target)
     assert chosen.tolist() == greedy_by_hand(problem, chosen[:1].tolist(), 4)
@@ -301,7 +315,7 @@ def test_the_simulator_says_what_each_client_counts():
         ]
         simulation = build_simulation(load_experiment("digits", changes, "complement"), 1)
         *_, (_, progress) = simulation.run(3)
-        state, sizes = progress.state, simulation.engine.population.sizes
+        state, sizes = progress.selector, simulation.engine.population.sizes
         seen = state["seen"] >= 0
         assert state["shares"][seen] == pytest.approx(sizes[seen] if weighted else 1.0)
 

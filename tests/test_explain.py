@@ -30,13 +30,13 @@ def test_the_record_holds_what_fedcor_computed(folder):
     for (record, progress), entry in zip(
         simulation.run(6, start), read_run(folder).rounds, strict=True
     ):
-        picked = progress.state["picked"].copy()
+        picked = progress.selector["picked"].copy()
         picked[record.selected] -= 1
         if record.round < 2:
             assert entry["why"] == {}
             continue
         picks = simulation.selector.picks(
-            {**progress.state, "picked": picked},
+            {**progress.selector, "picked": picked},
             simulation.engine.population.weights,
             np.arange(50),
         )

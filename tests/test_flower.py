@@ -108,9 +108,15 @@ class ByHand:
             np.array([self.trained(k) for k in participated]),
         )
         updates = results - self.model
-        shares = self.sizes[participated].astype(float)  # FedAvg weighs by num-examples
         outcome = Outcome(
-            self.round, chosen, participated, lambda: before, lambda: updates, shares=shares
+            self.round,
+            chosen,
+            participated,
+            step_sizes=np.ones(len(participated)),
+            # FedAvg weights by num-examples.
+            aggregation_weights=self.sizes[participated].astype(float),
+            read_losses=lambda: before,
+            read_updates=lambda: updates,
         )
         self.model = self.mean(chosen)
         self.round += 1

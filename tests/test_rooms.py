@@ -16,8 +16,8 @@ from fedcor.cli import main
 SOURCE = Path(fedcor.__file__).parent
 # A room may import only rooms that stand before it (and itself).
 ORDER = [
-    "errors", "types", "rng", "config", "plugins", "guard", "ledger", "record", "progress",
-    "gp", "selectors", "testing", "data", "engine", "simulate", "experiment", "runner", "analysis", "report",
+    "errors", "types", "rng", "checks", "config", "plugins", "guard", "ledger", "header", "record",
+    "progress", "selection", "gp", "selectors", "testing", "data", "engine", "simulate", "experiment", "runner", "analysis", "report",
     "reproduce", "flower", "cli", "__main__",
 ]  # fmt: skip
 NEVER = {

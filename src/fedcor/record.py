@@ -24,11 +24,12 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from fedcor.errors import RecordError
+from fedcor.header import named_alike, rename_selector, upgrade
 from fedcor.types import Array
 
 __all__ = [
     "RoundRecord",
-    "Run",
+    "RunRecord",
     "RunWriter",
     "client_names",
     "count_rounds",
@@ -68,7 +69,7 @@ class RoundRecord:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecord:
     """A record as it was read: finished or still running."""
 
     path: Path
@@ -102,7 +103,7 @@ def save_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
     write_whole(path, content.getvalue())
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> RunRecord:
     """The run in `folder`; whole lines only."""
     path = folder / RECORD
     try:
@@ -129,7 +130,7 @@ def read_run(folder: Path) -> Run:
         entries.append(entry)
     if not entries:
         raise RecordError(f"{path} has no header yet: the run has only just begun, or died at once")
-    return Run(folder, entries[0], list(entries[1:]))
+    return RunRecord(folder, upgrade(entries[0]), list(entries[1:]))
 
 
 def count_rounds(folder: Path) -> int:
@@ -166,7 +167,7 @@ def has_run(folder: Path) -> bool:
         return False
 
 
-def read_runs(folder: Path) -> list[Run]:
+def read_runs(folder: Path) -> list[RunRecord]:
     """Every run in `folder` and below it, in the order of their paths."""
     if not folder.is_dir():
         raise RecordError(f"there is no folder {folder}")
@@ -185,7 +186,7 @@ class RunWriter:
         self,
         folder: Path,
         header: Mapping[str, Any],
-        before: Run | None,
+        before: RunRecord | None,
         checkpoint: Mapping[str, Array] | None,
     ) -> None:
         self.folder, self.checkpoint = folder, checkpoint
@@ -204,8 +205,10 @@ class RunWriter:
             (self.folder / CHECKPOINT).unlink(missing_ok=True)  # of a record that is gone
         else:
             kept = self._before.rounds[: self.done]
-            # The settings may ask for more rounds; all else stays as the run began, the library versions too.
-            self._header = {**self._before.header, "config": self._header["config"]}
+            # The settings may ask for more rounds, and the selector's name may have become another
+            # one; all else stays as the run began, the library versions too.
+            new = {key: self._header[key] for key in ("selector", "config") if key in self._header}
+            self._header = {**self._before.header, **new}
         write_whole(self.folder / RECORD, "".join(map(_line, [self._header, *kept])).encode())
         self._file = (self.folder / RECORD).open("a", encoding="utf-8")
 
@@ -263,7 +266,7 @@ def open_run(folder: Path, header: Mapping[str, Any], *, resume: bool) -> Iterat
 
 def _look(
     folder: Path, header: Mapping[str, Any], resume: bool
-) -> tuple[Run | None, dict[str, Array] | None]:
+) -> tuple[RunRecord | None, dict[str, Array] | None]:
     """The run that is there and its checkpoint; refuses one that is not ours to go on with."""
     if not has_run(folder):
         return None, None
@@ -285,6 +288,8 @@ def _look(
 
 def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """A run may be made longer, and go on with other library versions; nothing else of it may change."""
+    if named_alike(str(old.get("selector")), str(new.get("selector"))):
+        old = rename_selector(old, new["selector"])
     for key in ("experiment", "selector", "seed", "engine"):
         if old.get(key) != new.get(key):
             told = f"its {key} is {old.get(key)!r}, not {new.get(key)!r}"

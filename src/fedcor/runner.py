@@ -7,18 +7,15 @@ import functools
 import multiprocessing
 import multiprocessing.connection
 import os
-import platform
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
@@ -26,18 +23,19 @@ from fedcor.data import Dataset, load, randomise_labels
 from fedcor.engine import Engine, LocalTraining, build_model
 from fedcor.errors import ConfigError, FedcorError, RecordError
 from fedcor.experiment import Experiment
+from fedcor.header import run_header
 from fedcor.record import RoundRecord, count_rounds, has_run, open_run
 from fedcor.rng import stream
-from fedcor.simulate import LearningRate, Progress, Simulation
+from fedcor.simulate import LearningRate, Simulation, SimulationState
 from fedcor.types import Array
 
 __all__ = [
     "Job",
     "build_simulation",
     "compare_jobs",
+    "experiment_header",
     "in_processes",
     "run",
-    "run_header",
     "run_jobs",
     "use_one_thread",
 ]
@@ -120,24 +118,16 @@ def use_one_thread() -> None:
     threadpool_limits(1)
 
 
-def run_header(experiment: Experiment, seed: int) -> dict[str, Any]:
+def experiment_header(
+    experiment: Experiment, seed: int, engine: str | None = None
+) -> dict[str, Any]:
+    """The header of a run of `experiment`, on the simulator or on another `engine`."""
     config = experiment.describe()
     config["training"]["device"] = _device(
         experiment.training.device
     )  # never "auto": it may be another one next time
-    return {
-        "format": 1,
-        "experiment": experiment.name,
-        "selector": experiment.selector,
-        "seed": seed,
-        "config": config,
-        "versions": {
-            "fedcor": version("fedcor"),
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "torch": torch.__version__,
-        },
-    }
+    versions = {"torch": torch.__version__}
+    return run_header(experiment.name, experiment.selector, seed, config, versions, engine)
 
 
 def run(
@@ -151,7 +141,7 @@ def run(
     """One run in the folder `out`; with `resume`, from where it was left. A finished run is left as it is."""
     use_one_thread()
     rounds = experiment.training.rounds
-    with open_run(out, run_header(experiment, seed), resume=resume) as writer:
+    with open_run(out, experiment_header(experiment, seed), resume=resume) as writer:
         if writer.done >= rounds:
             return
         simulation = build_simulation(experiment, seed)
@@ -165,9 +155,11 @@ def run(
                 on_round(record)
 
 
-def _progress(checkpoint: Mapping[str, Array], simulation: Simulation, out: Path) -> Progress:
+def _progress(
+    checkpoint: Mapping[str, Array], simulation: Simulation, out: Path
+) -> SimulationState:
     try:
-        progress = Progress.from_arrays(checkpoint, simulation.engine.device)
+        progress = SimulationState.from_arrays(checkpoint, simulation.engine.device)
         fits = (
             progress.model.shape == simulation.engine.initial_model.shape
             and progress.known.shape == progress.holders.shape

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from fedcor.engine import Engine, Faults
 from fedcor.engine.optimisers import Optimiser
-from fedcor.guard import check_clients, check_state, naming, screen_losses, written_reasons
+from fedcor.guard import check_clients, screen_losses
 from fedcor.ledger import CURRENT, Ledger
 from fedcor.record import RoundRecord
 from fedcor.rng import stream
+from fedcor.selection import Decision, decide, init_state, observe
 from fedcor.types import Array, BoolArray, FloatArray, IntArray, Outcome, Selector, State
 
-__all__ = ["LearningRate", "Progress", "SimulatedRound", "Simulation"]
+__all__ = ["LearningRate", "SimulatedRound", "Simulation", "SimulationState"]
 
 
 @dataclass(frozen=True)
@@ -39,17 +40,17 @@ class LearningRate:
 
 
 @dataclass(frozen=True)
-class Progress:
+class SimulationState:
     """Everything that one round hands to the next: written whole, it is a checkpoint."""
 
     round: int  # the next round
     model: Tensor  # (P,) w^t
     known: FloatArray  # (N,) l_k(w^t) where the server was told, else NaN
     holders: BoolArray  # (N,) who has received w^t
-    state: State  # the selector's
+    selector: State  # what the selector remembers
 
     def to_arrays(self) -> dict[str, Array]:
-        arrays = {f"selector/{name}": np.asarray(value) for name, value in self.state.items()}
+        arrays = {f"selector/{name}": np.asarray(value) for name, value in self.selector.items()}
         model = self.model.cpu().numpy()
         return {
             "round": np.array(self.round),
@@ -59,7 +60,7 @@ class Progress:
         } | arrays
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array], device: torch.device) -> Progress:
+    def from_arrays(cls, arrays: Mapping[str, Array], device: torch.device) -> SimulationState:
         state = {
             name.removeprefix("selector/"): a
             for name, a in arrays.items()
@@ -72,9 +73,9 @@ class Progress:
 class SimulatedRound:
     """One round of a simulated federation: answers a selector's questions, and bills them."""
 
-    def __init__(self, simulation: Simulation, progress: Progress) -> None:
+    def __init__(self, simulation: Simulation, state: SimulationState) -> None:
         self._engine, self._optimiser = simulation.engine, simulation.optimiser
-        self.round = progress.round
+        self.round = state.round
         self.weights = self._engine.population.weights
         self.learning_rate = simulation.learning_rate.at(self.round)
         self.rng = stream(simulation.seed, "select", self.round)
@@ -85,10 +86,9 @@ class SimulatedRound:
         )
         self._alive = ~faults.dropped(seed, self.round, clients)
         self._steps = faults.steps(seed, self.round, clients, self._engine.how.local_steps)
-        self._model, self._known = progress.model, progress.known.copy()
-        self.ledger = Ledger(clients, self._engine.model_bytes, progress.holders)
+        self._model, self._known = state.model, state.known.copy()
+        self.ledger = Ledger(clients, self._engine.model_bytes, state.holders)
         self.refused = 0
-        self.why: dict[str, list[float | None]] = {}
         self._asked = np.zeros(clients, dtype=bool)
         self._trained: dict[int, Tensor] = {}  # client -> its usable result of this round
         self._asked_to_train: set[int] = set()
@@ -119,7 +119,7 @@ class SimulatedRound:
             changes[self.available] = self._candidates[key][2][self.available] - before
         return changes
 
-    def close(self, chosen: IntArray, state: State) -> tuple[Progress, Outcome]:
+    def close(self, chosen: IntArray, state: State) -> tuple[SimulationState, Outcome]:
         """Train the chosen, aggregate, and hand on to the next round; a training done for a question is not done again."""
         chosen = check_clients(chosen, self.available, self.round)
         participants, weights = self._train(chosen)
@@ -137,37 +137,20 @@ class SimulatedRound:
                     self._aggregate(participants, weights),
                     np.full(len(self.weights), np.nan),
                 )
+        sizes = self._engine.population.sizes[participants].astype(np.float64)
         outcome = Outcome(
             self.round,
             chosen,
             participants,
+            step_sizes=self.learning_rate * self._steps[participants].astype(np.float64),
+            aggregation_weights=sizes if self._optimiser.weighted else np.ones(len(participants)),
             read_losses=lambda: self._screened(self._engine.losses(self._model, participants)),
             read_updates=lambda: (self._results(participants) - self._model).cpu().numpy(),
-            paces=self.learning_rate * self._steps[participants].astype(np.float64),
             head=self._engine.vector.head,
-            shares=self._engine.population.sizes[participants].astype(np.float64)
-            if self._optimiser.weighted
-            else None,
         )
         self.ledger.close_round(version)
-        return Progress(self.round + 1, model, known, self.ledger.holders(), state), outcome
-
-    def record(self, outcome: Outcome, model: Tensor, started: float) -> RoundRecord:
-        scores = self._engine.test(model)
-        return RoundRecord(
-            round=self.round,
-            selected=outcome.selected.tolist(),
-            participated=outcome.participated.tolist(),
-            test_accuracy=scores.accuracy,
-            test_loss=scores.loss,
-            learning_rate=self.learning_rate,
-            probed=self.ledger.questions,
-            refused=self.refused,
-            bytes_down=self.ledger.bytes_down,
-            bytes_up=self.ledger.bytes_up,
-            seconds=round(time.perf_counter() - started, 6),
-            why=self.why,
-        )
+        after = SimulationState(self.round + 1, model, known, self.ledger.holders(), state)
+        return after, outcome
 
     def _ask(self, version: int, model: Tensor, clients: IntArray) -> FloatArray:
         """Each client's loss of `model`; NaN from the dead and for unusable answers."""
@@ -232,30 +215,47 @@ class Simulation:
     seed: int
 
     @cached_property
-    def start(self) -> Progress:
+    def start(self) -> SimulationState:
+        """The federation before its first round."""
         clients = self.engine.population.count
         unknown, nobody = np.full(clients, np.nan), np.zeros(clients, dtype=bool)
-        with naming("the selector failed in init"):
-            state = self.selector.init(self.engine.population)
-            check_state(state)
-        return Progress(0, self.engine.initial_model, unknown, nobody, state)
+        state = init_state(self.selector, self.engine.population)
+        return SimulationState(0, self.engine.initial_model, unknown, nobody, state)
 
     def run(
-        self, rounds: int, progress: Progress | None = None
-    ) -> Iterator[tuple[RoundRecord, Progress]]:
-        """The record of each round and where it leaves the federation, from `progress` on."""
-        progress = progress or self.start
-        for _ in range(progress.round, rounds):
+        self, rounds: int, state: SimulationState | None = None
+    ) -> Iterator[tuple[RoundRecord, SimulationState]]:
+        """The record of each round and the state after it, from `state` up to round `rounds`."""
+        state = state or self.start
+        for _ in range(state.round, rounds):
             started = time.perf_counter()
-            federation = SimulatedRound(self, progress)
-            with naming(f"round {progress.round}: the selector failed in select"):
-                chosen, state = self.selector.select(progress.state, federation)
-                chosen = check_clients(chosen, federation.available, progress.round)
-            with naming(f"round {progress.round}: the selector failed in reasons"):
-                federation.why = written_reasons(self.selector, state, federation, chosen)
-            progress, outcome = federation.close(chosen, state)
-            with naming(f"round {outcome.round}: the selector failed in observe"):
-                state = self.selector.observe(state, outcome)
-                check_state(state)
-            progress = dataclasses.replace(progress, state=state)
-            yield federation.record(outcome, progress.model, started), progress
+            federation = SimulatedRound(self, state)
+            decision = decide(self.selector, state.selector, federation)
+            state, outcome = federation.close(decision.chosen, decision.state)
+            observed = observe(self.selector, decision.state, outcome)
+            state = dataclasses.replace(state, selector=observed)
+            yield self._record(federation, decision, outcome, state.model, started), state
+
+    def _record(
+        self,
+        federation: SimulatedRound,
+        decision: Decision,
+        outcome: Outcome,
+        model: Tensor,
+        started: float,
+    ) -> RoundRecord:
+        scores = self.engine.test(model)
+        return RoundRecord(
+            round=federation.round,
+            selected=outcome.selected.tolist(),
+            participated=outcome.participated.tolist(),
+            test_accuracy=scores.accuracy,
+            test_loss=scores.loss,
+            learning_rate=federation.learning_rate,
+            probed=federation.ledger.questions,
+            refused=federation.refused,
+            bytes_down=federation.ledger.bytes_down,
+            bytes_up=federation.ledger.bytes_up,
+            seconds=round(time.perf_counter() - started, 6),
+            why=decision.why,
+        )

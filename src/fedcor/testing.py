@@ -103,8 +103,15 @@ class FakeFederation:
         participated = np.unique(delivered)
         updates = self.trained(participated) - self.model
         losses = self.loss_of(self.model)[participated]
-        paces = np.full(len(participated), self.learning_rate * self.local_steps)
-        outcome = Outcome(self.round, chosen, participated, lambda: losses, lambda: updates, paces)
+        outcome = Outcome(
+            self.round,
+            chosen,
+            participated,
+            step_sizes=np.full(len(participated), self.learning_rate * self.local_steps),
+            aggregation_weights=np.ones(len(participated)),
+            read_losses=lambda: losses,
+            read_updates=lambda: updates,
+        )
         if len(delivered):
             self.model = self.trained(delivered).mean(axis=0)
         self.round += 1

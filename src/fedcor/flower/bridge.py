@@ -29,7 +29,7 @@ from fedcor.flower.client import answers_probes
 from fedcor.flower.strategy import SelectingStrategy
 from fedcor.flower.wire import LOG
 from fedcor.record import RoundRecord, has_run
-from fedcor.runner import build_simulation, run_header, use_one_thread
+from fedcor.runner import build_simulation, experiment_header, use_one_thread
 from fedcor.simulate import LearningRate, Simulation
 
 __all__ = [
@@ -140,7 +140,7 @@ def server_app(
             probe_timeout=600.0,
             on_round=on_round,
         )
-        strategy.header = {**run_header(experiment, seed), "engine": "flower"}
+        strategy.header = experiment_header(experiment, seed, "flower")
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:  # noqa: ARG001
             scores = simulation.engine.test(to_model(arrays))

@@ -182,12 +182,13 @@ class FlowerRound:
             self.round,
             self.selected,
             participated,
+            step_sizes=np.ones(len(participated)),
+            aggregation_weights=self._aggregation_weights(participated),
             read_losses=lambda: screen_losses(
                 np.array([self._reported(k) for k in participated.tolist()])
             )[0],
             read_updates=lambda: self._updates(participated),
             head=_head(self._model),
-            shares=self._shares(participated),
         )
         holders = frozenset(self._holders.get(version, ()))
         return (
@@ -197,10 +198,10 @@ class FlowerRound:
             Knowledge(version, self._losses.get(version, {}), holders, self._signature),
         )
 
-    def _shares(self, participated: IntArray) -> FloatArray | None:
-        """What each reply counts in the strategy's mean; None for a strategy that is not known to weigh them."""
+    def _aggregation_weights(self, participated: IntArray) -> FloatArray:
+        """(m,) weight of each reply in the strategy's mean; 1 where it is not known to weight them."""
         if not hasattr(self._terms.strategy, "weighted_by_key"):
-            return None
+            return np.ones(len(participated))
         contents = (self._trained[client].content for client in participated.tolist())
         return np.array(
             [number(metrics_of(content), self._terms.weight_key) for content in contents],

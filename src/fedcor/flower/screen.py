@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
 from fedcor import types
-from fedcor.guard import ABSURD
+from fedcor.guard import LARGEST_LOSS
 
 __all__ = [
     "ABSURD_EXAMPLES",
@@ -86,7 +86,7 @@ def clean_evaluation(
         raise Unusable("unusable", f"{weight_key} = {weight}")
     for name, value in metrics.items():
         largest = float(np.max(np.abs(np.asarray(value, dtype=np.float64)), initial=0.0))
-        if not largest <= (ABSURD if name in loss_keys else 1e15):
+        if not largest <= (LARGEST_LOSS if name in loss_keys else 1e15):
             raise Unusable("unusable", f"the metric {name} is {str(value)[:80]}")
     return RecordDict({key: metrics})
 

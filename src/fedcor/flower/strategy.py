@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -39,9 +38,11 @@ from fedcor.flower.round import (
 )
 from fedcor.flower.screen import Unusable, clean_evaluation, metrics_of, number, odd_ones_out
 from fedcor.flower.wire import LOG, version_of
-from fedcor.guard import check_clients, check_state, naming, screen_losses, written_reasons
+from fedcor.guard import screen_losses
+from fedcor.header import run_header
 from fedcor.record import RoundRecord, RunWriter, open_run, write_client_names
-from fedcor.selectors import FedCor, build_selector
+from fedcor.selection import decide, init_state, join_clients, observe
+from fedcor.selectors import FedCor, build_selector, selector_name
 from fedcor.types import Array, IntArray, Outcome, Population, Selector, State
 
 __all__ = ["FedCorStrategy", "SelectingStrategy", "select_with"]
@@ -265,9 +266,7 @@ class SelectingStrategy(Strategy):
             )
         for key, value in self._round.configured.items():  # a strategy's changes, of one call
             self._config[key] = value
-        with naming(f"round {outcome.round + 1}: the selector failed in observe"):
-            self._state = self.selector.observe(self._next_state, outcome)
-            check_state(self._state)
+        self._state = observe(self.selector, self._next_state, outcome, outcome.round + 1)
         self._outcome = outcome
         return arrays, metrics
 
@@ -285,11 +284,8 @@ class SelectingStrategy(Strategy):
             available,
             attempt,
         )
-        with naming(f"round {self._exchange.round + 1}: the selector failed in select"):
-            chosen, self._next_state = self.selector.select(state, self._round)
-            chosen = check_clients(chosen, available, self._exchange.round)
-        with naming(f"round {self._exchange.round + 1}: the selector failed in reasons"):
-            self._why = written_reasons(self.selector, self._next_state, self._round, chosen)
+        decision = decide(self.selector, state, self._round, self._exchange.round + 1)
+        chosen, self._next_state, self._why = decision.chosen, decision.state, decision.why
         messages = self._round.pending(chosen)
         LOG.info(
             "configure_train: selected clients %s (of %d reachable, %d asked)",
@@ -303,25 +299,19 @@ class SelectingStrategy(Strategy):
         """The selector's memory, for the clients that there are by now."""
         population = self._roster.population()
         if self._state is None or self._population is None:
-            self._state = self._new_state(population)
+            self._state = init_state(self.selector, population)
         elif not np.array_equal(self._population.sizes, population.sizes):
-            join = getattr(self.selector, "join", None)
-            if join is not None:
-                self._state = join(self._state, population)
+            joined = join_clients(self.selector, self._state, population)
+            if joined is not None:
+                self._state = joined
             elif self._population.count < population.count:
                 LOG.warning(
                     "%s cannot take in new clients: its memory begins afresh",
                     type(self.selector).__name__,
                 )
-                self._state = self._new_state(population)
+                self._state = init_state(self.selector, population)
         self._population = population
         return self._state
-
-    def _new_state(self, population: Population) -> State:
-        with naming("the selector failed in init"):
-            state = self.selector.init(population)
-            check_state(state)
-        return state
 
     # --- who is there
 
@@ -536,27 +526,16 @@ class SelectingStrategy(Strategy):
     def _header(self, rounds: int) -> dict[str, Any]:
         """What the record says of the run, and what a later start is held against."""
         described = dataclasses.asdict(self.selector)  # type: ignore[call-overload]
-        selector = type(self.selector).__name__.lower()
-        return {
-            "format": 1,
-            "experiment": self._name,
-            "selector": selector,
-            "seed": self._seed,
-            "config": {
-                "strategy": type(self.strategy).__name__,
-                "selectors": {selector: described},
-                "training": {
-                    "rounds": rounds,
-                    "clients_per_round": described.get("clients_per_round"),
-                },
-            },
-            "versions": {
-                "fedcor": installed("fedcor"),
-                "flwr": installed("flwr"),
-                "python": platform.python_version(),
-                "numpy": np.__version__,
+        selector = selector_name(self.selector)
+        config = {
+            "strategy": type(self.strategy).__name__,
+            "selectors": {selector: described},
+            "training": {
+                "rounds": rounds,
+                "clients_per_round": described.get("clients_per_round"),
             },
         }
+        return run_header(self._name, selector, self._seed, config, {"flwr": installed("flwr")})
 
 
 class FedCorStrategy(SelectingStrategy):

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedcor.errors import RecordError
-from fedcor.record import Run, client_names
+from fedcor.record import RunRecord, client_names
 
 __all__ = ["explain", "render_explanation"]
 
@@ -23,7 +23,7 @@ MEANINGS = {
 }
 
 
-def explain(run: Run, round: int | None = None) -> dict[str, Any]:
+def explain(run: RunRecord, round: int | None = None) -> dict[str, Any]:
     """The round's choice as plain values: a row for each chosen client, in the order of choice."""
     if not run.rounds:
         raise RecordError(f"{run.path} has no finished round yet")

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from scipy import stats
 
 from fedcor.errors import RecordError, suggest
-from fedcor.record import differences
+from fedcor.record import RunRecord, differences
 from fedcor.types import FloatArray
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "Estimate",
     "ExperimentSummary",
     "Metric",
-    "Run",
     "RunSummary",
     "SelectorSummary",
     "Summary",
@@ -47,16 +46,6 @@ TAIL = 50  # rounds in the spread
 CONFIDENCE = 0.95
 ROUNDING = 1e-7  # an accuracy is a count over a test size: what is closer than this is equal
 DEFAULT_BASELINE = "random"
-
-
-class Run(Protocol):
-    """A run as it was read from its folder: the header and one mapping a round, in round order."""
-
-    @property
-    def header(self) -> Mapping[str, Any]: ...
-
-    @property
-    def rounds(self) -> Sequence[Mapping[str, Any]]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +73,7 @@ class Curve:
         )
 
 
-def curve_of(run: Run) -> Curve:
+def curve_of(run: RunRecord) -> Curve:
     """The arrays of a run, checked."""
     header = run.header
     name = f"run {header.get('experiment')}, {header.get('selector')}, seed {header.get('seed')}"
@@ -123,7 +112,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _column(run: Run, key: str) -> FloatArray:
+def _column(run: RunRecord, key: str) -> FloatArray:
     return np.array(
         [np.nan if row[key] is None else row[key] for row in run.rounds], dtype=np.float64
     )
@@ -298,7 +287,7 @@ class Summary:
     experiments: tuple[ExperimentSummary, ...]
 
 
-def summarise(runs: Sequence[Run], baseline: str | None = None) -> Summary:
+def summarise(runs: Sequence[RunRecord], baseline: str | None = None) -> Summary:
     """Everything a report shows, compared with the selector `baseline`: `random` if it is there, else the first."""
     if not runs:
         raise RecordError(

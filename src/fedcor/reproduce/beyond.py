@@ -12,7 +12,7 @@ import torch
 
 from fedcor.data import noisy_clients
 from fedcor.errors import ConfigError, RecordError
-from fedcor.record import Run, read_checkpoint, write_whole
+from fedcor.record import RunRecord, read_checkpoint, write_whole
 from fedcor.report.summary import (
     METRICS,
     Estimate,
@@ -272,7 +272,7 @@ def limits(plan: Plan) -> list[Path]:
     ]
 
 
-def _picks_of_noisy(runs: Sequence[Run], share: float) -> float:
+def _picks_of_noisy(runs: Sequence[RunRecord], share: float) -> float:
     """The share of all picks that went to clients with random labels."""
     hits = picks = 0
     for run in runs:
@@ -411,7 +411,7 @@ def _accuracy_by_client(plan: Plan, runs: Runs) -> dict[str, dict[str, list[Floa
     return served
 
 
-def _last_model(run: Run) -> torch.Tensor:
+def _last_model(run: RunRecord) -> torch.Tensor:
     """The model after the run's last round; refused where an earlier command ran it further than this one reads it."""
     checkpoint = read_checkpoint(run.path)
     reached = 0 if checkpoint is None else int(checkpoint["round"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcor.record import Run
+from fedcor.record import RunRecord
 from fedcor.report.summary import Estimate, ExperimentSummary, summarise
 from fedcor.reproduce.plan import Plan, Runs
 from fedcor.types import FloatArray
@@ -26,7 +26,7 @@ def mean_std(estimate: Estimate) -> str:
     return f"{estimate.mean:.1f}" + ("" if estimate.std is None else f" ± {estimate.std:.1f}")
 
 
-def times_chosen(runs: Sequence[Run]) -> FloatArray:
+def times_chosen(runs: Sequence[RunRecord]) -> FloatArray:
     """(N,) times the most chosen client, the next, ... was chosen in a run, mean over seeds."""
     sorted_counts = []
     for run in runs:
@@ -45,7 +45,7 @@ def compared(runs: Runs, baseline: str) -> dict[str, ExperimentSummary]:
         name: summarise(
             [
                 # under its variant's name, so that two variants of one selector stand side by side
-                Run(run.path, {**run.header, "selector": label}, run.rounds)
+                RunRecord(run.path, {**run.header, "selector": label}, run.rounds)
                 for label, of_one in by_label.items()
                 for run in of_one
             ],
@@ -89,7 +89,7 @@ def draw_curves(
     return [saved, *save_figure(figure, plan.out / f"{what}-{plan.dataset}")]
 
 
-def _curve(runs: Sequence[Run]) -> dict[str, list[float]]:
+def _curve(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
     """Mean and one standard deviation over seeds of the ten-round mean accuracy."""
     length = min(len(run.rounds) for run in runs)
     accuracy = np.array(

@@ -25,7 +25,7 @@ from fedcor.rng import stream
 from fedcor.runner import build_simulation, in_processes
 from fedcor.selectors.base import uniform
 from fedcor.selectors.fedcor import FedCor
-from fedcor.simulate import Progress, Simulation
+from fedcor.simulate import Simulation, SimulationState
 from fedcor.types import FloatArray, IntArray
 
 __all__ = ["embedding", "normality", "stationarity", "toy"]
@@ -135,7 +135,7 @@ def embedding(plan: Plan) -> list[Path]:
             simulation = build_simulation(experiment, seed)
             progress = _at(simulation, _fedcor(experiment).warmup)
             labels = simulation.engine.majority_labels()
-            X = progress.state["embedding"]
+            X = progress.selector["embedding"]
             neighbours = max(
                 1, round(len(labels) / len(np.unique(labels))) - 1
             )  # as many as hold the same label
@@ -210,7 +210,9 @@ def _fedcor(experiment: Experiment) -> FedCor:
     return selector
 
 
-def _at(simulation: Simulation, round: int, progress: Progress | None = None) -> Progress:
+def _at(
+    simulation: Simulation, round: int, progress: SimulationState | None = None
+) -> SimulationState:
     """Where the federation stands at the start of `round`, from `progress` on."""
     progress = progress or simulation.start
     for _, reached in simulation.run(round, progress):

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedcor.errors import ConfigError, suggest
 from fedcor.experiment import Experiment, load_experiment
-from fedcor.record import Run, count_rounds, read_run, write_whole
+from fedcor.record import RunRecord, count_rounds, read_run, write_whole
 from fedcor.runner import Job, run_jobs
 
 __all__ = ["FOUR", "SETTINGS", "Plan", "Runs", "Scenario", "Variant"]
@@ -26,7 +26,7 @@ _DIGITS = {
     "dir": ["partition.kind=dirichlet", "partition.minimum_size=3", "training.clients_per_round=5"],
 }
 # setting -> label -> the runs of all seeds
-Runs = Mapping[str, Mapping[str, list[Run]]]
+Runs = Mapping[str, Mapping[str, list[RunRecord]]]
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int, str], None]]]
 
 
@@ -164,7 +164,7 @@ class Plan:
             self.out / "runs" / f"{self.dataset}-{scenario.name}" / variant.folder / f"seed-{seed}"
         )
 
-    def _read(self, scenario: Scenario, variant: Variant, seed: int) -> Run:
+    def _read(self, scenario: Scenario, variant: Variant, seed: int) -> RunRecord:
         """The run, cut to this plan's rounds: an earlier command may have run it further."""
         run = read_run(self._folder(scenario, variant, seed))
         return dataclasses.replace(

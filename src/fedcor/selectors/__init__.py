@@ -4,7 +4,12 @@ from fedcor.selectors.afl import AFL
 from fedcor.selectors.complement import Complement
 from fedcor.selectors.fedcor import FedCor, Proxy
 from fedcor.selectors.power_of_choice import PowerOfChoice
-from fedcor.selectors.registry import build_selector, selector_class, selector_names
+from fedcor.selectors.registry import (
+    build_selector,
+    selector_class,
+    selector_name,
+    selector_names,
+)
 from fedcor.selectors.simple import Full, Random
 
 __all__ = [
@@ -17,5 +22,6 @@ __all__ = [
     "Random",
     "build_selector",
     "selector_class",
+    "selector_name",
     "selector_names",
 ]

@@ -15,13 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcor.selectors.base import (
-    check_at_least,
-    check_fraction,
-    check_positive,
-    lengthened,
-    uniform,
-)
+from fedcor.checks import check_at_least, check_fraction, check_positive
+from fedcor.selectors.base import lengthened, uniform
 from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, Reasons, State
 
 __all__ = ["AFL"]

@@ -20,10 +20,11 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from fedcor.checks import check_at_least, check_fraction
 from fedcor.errors import ConfigError
-from fedcor.guard import ABSURD
+from fedcor.guard import LARGEST_LOSS
 from fedcor.rng import stream
-from fedcor.selectors.base import check_at_least, check_fraction, lengthened, uniform
+from fedcor.selectors.base import lengthened, uniform
 from fedcor.types import (
     Array,
     BoolArray,
@@ -180,8 +181,8 @@ class Complement:
     def observe(self, state: State, outcome: Outcome) -> State:
         if not len(outcome.participated):
             return state
-        sketched, shares = self._sketched(outcome), outcome.share
-        usable = (np.abs(sketched) <= ABSURD).all(axis=1) & np.isfinite(shares) & (shares > 0)
+        sketched, shares = self._sketched(outcome), outcome.aggregation_weights
+        usable = (np.abs(sketched) <= LARGEST_LOSS).all(axis=1) & np.isfinite(shares) & (shares > 0)
         if not usable.any():
             return state
         state = {key: value.copy() for key, value in state.items()}
@@ -199,7 +200,7 @@ class Complement:
 
     def _sketched(self, outcome: Outcome) -> FloatArray:  # (m, s)
         updates = outcome.updates[:, outcome.head] if self.sketch == "head" else outcome.updates
-        updates = updates.astype(np.float64) / outcome.pace[:, None]
+        updates = updates.astype(np.float64) / outcome.step_sizes[:, None]
         if not isinstance(self.sketch, str):
             updates = project(updates, self.sketch)
         if self.normalised:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedcor.checks import check_fraction
 from fedcor.gp import Picks, select, select_proxy
-from fedcor.selectors.base import check_fraction, check_positive
 from fedcor.selectors.process import ProcessSelector
 from fedcor.types import Federation, FloatArray, IntArray, Reasons, State
 
@@ -17,12 +17,10 @@ class FedCor(ProcessSelector):
     """Greedy choice under the posterior of the learnt process, annealed (the paper's Algorithms 1 and 2)."""
 
     beta: float = 0.95  # annealing coefficient
-    scale: float = 1.0  # the paper's a; multiplies every gain, so it changes no choice
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fraction("beta", self.beta)
-        check_positive("scale", self.scale)
 
     def choose(self, state: State, federation: Federation) -> IntArray:
         return self.picks(state, federation.weights, federation.available).clients
@@ -38,7 +36,7 @@ class FedCor(ProcessSelector):
 
     def picks(self, state: State, weights: FloatArray, available: IntArray) -> Picks:
         """The choice with its reasons: each pick's gain, redundancy and annealing."""
-        alpha = self.scale * self.beta ** state["picked"]
+        alpha = self.beta ** state["picked"]
         return select(
             state["embedding"], weights, alpha, self.noise**2, self.clients_per_round, available
         )

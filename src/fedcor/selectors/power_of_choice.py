@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedcor.checks import check_at_least
 from fedcor.errors import ConfigError
-from fedcor.selectors.base import Memoryless, check_at_least
+from fedcor.selectors.base import Memoryless
 from fedcor.types import Federation, IntArray, Reasons, State
 
 __all__ = ["PowerOfChoice"]

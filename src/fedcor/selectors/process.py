@@ -16,14 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedcor.checks import check_at_least, check_fraction, check_positive
 from fedcor.gp import Samples, fit
-from fedcor.selectors.base import (
-    check_at_least,
-    check_fraction,
-    check_positive,
-    lengthened,
-    uniform,
-)
+from fedcor.selectors.base import lengthened, uniform
 from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, State
 
 __all__ = ["ProcessSelector"]

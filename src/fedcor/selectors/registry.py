@@ -23,7 +23,7 @@ from fedcor.selectors.power_of_choice import PowerOfChoice
 from fedcor.selectors.simple import Full, Random
 from fedcor.types import Selector
 
-__all__ = ["build_selector", "selector_class", "selector_names"]
+__all__ = ["build_selector", "selector_class", "selector_name", "selector_names"]
 
 _BUILT_IN: dict[str, type[Any]] = {
     "random": Random,
@@ -39,6 +39,18 @@ _BUILT_IN: dict[str, type[Any]] = {
 def selector_names() -> list[str]:
     """Every name that can be used without `module:Class`."""
     return [*_BUILT_IN, *sorted(point.name for point in entry_points(group="fedcor.selectors"))]
+
+
+def selector_name(selector: Selector) -> str:
+    """What records call `selector`: its registered name, else module:Class."""
+    cls = type(selector)
+    for name, known in _BUILT_IN.items():
+        if cls is known:
+            return name
+    for point in entry_points(group="fedcor.selectors"):
+        if point.value == f"{cls.__module__}:{cls.__qualname__}":
+            return point.name
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def selector_class(name: str) -> type[Any]:

@@ -13,14 +13,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from fedcor.checks import check_at_least, check_fraction, check_positive
 from fedcor.gp import select
-from fedcor.selectors.base import (
-    check_at_least,
-    check_fraction,
-    check_positive,
-    lengthened,
-    uniform,
-)
+from fedcor.selectors.base import lengthened, uniform
 from fedcor.selectors.complement import Complement, match
 from fedcor.selectors.process import ProcessSelector
 from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, Reasons, State

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedcor.selectors.base import Memoryless, check_at_least, uniform
+from fedcor.checks import check_at_least
+from fedcor.selectors.base import Memoryless, uniform
 from fedcor.types import Federation, IntArray, State
 
 __all__ = ["Full", "Random"]
