@@ -2,20 +2,25 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test test-all lint check format bench package package-test clean
 
 demo: .venv/ready
 	$(BIN)/fedcor demo
 
 test: .venv/ready
 	$(BIN)/fedcor data fetch fmnist
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term
+	$(BIN)/python -m pytest -n 2 -m "not slow" --cov --cov-report=
 
-check: .venv/ready
+# The slow tests too, and the coverage of all of them.
+test-all: test
+	$(BIN)/python -m pytest -n 2 -m slow --cov --cov-append --cov-report=term
+
+lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(MAKE) test
+
+check: lint test-all
 
 format: .venv/ready
 	$(BIN)/ruff format .
@@ -26,8 +31,21 @@ bench: .venv/ready
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/flower_overhead.py
 
+# A wheel and an sdist in dist/.
+package: .venv/ready
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+
+# The wheel, installed in a clean environment outside the repository, runs the demo there.
+package-test: package
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	$(PYTHON) -m venv "$$folder/venv" && \
+	"$$folder/venv/bin/python" -m pip install --quiet -c constraints.txt \
+	    "$$(ls dist/*.whl)[sim,plot]" && \
+	cd "$$folder" && venv/bin/fedcor demo
+
 clean:
-	rm -rf .venv build .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
