@@ -7,6 +7,7 @@ rather than skips, where `fedcor data fetch fmnist` has not filled it.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
@@ -570,6 +571,40 @@ def test_a_download_that_stalls_is_tried_again(
     assert leftovers(cache) == []
 
 
+def test_an_address_that_does_not_answer_is_given_up_soon(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float]
+) -> None:
+    """As behind a firewall that drops packets: here, a server that accepts no more connections."""
+    monkeypatch.setattr(download, "CONNECT_TIMEOUT", 0.1)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        waiting = []
+        for _ in range(3):
+            waiting.append(socket.socket())
+            waiting[-1].setblocking(False)
+            waiting[-1].connect_ex(server.getsockname())
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        monkeypatch.setitem(sources.ADDRESSES, "cifar10", [address])
+        with pytest.raises(DataError, match=f"{address}: .*timed out"):
+            fetch("cifar10")
+        for connection in waiting:
+            connection.close()
+    assert waits == []
+
+
+def test_a_full_disk_is_not_taken_for_a_bad_source(
+    cache: Path, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.files = gz(idx_files(stand_in("fmnist", monkeypatch)))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shutil.move", full)
+    with pytest.raises(DataError, match=r"cannot write .*No space left.* set FEDCOR_DATA"):
+        fetch("fmnist")
+    assert leftovers(cache) == []
+
+
 def test_every_source_that_failed_is_listed(
     cache: Path, site: Site, monkeypatch: pytest.MonkeyPatch, waits: list[float]
 ) -> None:
@@ -717,18 +752,22 @@ def test_an_interrupted_download_leaves_nothing(
     assert leftovers(cache) == []
 
 
+@pytest.mark.parametrize("moment", ["download", "store"])
 def test_a_killed_fetch_leaves_no_half_file_and_is_swept_up_later(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, site: Site, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     arrays = stand_in("fmnist", monkeypatch)
     source = folder_of(idx_files(arrays), cache.parent / "files")
+    site.files = gz(idx_files(arrays))
     script = f"""if True:
         import os, sys, pytest
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from test_datasets import *
         stand_in("fmnist", pytest.MonkeyPatch())
-        os.fsync = lambda _: os._exit(9)
-        fetch("fmnist", Path({str(source)!r}))
+        sources.ADDRESSES["fmnist"] = [{site.address!r}]
+        if {moment!r} == "store":
+            os.fsync = lambda _: os._exit(9)
+        fetch("fmnist", on_download=lambda *_: {moment!r} == "download" and os._exit(9))
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     assert (
