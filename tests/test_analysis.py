@@ -1,4 +1,4 @@
-"""What the paper looks at beside accuracy, against obvious twins and known answers."""
+"""What the paper examines besides accuracy, against obvious twins and known answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitions: every sample in exactly one client, nobody empty, and each fallback really reached."""
+"""Partitions: every sample in exactly one client, nobody empty, and each fallback reached."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from fedcor.data import Partition, dirichlet, iid, load, partition, randomise_labels, shards
-from fedcor.data.partition import client_sizes, label_distributions
+from fedcor.data import (
+    Partition,
+    dirichlet,
+    dirichlet_partition,
+    iid,
+    load,
+    randomise_labels,
+    shards,
+)
+from fedcor.data.assignment import round_to_row_sums
+from fedcor.data.dirichlet_partition import client_sizes, label_distributions
 from fedcor.errors import ConfigError, DataError, MissingExtraError
 from fedcor.rng import stream
 from fedcor.types import FloatArray, IntArray
@@ -93,9 +102,11 @@ def test_dirichlet_is_whole(
 @pytest.mark.parametrize("kind", ["iid", "shards", "dirichlet"])
 def test_same_stream_same_partition(kind: Any) -> None:
     labels = stream(0, "labels").integers(0, 10, 2000)
-    how = Partition(kind, 40)
-    first, again, other = (how.split(labels, stream(seed, "partition")) for seed in (1, 1, 2))
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    partition = Partition(kind, 40)
+    first, second, other = (
+        partition.split(labels, stream(seed, "partition")) for seed in (1, 1, 2)
+    )
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
@@ -123,7 +134,7 @@ def test_label_distributions_do_not_underflow(alpha: float) -> None:
 
 
 def test_at_the_papers_alpha_a_client_holds_nearly_one_label() -> None:
-    """The mean square of a Dirichlet vector's entries is known: sum E q_l^2 = (1 + α sum p_l^2) / (1 + α)."""
+    """Its mean square entry is known: sum E q_l^2 = (1 + α sum p_l^2) / (1 + α)."""
     q = label_distributions(np.full(10, 0.1), 20_000, 0.2, stream(0, "test"))
     assert (q**2).sum(axis=0).mean() == pytest.approx((1 + 0.2 * 0.1) / 1.2, abs=0.005)
 
@@ -154,7 +165,7 @@ def test_sizes_equal_those_of_a_general_optimiser(seed: int) -> None:
     [(100, 0.2, 0.5), (100, 1.0, 0.8), (100, 1e6, 0.8), (1000, 0.2, 0.9), (3000, 0.2, 0.9)],
 )
 def test_sizes_satisfy_the_optimality_conditions(clients: int, alpha: float, share: float) -> None:
-    """x_k = max(minimum, q_k'ν) for one ν in R^L, with Qx = d: sufficient, since the programme is strictly convex."""
+    """x_k = max(minimum, q_k'ν) for one ν in R^L, with Qx = d: the programme is strictly convex."""
     rng = stream(1, "test")
     d, minimum = np.full(10, 6000), share * 60_000 / clients
     x = None
@@ -189,7 +200,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         seen.append(x is not None)
         return x
 
-    monkeypatch.setattr(partition, "client_sizes", watched)
+    monkeypatch.setattr(dirichlet_partition, "client_sizes", watched)
     return seen
 
 
@@ -204,7 +215,7 @@ def test_redraws_until_it_fits(calls: list[bool]) -> None:
 def test_gives_up_after_a_bounded_number_of_redraws(
     calls: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition, "REDRAWS", 20)
+    monkeypatch.setattr(dirichlet_partition, "REDRAWS", 20)
     with pytest.raises(
         DataError,
         match=r"any of 20 draws.*10 clients, 10 labels.*raise alpha, or lower minimum_size",
@@ -217,13 +228,12 @@ def test_the_remainder_goes_to_clients_that_rounding_shortened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     posed: list[tuple[FloatArray, IntArray]] = []
-    real = partition._whole
 
     def watched(amounts: FloatArray, d: IntArray, rng: np.random.Generator) -> IntArray:
         posed.append((amounts, d))
-        return real(amounts, d, rng)
+        return round_to_row_sums(amounts, d, rng)
 
-    monkeypatch.setattr(partition, "_whole", watched)
+    monkeypatch.setattr(dirichlet_partition, "round_to_row_sums", watched)
     labels = np.arange(6000) % 10
     parts = dirichlet(labels, 50, 1.0, stream(1, "test"))
     ((amounts, d),) = posed
@@ -238,29 +248,28 @@ def test_the_remainder_goes_to_clients_that_rounding_shortened(
 def test_the_remainder_is_unbiased() -> None:
     amounts, d = np.array([[0.5, 1.5, 2.5, 0.5]]), np.array([5])
     rng = stream(0, "test")
-    drawn = np.mean([partition._whole(amounts, d, rng)[0] for _ in range(4000)], axis=0)
+    drawn = np.mean([round_to_row_sums(amounts, d, rng)[0] for _ in range(4000)], axis=0)
     np.testing.assert_allclose(drawn, amounts[0], atol=0.05)
 
 
 def test_whole_amounts_stay_whatever_the_solvers_tolerance() -> None:
     amounts = np.array([[3.0, 2.0, 5.0]]) * (1 - 1e-9)
-    np.testing.assert_array_equal(
-        partition._whole(amounts, np.array([10]), stream(0, "test")), [[3, 2, 5]]
-    )
+    rounded = round_to_row_sums(amounts, np.array([10]), stream(0, "test"))
+    np.testing.assert_array_equal(rounded, [[3, 2, 5]])
 
 
 def test_an_emptied_client_is_given_a_sample_of_the_largest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[tuple[IntArray, IntArray]] = []
-    real = partition._fill_empty
+    real = dirichlet_partition._fill_empty
 
     def watched(owner: IntArray, clients: int, rng: np.random.Generator) -> None:
         before = np.bincount(owner, minlength=clients)
         real(owner, clients, rng)
         seen.append((before, np.bincount(owner, minlength=clients)))
 
-    monkeypatch.setattr(partition, "_fill_empty", watched)
+    monkeypatch.setattr(dirichlet_partition, "_fill_empty", watched)
     sizes = assert_whole(dirichlet(np.arange(30) % 3, 20, 10.0, stream(1, "test"), 1), 30, 20)
     ((before, after),) = seen
     assert np.sum(before == 0) >= 1
@@ -286,17 +295,16 @@ def test_skewed_sizes_are_whole_and_leave_nobody_out(
         clients,
     )
     each = data.draw(st.integers(1, len(labels) // clients))
-    how = Partition("shards", clients, each, size_skew=skew)
-    assert_whole(how.split(labels, stream(seed, "test")), len(labels), clients)
+    partition = Partition("shards", clients, each, size_skew=skew)
+    assert_whole(partition.split(labels, stream(seed, "test")), len(labels), clients)
 
 
 def test_skewed_sizes_have_the_logarithmic_spread_asked_for() -> None:
     labels = np.arange(400_000) % 10
     sizes = [len(part) for part in iid(labels, 2000, stream(1, "test"), 1.2)]
     assert np.std(np.log(sizes)) == pytest.approx(1.2, rel=0.06)
-    parts = shards(
-        labels, 200, 1, stream(1, "test"), 1.2
-    )  # a shard is a run of sorted labels, however long
+    # A shard is a run of sorted labels, however long.
+    parts = shards(labels, 200, 1, stream(1, "test"), 1.2)
     assert all(np.ptp(labels[part]) <= 1 + 10 * len(part) / len(labels) for part in parts)
 
 
@@ -350,7 +358,7 @@ def test_settings_that_cannot_work(key: str, value: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "key"),
+    ("partition", "key"),
     [
         (Partition("iid", 31), "clients"),
         (Partition("shards", 31), "clients"),
@@ -360,9 +368,9 @@ def test_settings_that_cannot_work(key: str, value: Any, message: str) -> None:
         (Partition("dirichlet", 10, minimum_size=4), "minimum_size"),
     ],
 )
-def test_settings_that_do_not_fit_the_data(how: Partition, key: str) -> None:
+def test_settings_that_do_not_fit_the_data(partition: Partition, key: str) -> None:
     with pytest.raises(ConfigError) as error:
-        how.split(np.arange(30) % 3, stream(1, "test"))
+        partition.split(np.arange(30) % 3, stream(1, "test"))
     assert error.value.key == key
 
 
@@ -373,7 +381,7 @@ def test_labels_must_be_a_list() -> None:
 
 def test_missing_clarabel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "clarabel", None)
-    with pytest.raises(MissingExtraError, match=r"clarabel.*fedcor\[sim\]"):
+    with pytest.raises(MissingExtraError, match=r"clarabel.*sim"):
         dirichlet(np.arange(100) % 2, 5, 1.0, stream(1, "test"))
 
 

@@ -471,9 +471,9 @@ def _data_list(options: argparse.Namespace) -> int:  # noqa: ARG001
     for entry in available():
         table.add_row(
             entry.name,
-            f"{entry.what} {entry.shape}, {entry.classes} classes",
-            "yes" if entry.here else "no",
-            entry.how,
+            f"{entry.description} {entry.shape}, {entry.classes} classes",
+            "yes" if entry.present else "no",
+            entry.next_step,
         )
     Console().print(table)
     print(f"\ncache folder: {cache_dir()} (FEDCOR_DATA names another)")

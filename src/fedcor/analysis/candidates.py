@@ -1,13 +1,18 @@
-"""The loss changes of many selections at once: what the paper measures a thousand times in a round.
+"""The loss changes of many selections at once: the paper measures a thousand of them per round.
 
-A selection's candidate model is the mean of its clients' results, so all clients train once. For a model of dense layers, the
-first layer of a candidate, applied to the data, is the mean of its clients' first layers applied to the data:
+A selection's candidate model is the mean of its clients' trained models, so every client trains
+only once. For a model of dense layers, the first layer of a candidate, applied to the data, is the
+mean of its clients' first layers applied to the data.
 
-    notation   W_k  first-layer weights of client k's result           H_k = X W_k' + b_k   (rows, h)
-               S    selections (m, C)                                  H(S) = mean_{k in S} H_k
+Notation
+    W_k, b_k  first layer of client k's trained model   (h, in), (h,)
+    H_k       X W_k' + b_k, for rows X of the data      (rows, h)
+    S         selections                                (m, C)
+    H(S)      mean of H_k over k in S                   (rows, h)
 
-so the large product with the data is made once a client and not once a selection, and a selection costs C additions there and
-the small layers behind it. Any other model is evaluated candidate by candidate.
+So the large product with the data is computed once per client and not once per selection; a
+selection costs C additions and its small later layers. Any other model is evaluated candidate by
+candidate.
 """
 
 from __future__ import annotations
@@ -25,7 +30,8 @@ from fedcor.types import FloatArray, IntArray
 
 __all__ = ["loss_changes"]
 
-_ROWS = 64  # of the data at once: what all clients' first layers make of them stays in the cache
+# Rows of data at a time: few enough that H_k of all clients stays in the processor's cache.
+_ROWS = 64
 
 
 def loss_changes(
@@ -33,16 +39,28 @@ def loss_changes(
     model: Tensor,
     round: int,
     learning_rate: float,
-    selections: IntArray,  # (m, C)
+    selections: IntArray,
     on_progress: Callable[[int], None] | None = None,
 ) -> FloatArray:
-    """(m, N) change of every client's loss under each selection, if it trained from `model` in `round`."""
+    """The change of every client's loss for each of many selections.
+
+    Args:
+        engine: Holds the clients' data and trains them.
+        model: `(P,)` the flat model from which the selections train, w^t.
+        round: The round whose random streams the training uses.
+        learning_rate: Of the local training in this round.
+        selections: `(m, C)` ids of the clients of each selection.
+        on_progress: Called with the number of selections done, where they are evaluated one by one.
+
+    Returns:
+        `(m, N)` loss of each client under each selection's candidate, less its loss under `model`.
+    """
     clients = np.arange(engine.population.count)
     results = engine.train(model, clients.tolist(), round, learning_rate)  # (N, P)
     before = engine.losses(model, clients)
     layers = dense_stack(engine.module)
     if layers is not None and len(layers) > 1:
-        return _of_dense_layers(engine, results, selections) - before
+        return _candidate_losses(engine, results, selections) - before
     after = []
     for selection in selections:
         after.append(engine.losses(results[selection].mean(dim=0), clients))
@@ -52,12 +70,12 @@ def loss_changes(
 
 
 @torch.inference_mode()
-def _of_dense_layers(engine: Engine, results: Tensor, selections: IntArray) -> FloatArray:
-    """(m, N) every client's loss under each candidate."""
+def _candidate_losses(engine: Engine, results: Tensor, selections: IntArray) -> FloatArray:
+    """(m, N) every client's loss under each candidate, for a model of dense layers."""
     S = torch.from_numpy(selections).to(results.device)  # (m, C)
     first, bias, *rest = engine.vector.split(results)  # (N, h, in), (N, h)
     W = first.reshape(-1, first.shape[-1])  # (N h, in)
-    # The layers behind the first are small: their mean is taken per candidate.
+    # The later layers are small: their mean is taken per candidate.
     later = [F.embedding_bag(S, part.reshape(len(part), -1), mode="mean") for part in rest]
     shapes = [part.shape[1:] for part in rest]
     layers = [
@@ -68,9 +86,8 @@ def _of_dense_layers(engine: Engine, results: Tensor, selections: IntArray) -> F
     counts = np.zeros(engine.population.count)
     for client, x, y in engine.measured_rows(_ROWS):
         H = torch.addmm(bias.reshape(-1, 1), W, x.flatten(1).T).view(len(first), -1)  # (N, h rows)
-        a = (
-            F.embedding_bag(S, H, mode="mean").view(len(S), first.shape[1], len(x)).relu_()
-        )  # (m, h, rows)
+        # (m, h, rows)
+        a = F.embedding_bag(S, H, mode="mean").view(len(S), first.shape[1], len(x)).relu_()
         for i, (w, b) in enumerate(layers):
             a = torch.baddbmm(b, w, a)  # (m, out, rows)
             if i < len(layers) - 1:

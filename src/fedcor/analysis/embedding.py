@@ -1,4 +1,4 @@
-"""The map of clients: do the learnt embeddings know which clients hold the same label? (The paper's Sec. 5.5.)"""
+"""The map of clients: do embeddings show which clients hold the same label? (Paper, Sec. 5.5.)"""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ __all__ = ["chance_purity", "normalised", "project", "purity"]
 
 
 def normalised(X: FloatArray) -> FloatArray:
-    """Rows of unit length: then distance reveals correlation."""
+    """The rows of X `(N, d)` scaled to unit length, so that distance reflects correlation."""
     unit: FloatArray = X / np.maximum(np.linalg.norm(X, axis=1, keepdims=True), 1e-12)
     return unit
 
 
 def purity(X: FloatArray, labels: IntArray, neighbours: int) -> float:
-    """Mean share of each client's nearest neighbours (by correlation) that hold its label."""
+    """How often the nearest neighbours of a client hold its label, from 0 to 1.
+
+    Args:
+        X: `(N, d)` client embeddings.
+        labels: `(N,)` the label that each client holds.
+        neighbours: How many nearest neighbours (by correlation) of each client count.
+    """
     similarity = normalised(X) @ normalised(X).T
     np.fill_diagonal(similarity, -np.inf)
     nearest = np.argsort(-similarity, axis=1)[:, :neighbours]  # (N, k)
@@ -25,13 +31,13 @@ def purity(X: FloatArray, labels: IntArray, neighbours: int) -> float:
 
 
 def chance_purity(labels: IntArray) -> float:
-    """The same for neighbours drawn at random."""
+    """The expected purity of neighbours drawn at random."""
     same = labels[:, None] == labels
     return float((same.sum() - len(labels)) / (len(labels) * (len(labels) - 1)))
 
 
 def project(X: FloatArray, seed: int) -> FloatArray:
-    """(N, 2) t-SNE of the normalised embeddings."""
+    """(N, 2) t-SNE of the normalised embeddings X `(N, d)`; the same for the same seed."""
     from sklearn.manifold import TSNE
 
     tsne = TSNE(

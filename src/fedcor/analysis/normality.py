@@ -1,4 +1,7 @@
-"""Are the loss changes of random selections Gaussian? The paper's test: principal components, one by one (its Appendix D.2)."""
+"""Are the loss changes of random selections Gaussian? (Paper, Appendix D.2.)
+
+The paper's test looks at their principal components, one by one.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +17,38 @@ __all__ = ["Component", "principal_components"]
 
 @dataclass(frozen=True)
 class Component:
-    """One principal component of the loss changes, standardised, and how far it is from a Gaussian."""
+    """One principal component of the loss changes, and how far it is from a Gaussian.
 
-    scores: FloatArray  # (m,) mean 0, standard deviation 1
-    share: float  # of the total variance
-    skewness: float  # 0 for a Gaussian
-    excess_kurtosis: float  # 0 for a Gaussian
-    distance: float  # Kolmogorov-Smirnov: the largest gap between the two distribution functions
-    statistic: float  # D'Agostino and Pearson's K^2: skewness and kurtosis together, chi-squared with 2 degrees if Gaussian
-    p_value: float  # of K^2
+    Attributes:
+        scores: `(m,)` with mean 0 and standard deviation 1.
+        share: Its fraction of the total variance.
+        skewness: 0 for a Gaussian.
+        excess_kurtosis: 0 for a Gaussian.
+        distance: Kolmogorov-Smirnov: the largest gap between the two distribution functions.
+        statistic: D'Agostino and Pearson's K^2, of skewness and kurtosis together; for a Gaussian,
+            chi-squared with 2 degrees of freedom.
+        p_value: Of `statistic`.
+    """
+
+    scores: FloatArray
+    share: float
+    skewness: float
+    excess_kurtosis: float
+    distance: float
+    statistic: float
+    p_value: float
 
 
 def principal_components(changes: FloatArray, count: int) -> list[Component]:
-    """The first `count` components of (m, N) loss changes, largest variance first."""
+    """The first `count` components of the loss changes `(m, N)`, largest variance first."""
     centred = changes - changes.mean(axis=0)
     left, singular, _ = np.linalg.svd(centred, full_matrices=False)
     share = singular**2 / np.sum(singular**2)
     components = []
     for j in range(min(count, len(singular))):
         scores = left[:, j] / left[:, j].std()
-        scores *= (
-            np.sign(stats.skew(scores)) or 1.0
-        )  # a component has no sign of its own: let the longer tail point right
+        # The sign of a component is arbitrary: the longer tail points right.
+        scores *= np.sign(stats.skew(scores)) or 1.0
         test = stats.normaltest(scores)
         components.append(
             Component(

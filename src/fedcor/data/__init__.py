@@ -2,14 +2,16 @@
 
 from fedcor.data.cache import cache_dir
 from fedcor.data.datasets import Dataset, Listing, available, load
-from fedcor.data.fetch import Progress, fetch
-from fedcor.data.partition import Partition, dirichlet, iid, noisy_clients, randomise_labels, shards
+from fedcor.data.download import OnDownload
+from fedcor.data.label_noise import noisy_clients, randomise_labels
+from fedcor.data.partition import Partition, dirichlet, iid, shards
+from fedcor.data.sources import fetch
 
 __all__ = [
     "Dataset",
     "Listing",
+    "OnDownload",
     "Partition",
-    "Progress",
     "available",
     "cache_dir",
     "dirichlet",

@@ -1,4 +1,8 @@
-"""The local cache of public data sets: what each array must be, to the byte, and one `.npz` a data set that appears whole."""
+"""The local cache of public data sets: one `.npz` per data set, which appears whole or not at all.
+
+`SPECS` says what each array of a data set must be, to the byte. These checksums of the content
+decide whether data is trusted, whatever its source and however it was packed.
+"""
 
 from __future__ import annotations
 
@@ -20,31 +24,51 @@ import numpy.typing as npt
 from fedcor.errors import DataError, FedcorError
 from fedcor.types import Array
 
-__all__ = ["PARTS", "Raw", "cache_dir", "cache_file", "intact", "keep", "read_cache", "read_npz"]
+__all__ = [
+    "SPECS",
+    "ArraySpec",
+    "RawArrays",
+    "cache_dir",
+    "cache_file",
+    "is_intact",
+    "read_cache",
+    "read_npz",
+    "store",
+]
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
-Raw: TypeAlias = dict[str, npt.NDArray[np.uint8]]  # one array for each of KEYS
+# One array for each of KEYS.
+RawArrays: TypeAlias = dict[str, npt.NDArray[np.uint8]]
 
-SCRATCH = ".fedcor-fetch-"
-STALE = 24 * 3600  # seconds after which a scratch folder belongs to a fetch that was killed
+SCRATCH_PREFIX = ".fedcor-fetch-"
+# Seconds after which a scratch folder belongs to a fetch that was killed.
+SCRATCH_AGE_LIMIT = 24 * 3600
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One array of a data set: what it must be, to the byte."""
+class ArraySpec:
+    """What one array of a data set must be, to the byte.
+
+    Attributes:
+        key: Name of the array in the cache file.
+        file: The file that holds it, as messages name it.
+        shape: Shape of the uint8 array.
+        sha256: SHA-256 of `header` followed by the array's bytes in C order.
+        header: Bytes that precede the array in its file.
+    """
 
     key: str
-    file: str  # as messages name it
+    file: str
     shape: tuple[int, ...]
-    sha256: str  # of header + bytes in C order
+    sha256: str
     header: bytes = b""
 
-    def check(self, content: bytes | memoryview) -> npt.NDArray[np.uint8]:
-        """The array in `content`, header and all."""
-        got = _sha256(content)
-        if got != self.sha256:
+    def verified(self, content: bytes | memoryview) -> npt.NDArray[np.uint8]:
+        """The array in `content` (header and bytes), once its checksum has been compared."""
+        actual = _sha256(content)
+        if actual != self.sha256:
             raise DataError(
-                f"{self.file}: wrong content, SHA-256 is {got} but should be {self.sha256}"
+                f"{self.file}: wrong content, SHA-256 is {actual} but should be {self.sha256}"
             )
         return np.frombuffer(content, np.uint8, offset=len(self.header)).reshape(self.shape)
 
@@ -56,14 +80,14 @@ def _sha256(*contents: bytes | memoryview) -> str:
     return digest.hexdigest()
 
 
-def _idx(key: str, file: str, shape: tuple[int, ...], sha256: str) -> _Part:
-    return _Part(
-        key, file, shape, sha256, struct.pack(f">{1 + len(shape)}I", 0x800 + len(shape), *shape)
-    )
+def _idx(key: str, file: str, shape: tuple[int, ...], sha256: str) -> ArraySpec:
+    """An array in an idx file, whose header states the number of axes and their lengths."""
+    header = struct.pack(f">{1 + len(shape)}I", 0x800 + len(shape), *shape)
+    return ArraySpec(key, file, shape, sha256, header)
 
 
 # fmt: off
-PARTS: dict[str, tuple[_Part, ...]] = {
+SPECS: dict[str, tuple[ArraySpec, ...]] = {
     "fmnist": (
         _idx("x_train", "train-images-idx3-ubyte", (60000, 28, 28),
              "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),
@@ -75,21 +99,21 @@ PARTS: dict[str, tuple[_Part, ...]] = {
              "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),
     ),
     "cifar10": (
-        _Part("x_train", "CIFAR-10 train images", (50000, 32, 32, 3),
-              "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a"),
-        _Part("y_train", "CIFAR-10 train labels", (50000,),
-              "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253"),
-        _Part("x_test", "CIFAR-10 test images", (10000, 32, 32, 3),
-              "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04"),
-        _Part("y_test", "CIFAR-10 test labels", (10000,),
-              "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5"),
+        ArraySpec("x_train", "CIFAR-10 train images", (50000, 32, 32, 3),
+                  "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a"),
+        ArraySpec("y_train", "CIFAR-10 train labels", (50000,),
+                  "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253"),
+        ArraySpec("x_test", "CIFAR-10 test images", (10000, 32, 32, 3),
+                  "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04"),
+        ArraySpec("y_test", "CIFAR-10 test labels", (10000,),
+                  "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5"),
     ),
 }
 # fmt: on
 
 
 def cache_dir() -> Path:
-    """Where fetched data is kept: the folder that FEDCOR_DATA names, else the user's cache."""
+    """The folder of fetched data: the one that `FEDCOR_DATA` names, else in the user's cache."""
     if chosen := os.environ.get("FEDCOR_DATA"):
         return Path(chosen).expanduser()
     import platformdirs
@@ -98,36 +122,34 @@ def cache_dir() -> Path:
 
 
 def cache_file(name: str) -> Path:
+    """The cache file of the data set `name`, whether or not it exists."""
     return cache_dir() / f"{name}.npz"
 
 
 def read_npz(path: Path) -> dict[str, Array]:
-    """The four arrays of an `.npz` in fedcor's layout, checked against the archive's own CRC on the way."""
+    """The four arrays of an `.npz` in fedcor's layout, checked against the archive's own CRC."""
     try:
-        with path.open(
-            "rb"
-        ) as file:  # by us, since np.load forgets to close a file that turns out to be damaged
+        # Opened here, since np.load does not close a file that turns out to be damaged.
+        with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise DataError(
                     f"{path}: a single array, but should be an .npz of {', '.join(KEYS)}"
                 )
             if missing := [key for key in KEYS if key not in archive.files]:
-                raise DataError(
-                    f"{path}: has no {', '.join(missing)}, only {', '.join(archive.files) or 'nothing'}"
-                )
+                present = ", ".join(archive.files) or "nothing"
+                raise DataError(f"{path}: has no {', '.join(missing)}, only {present}")
             return {key: archive[key] for key in KEYS}
     except FileNotFoundError:
-        raise DataError(f"{path}: there is no such file") from None
+        raise DataError(f"{path}: no such file") from None
     except FedcorError:
         raise
-    except (
-        Exception
-    ) as error:  # a damaged archive fails in zipfile, zlib or numpy, each with errors of its own
+    # A damaged archive fails in zipfile, zlib or numpy, each with its own errors.
+    except Exception as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
 
 
-def read_cache(name: str) -> Raw:
+def read_cache(name: str) -> RawArrays:
     """The raw arrays of a fetched data set."""
     path = cache_file(name)
     advice = f"run `fedcor data fetch {name}` again"
@@ -135,13 +157,13 @@ def read_cache(name: str) -> Raw:
         arrays = read_npz(path)
     except DataError as error:
         raise DataError(f"{error}: {advice}") from error
-    for part in PARTS[name]:
-        if arrays[part.key].dtype != np.uint8 or arrays[part.key].shape != part.shape:
-            raise DataError(f"{path}: {part.key} is not the array that was fetched: {advice}")
+    for spec in SPECS[name]:
+        if arrays[spec.key].dtype != np.uint8 or arrays[spec.key].shape != spec.shape:
+            raise DataError(f"{path}: {spec.key} is not the array that was fetched: {advice}")
     return arrays
 
 
-def intact(name: str) -> bool:
+def is_intact(name: str) -> bool:
     """Whether the cache holds exactly this data set."""
     if not cache_file(name).exists():
         return False
@@ -149,33 +171,41 @@ def intact(name: str) -> bool:
         arrays = read_cache(name)
     except DataError:
         return False
-    return all(_sha256(part.header, arrays[part.key].data) == part.sha256 for part in PARTS[name])
+    return all(_sha256(spec.header, arrays[spec.key].data) == spec.sha256 for spec in SPECS[name])
 
 
 @contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
-    """A folder beside the cache files, so that a finished file is moved by renaming; gone afterwards, come what may."""
+def _scratch_folder() -> Iterator[Path]:
+    """A temporary folder beside the cache files, so that a finished file is moved by renaming."""
     home = cache_dir()
     home.mkdir(parents=True, exist_ok=True)
-    for left in home.glob(f"{SCRATCH}*"):
-        if time.time() - left.stat().st_mtime > STALE:
-            shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=home) as folder:
+    for leftover in home.glob(f"{SCRATCH_PREFIX}*"):
+        if time.time() - leftover.stat().st_mtime > SCRATCH_AGE_LIMIT:
+            shutil.rmtree(leftover, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX, dir=home) as folder:
         yield Path(folder)
 
 
-def keep(name: str, obtain: Callable[[Path], Raw]) -> Path:
-    """Obtains a data set in a scratch folder and puts it into the cache, whole or not at all."""
+def store(name: str, obtain: Callable[[Path], RawArrays]) -> Path:
+    """Puts a data set into the cache, whole or not at all.
+
+    Args:
+        name: The data set.
+        obtain: Returns its verified arrays; it may use the scratch folder that it is given.
+
+    Returns:
+        The cache file.
+    """
     target = cache_file(name)
     try:
-        with _scratch() as scratch:
+        with _scratch_folder() as scratch:
             arrays: dict[str, Any] = {**obtain(scratch)}
-            whole = scratch / "whole.npz"
-            with whole.open("wb") as file:
+            complete = scratch / "complete.npz"
+            with complete.open("wb") as file:
                 np.savez(file, **arrays)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(whole, target)
+            os.replace(complete, target)
     except OSError as error:
         raise DataError(
             f"cannot write to {cache_dir()} ({error}): set FEDCOR_DATA to a folder with room"

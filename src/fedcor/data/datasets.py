@@ -1,6 +1,7 @@
-"""The data that clients train on: embedded digits, two public image sets, or arrays of your own.
+"""The data that clients train on: bundled digits, two public image sets, or a user's own arrays.
 
-`load` never uses the network; `fetch` brings what is not here. Pictures are scaled as in the paper's implementation.
+`load` never uses the network; `fedcor.data.fetch` does. Pixels are scaled as in the paper's
+implementation.
 """
 
 from __future__ import annotations
@@ -13,66 +14,113 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedcor.data.cache import cache_file, read_cache, read_npz
-from fedcor.data.fetch import fetch_local, local_source
+from fedcor.data.cache import RawArrays, cache_file, read_cache
+from fedcor.data.own_arrays import read_own_arrays
+from fedcor.data.package_sources import installed_folder
+from fedcor.data.sources import fetch_installed
 from fedcor.errors import ConfigError, DataError, MissingExtraError, suggest
 from fedcor.rng import stream
-from fedcor.types import Array, IntArray
+from fedcor.types import IntArray
 
 __all__ = ["Dataset", "Listing", "available", "load"]
 
 SPLIT_SEED = 0  # of the digits' fixed division into training and test data
-TEST_SHARE = 0.2
+TEST_FRACTION = 0.2
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test data, ready for a model."""
+    """Training and test data, ready for a model.
+
+    Attributes:
+        name: The name or path that it was loaded by.
+        train_x: Training samples, `(n, *shape)`.
+        train_y: Their labels, `(n,)`, whole numbers from 0 to `classes - 1`.
+        test_x: Test samples, `(m, *shape)`.
+        test_y: Their labels, `(m,)`.
+        classes: Number of different labels.
+    """
 
     name: str
-    train_x: npt.NDArray[np.float32]  # (n, *shape)
-    train_y: IntArray  # (n,) 0 .. classes - 1
-    test_x: npt.NDArray[np.float32]  # (m, *shape)
-    test_y: IntArray  # (m,)
+    train_x: npt.NDArray[np.float32]
+    train_y: IntArray
+    test_x: npt.NDArray[np.float32]
+    test_y: IntArray
     classes: int
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample."""
+        """The shape of one sample."""
         return self.train_x.shape[1:]
 
 
 @dataclass(frozen=True)
 class Listing:
-    """One line of `fedcor data list`."""
+    """One line of `fedcor data list`.
+
+    Attributes:
+        name: What `load` calls the data set.
+        description: What it shows.
+        shape: The shape of one sample, as `load` returns it.
+        classes: Number of different labels.
+        train: Number of training samples.
+        test: Number of test samples.
+        present: Whether `load` works now.
+        location: Where it is, or would be stored.
+        next_step: The command that makes it present, or "nothing to do".
+    """
 
     name: str
-    what: str
-    shape: tuple[int, ...]  # of one sample
+    description: str
+    shape: tuple[int, ...]
     classes: int
     train: int
     test: int
-    here: bool
-    where: str  # it is, or would be kept
-    how: str  # to get it, or that nothing need be done
+    present: bool
+    location: str
+    next_step: str
 
 
 def load(name: str) -> Dataset:
-    """The data set called `name`, or the arrays x_train, y_train, x_test, y_test of a file whose name ends in .npz."""
+    """Loads a data set from this machine; never uses the network.
+
+    Args:
+        name: `"digits"`, `"fmnist"`, `"cifar10"`, or the path of an `.npz` file with the arrays
+            `x_train` `(n, ...)`, `y_train` `(n,)`, `x_test` `(m, ...)` and `y_test` `(m,)`. There,
+            uint8 samples are scaled to 0-1, and the labels must be 0 .. K-1, each in `y_train`.
+
+    Raises:
+        ConfigError: No data set has this name.
+        DataError: It has not been fetched, or its file is damaged or does not fit together.
+
+    Example:
+        >>> from fedcor.data import load
+        >>> data = load("digits")
+        >>> data.train_x.shape, data.classes
+        ((1438, 64), 10)
+    """
     if name in LOADERS:
         return LOADERS[name]()
     if name.endswith(".npz"):
-        return _own(name)
+        arrays = read_own_arrays(Path(name).expanduser())
+        return Dataset(name, *arrays, classes=int(arrays[1].max()) + 1)
     allowed = f"must be one of {', '.join(LOADERS)}, or a path to an .npz"
     raise ConfigError("data.name", name, allowed, suggest(name.lower(), LOADERS))
 
 
 def available() -> list[Listing]:
-    """What data there is, and what is here already."""
-    here = importlib.util.find_spec("sklearn") is not None
-    how = "nothing to do" if here else "pip install 'fedcor[sim]'"
+    """The known data sets, and whether each is present."""
+    present = importlib.util.find_spec("sklearn") is not None
     digits = Listing(
-        "digits", "handwritten digits, 8x8 grey", (64,), 10, 1438, 359, here, "in scikit-learn", how
+        name="digits",
+        description="handwritten digits, 8x8 grey",
+        shape=(64,),
+        classes=10,
+        train=1438,
+        test=359,
+        present=present,
+        location="in scikit-learn",
+        next_step="nothing to do" if present else str(MissingExtraError("scikit-learn", "sim")),
     )
     return [
         digits,
@@ -81,60 +129,51 @@ def available() -> list[Listing]:
     ]
 
 
-def _fetched(name: str, what: str, shape: tuple[int, ...], train: int) -> Listing:
-    kept = cache_file(name)
-    where = kept if kept.exists() else local_source(name)
-    how = f"fedcor data fetch {name}" if where is None else "nothing to do"
-    return Listing(name, what, shape, 10, train, 10000, where is not None, str(where or kept), how)
+def _fetched(name: str, description: str, shape: tuple[int, ...], train: int) -> Listing:
+    """The line of a data set that `fedcor data fetch` puts into the cache."""
+    cached = cache_file(name)
+    found = cached if cached.exists() else installed_folder(name)
+    return Listing(
+        name=name,
+        description=description,
+        shape=shape,
+        classes=10,
+        train=train,
+        test=10000,
+        present=found is not None,
+        location=str(found or cached),
+        next_step="nothing to do" if found else f"fedcor data fetch {name}",
+    )
 
 
 def _digits() -> Dataset:
-    """scikit-learn's bundled digits, standardised, with every label divided 80 : 20."""
+    """scikit-learn's bundled digits, standardised; of each label, a fifth is test data."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
         raise MissingExtraError("scikit-learn", "sim") from None
     bundle = load_digits()
     y = bundle.target.astype(np.int64)  # (1797,)
-    x = ((bundle.data / 16 - 0.3053) / 0.3760).astype(
-        np.float32
-    )  # (1797, 64) their mean and standard deviation
+    # (1797, 64), by the mean and standard deviation of all pixels
+    x = ((bundle.data / 16 - 0.3053) / 0.3760).astype(np.float32)
     rng = stream(SPLIT_SEED, "digits split")
     held_out = np.zeros(len(y), bool)
     for label in range(10):
         of_label = rng.permutation(np.flatnonzero(y == label))
-        held_out[of_label[: round(TEST_SHARE * len(of_label))]] = True
+        held_out[of_label[: round(TEST_FRACTION * len(of_label))]] = True
     return Dataset("digits", x[~held_out], y[~held_out], x[held_out], y[held_out], 10)
 
 
 def _fmnist() -> Dataset:
-    raw = _raw("fmnist")
-    train_x, test_x = (
-        _scaled(raw[key].reshape(-1, 784), 0.1307, 0.3081) for key in ("x_train", "x_test")
-    )
-    return Dataset(
-        "fmnist",
-        train_x,
-        raw["y_train"].astype(np.int64),
-        test_x,
-        raw["y_test"].astype(np.int64),
-        10,
-    )
+    raw = _read_fetched("fmnist")
+    pixels = [raw[key].reshape(-1, 784) for key in ("x_train", "x_test")]
+    return _images("fmnist", raw, pixels, 0.1307, 0.3081)
 
 
 def _cifar10() -> Dataset:
-    raw = _raw("cifar10")
-    train_x, test_x = (
-        _scaled(raw[key].transpose(0, 3, 1, 2), 0.5, 0.5) for key in ("x_train", "x_test")
-    )
-    return Dataset(
-        "cifar10",
-        train_x,
-        raw["y_train"].astype(np.int64),
-        test_x,
-        raw["y_test"].astype(np.int64),
-        10,
-    )
+    raw = _read_fetched("cifar10")
+    pixels = [raw[key].transpose(0, 3, 1, 2) for key in ("x_train", "x_test")]
+    return _images("cifar10", raw, pixels, 0.5, 0.5)
 
 
 LOADERS: dict[str, Callable[[], Dataset]] = {
@@ -144,90 +183,39 @@ LOADERS: dict[str, Callable[[], Dataset]] = {
 }
 
 
-def _raw(name: str) -> dict[str, npt.NDArray[np.uint8]]:
+def _read_fetched(name: str) -> RawArrays:
+    """The raw arrays from the cache, which installed files fill without being asked."""
     if not cache_file(name).exists():
         try:
-            found = fetch_local(name)
+            found = fetch_installed(name)
         except DataError as error:
-            raise DataError(
-                f"{error}; to get it from elsewhere, run `fedcor data fetch {name}`"
-            ) from error
+            advice = f"to get it from elsewhere, run `fedcor data fetch {name}`"
+            raise DataError(f"{error}; {advice}") from error
         if found is None:
-            raise DataError(
-                f"{name} is not here ({cache_file(name)}): run `fedcor data fetch {name}`"
-            )
+            missing = f"{name} has not been fetched ({cache_file(name)} does not exist)"
+            raise DataError(f"{missing}: run `fedcor data fetch {name}`")
     return read_cache(name)
 
 
-def _scaled(
+def _images(
+    name: str,
+    raw: RawArrays,
+    pixels: list[npt.NDArray[np.uint8]],
+    mean: float,
+    deviation: float,
+) -> Dataset:
+    train_x, test_x = (_standardised(x, mean, deviation) for x in pixels)
+    train_y, test_y = (raw[key].astype(np.int64) for key in ("y_train", "y_test"))
+    return Dataset(name, train_x, train_y, test_x, test_y, 10)
+
+
+def _standardised(
     pixels: npt.NDArray[np.uint8], mean: float, deviation: float
 ) -> npt.NDArray[np.float32]:
-    """(pixels / 255 - mean) / deviation, computed inside one float32 copy, for CIFAR-10 is large."""
-    x = np.ascontiguousarray(pixels).astype(
-        np.float32
-    )  # axes are moved as bytes: ten times faster than as floats
+    """(pixels / 255 - mean) / deviation, computed in one float32 copy: CIFAR-10 is large."""
+    # Axes are moved as bytes, which is ten times faster than as floats.
+    x = np.ascontiguousarray(pixels).astype(np.float32)
     x /= 255
     x -= mean
     x /= deviation
     return x
-
-
-def _own(name: str) -> Dataset:
-    """Somebody's own arrays, believed only after a look: a wrong label or a NaN would surface as a strange curve."""
-    path = Path(name).expanduser()
-    arrays = read_npz(path)
-    train_x, test_x = (_samples(path, key, arrays[key]) for key in ("x_train", "x_test"))
-    train_y, test_y = (_labels(path, key, arrays[key]) for key in ("y_train", "y_test"))
-    for key, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
-        if len(x) != len(y):
-            raise DataError(
-                f"{path}: x_{key} has {len(x)} samples, but y_{key} has {len(y)} labels"
-            )
-    if train_x.shape[1:] != test_x.shape[1:]:
-        raise DataError(
-            f"{path}: a sample is {train_x.shape[1:]} in x_train, but {test_x.shape[1:]} in x_test"
-        )
-    seen = np.unique(train_y)
-    classes = len(seen)
-    if seen[-1] != classes - 1:
-        absent = int(np.flatnonzero(seen != np.arange(classes))[0])
-        raise DataError(
-            f"{path}: labels must be 0 .. K-1, each in y_train; {absent} is not, but {seen[-1]} is"
-        )
-    if test_y.max() >= classes:
-        raise DataError(
-            f"{path}: y_test has the label {test_y.max()}, but y_train only has 0 .. {classes - 1}"
-        )
-    return Dataset(name, train_x, train_y, test_x, test_y, classes)
-
-
-def _samples(path: Path, key: str, array: Array) -> npt.NDArray[np.float32]:
-    """(n, *shape) float32; bytes become [0, 1], other numbers stay as they are."""
-    if array.dtype.kind not in "buif":
-        raise DataError(f"{path}: {key} must hold numbers, but is of type {array.dtype}")
-    if array.ndim < 2 or array.size == 0:
-        raise DataError(f"{path}: {key} must have the shape (samples, ...), but has {array.shape}")
-    with np.errstate(over="ignore"):  # what overflows is infinite, and reported as such
-        x = array.astype(np.float32)
-    if array.dtype == np.uint8:
-        x /= 255
-    if not np.isfinite(x).all():
-        raise DataError(f"{path}: {key} has values that are not finite float32 numbers")
-    return x
-
-
-def _labels(path: Path, key: str, array: Array) -> IntArray:
-    """(n,) int64."""
-    if array.dtype.kind not in "uif":
-        raise DataError(f"{path}: {key} must hold whole numbers, but is of type {array.dtype}")
-    if array.ndim != 1 or array.size == 0:
-        raise DataError(
-            f"{path}: {key} must have one label per sample, but has the shape {array.shape}"
-        )
-    if array.dtype.kind == "f" and not (np.isfinite(array) & (array == np.floor(array))).all():
-        raise DataError(f"{path}: {key} has labels that are not whole numbers")
-    if array.min() < 0 or array.max() > np.iinfo(np.int32).max:
-        raise DataError(
-            f"{path}: {key} has labels from {array.min()} to {array.max()}; they must be 0 .. K-1"
-        )
-    return array.astype(np.int64)
