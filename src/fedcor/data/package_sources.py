@@ -30,7 +30,11 @@ def installed_folder(name: str) -> Path | None:
 
 
 def _fmnist_from_apt(scratch: Path, on_download: OnDownload) -> RawArrays:
-    _run(scratch, on_download, "apt-get", "download", DEBIAN_PACKAGE)
+    # A new machine has no package lists yet, and updating the system's own needs root: bring our own.
+    (scratch / "lists" / "partial").mkdir(parents=True)
+    own = ("-o", f"Dir::State::Lists={scratch / 'lists'}", "-o", f"Dir::Cache={scratch / 'cache'}")
+    _run(scratch, on_download, "apt-get", "update", "-qq", *own)
+    _run(scratch, on_download, "apt-get", "download", DEBIAN_PACKAGE, *own)
     _run(scratch, on_download, "dpkg-deb", "-x", _first(scratch, "*.deb").name, "unpacked")
     return READERS["fmnist"](_first(scratch, "unpacked/usr/share/datasets/fashion-mnist"))
 
