@@ -33,7 +33,7 @@ from fedcor.engine.train import Assignment
 from fedcor.experiment import load_experiment
 from fedcor.gp import Samples, fit, select
 from fedcor.runner import build_simulation
-from fedcor.selectors.complement import match
+from fedcor.selectors.matching import match
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def fmnist_round(repeats: int) -> list[Result]:
         lambda: square @ square,
         one_round,
         lambda: engine.train(model, clients, 3, 0.005),
-        lambda: train_plainly(engine.module, model, work, engine._x, engine._y, engine.how),
+        lambda: train_plainly(engine.module, model, work, engine._x, engine._y, engine.local_training),
         lambda: engine.losses(model, everyone),
         lambda: [engine.losses(model, everyone[k : k + 1]) for k in everyone],
     )

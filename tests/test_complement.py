@@ -16,8 +16,9 @@ from fedcor.experiment import load_experiment
 from fedcor.record import read_run
 from fedcor.runner import build_simulation, run
 from fedcor.selectors import Complement
-from fedcor.selectors.complement import match, project
+from fedcor.selectors.matching import match
 from fedcor.selectors.relatives import Combined, EqualTarget, Herding, UpdateProcess
+from fedcor.selectors.sketch import count_sketch
 from fedcor.testing import FakeFederation, check_selector
 from fedcor.types import Outcome, Population
 
@@ -72,7 +73,7 @@ def problems(draw):
 def test_greedy_matching_equals_the_obvious_loop(problem, data):
     n = len(problem.U)
     count, first = data.draw(st.integers(1, n)), data.draw(st.integers(0, n - 1))
-    chosen = match(problem.U, problem.target, np.array([first]), count, shares=problem.shares)
+    chosen = match(problem.U, problem.target, np.array([first]), count, weights=problem.shares)
     assert gap(problem, chosen) == pytest.approx(
         gap(problem, greedy_by_hand(problem, [first], count)), abs=1e-9
     )
@@ -101,10 +102,10 @@ def test_swaps_only_improve_and_end_where_no_exchange_helps(problem, data):
 
 def test_a_sketch_keeps_inner_products_on_average():
     U = np.random.default_rng(0).standard_normal((40, 3000))
-    sketched = project(U, 400)
+    sketched = count_sketch(U, 400)
     assert sketched.shape == (40, 400)
     assert np.array_equal(
-        sketched[:3], project(U[:3], 400)
+        sketched[:3], count_sketch(U[:3], 400)
     )  # the same places and signs, whoever else is there
     true, kept = U @ U.T, sketched @ sketched.T
     assert np.diag(kept) / np.diag(true) == pytest.approx(np.ones(40), abs=0.35)

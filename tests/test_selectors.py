@@ -15,7 +15,7 @@ from fedcor.errors import ConfigError
 from fedcor.gp import Samples, fit, select_proxy
 from fedcor.rng import stream
 from fedcor.selectors import selector_class, selector_names
-from fedcor.selectors.base import Memoryless
+from fedcor.selectors.base import StatelessSelector
 from fedcor.testing import FakeFederation, check_selector
 from fedcor.types import Outcome, Population
 
@@ -53,7 +53,7 @@ def test_the_suite_covers_every_name():
 
 
 @dataclasses.dataclass(frozen=True)
-class Faulty(Memoryless):
+class Faulty(StatelessSelector):
     fault: str
     clients_per_round: int = 3
 
@@ -110,7 +110,7 @@ def test_the_suite_catches(fault):
 
 def test_the_suite_catches_an_unfrozen_selector():
     @dataclasses.dataclass
-    class Loose(Memoryless):
+    class Loose(StatelessSelector):
         def select(self, state, federation):
             return federation.available, state
 
@@ -410,9 +410,9 @@ def test_more_than_clients_per_round_must_be_positive():
 def test_a_users_selector_by_module_and_class(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
-        "from fedcor.selectors.base import Memoryless\n"
+        "from fedcor.selectors.base import StatelessSelector\n"
         "@dataclass(frozen=True)\n"
-        "class First(Memoryless):\n"
+        "class First(StatelessSelector):\n"
         "    clients_per_round: int\n"
         "    reverse: bool = False\n"
         "    def select(self, state, federation):\n"

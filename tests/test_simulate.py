@@ -16,7 +16,7 @@ from fedcor.guard import screen_losses
 from fedcor.ledger import ANSWER_BYTES, CURRENT, Ledger
 from fedcor.rng import stream
 from fedcor.runner import build_simulation
-from fedcor.selectors.base import Memoryless
+from fedcor.selectors.base import StatelessSelector
 from fedcor.simulate import LearningRate, SimulatedRound
 
 DIGITS = load("digits")
@@ -33,7 +33,7 @@ def records(selector, rounds, *changes, seed=1):
 
 
 @dataclasses.dataclass(frozen=True)
-class Scripted(Memoryless):
+class Scripted(StatelessSelector):
     """Does what a test says: `script(federation) -> choice`."""
 
     script: object
