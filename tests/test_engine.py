@@ -83,25 +83,32 @@ MODELS = {
 PARTS = [np.arange(0, 2), np.arange(2, 9), np.arange(9, 51), np.arange(51, 82), np.arange(82, 120)]
 
 
-def engine_of(model, how, seed=3, **options):
+def engine_of(model, training, seed=3, **options):
     name, shape, settings, _ = MODELS[model]
     return Engine(
-        dataset(shape), PARTS, build_model(name, shape, 3, seed, settings), how, seed, **options
+        dataset(shape),
+        PARTS,
+        build_model(name, shape, 3, seed, settings),
+        training,
+        seed,
+        **options,
     )
 
 
 @pytest.mark.parametrize("proximal", [0.0, 0.7], ids=["fedavg", "fedprox"])
 @pytest.mark.parametrize("model", MODELS)
 def test_training_equals_the_plain_loop(model, proximal):
-    how = LocalTraining(8, 11, 0.1, weight_decay=0.01, proximal=proximal)
-    engine = engine_of(model, how)
-    assert isinstance(engine._train, MODELS[model][3])
+    training = LocalTraining(8, 11, 0.1, weight_decay=0.01, proximal=proximal)
+    engine = engine_of(model, training)
+    assert isinstance(engine._trainer, MODELS[model][3])
     clients = (
         [4, 1, 2] if "module" in model else [4, 0, 1, 2]
     )  # batch normalisation refuses batches of one
     fast = engine.train(engine.initial_model, clients, 6, 0.1)
-    work = [Assignment(k, 6, 3, engine._rows[k], 11) for k in clients]
-    slow = train_plainly(engine.module, engine.initial_model, work, engine._x, engine._y, how)
+    assignments = [Assignment(k, 6, 3, engine._rows[k], 11) for k in clients]
+    slow = train_plainly(
+        engine.module, engine.initial_model, assignments, engine._x, engine._y, training
+    )
     assert torch.allclose(fast, slow, rtol=1e-4, atol=1e-5)
     assert (fast - engine.initial_model).abs().max() > 1e-2  # it did train
 
@@ -111,7 +118,7 @@ def test_a_clients_result_does_not_depend_on_its_company(model, monkeypatch):
     engine = engine_of(model, LocalTraining(8, 5, 0.1, weight_decay=0.01))
     together = engine.train(engine.initial_model, [1, 2, 3, 4], 2, 0.1)
     monkeypatch.setattr(
-        "fedcor.engine.engine._TOGETHER", 3
+        "fedcor.engine.engine._CLIENTS_AT_ONCE", 3
     )  # the fourth trains in a second company
     assert torch.equal(together, engine.train(engine.initial_model, [1, 2, 3, 4], 2, 0.1))
     for clients in ([3], [4, 3], [3, 1, 4]):
@@ -127,9 +134,14 @@ def test_masks_are_fixed_by_seed_round_and_client():
 
     assert torch.equal(result(2, 0), result(2, 0))
     assert not torch.equal(result(2, 0), result(2, 1))
-    work = [Assignment(2, 0, 3, engine._rows[2], 5), Assignment(2, 0, 4, engine._rows[2], 5)]
+    assignments = [Assignment(2, 0, 3, engine._rows[2], 5), Assignment(2, 0, 4, engine._rows[2], 5)]
     one, other = train_plainly(
-        engine.module, engine.initial_model, work, engine._x, engine._y, engine.how
+        engine.module,
+        engine.initial_model,
+        assignments,
+        engine._x,
+        engine._y,
+        engine.local_training,
     )
     assert not torch.equal(one, other)
     torch.manual_seed(0)
@@ -238,12 +250,12 @@ def one_layer_twice():
 def test_what_only_looks_like_a_stack_is_trained_as_it_is_written(make):
     torch.manual_seed(0)
     module = make()
-    how = LocalTraining(8, 4, 0.1, weight_decay=0.01)
-    engine = Engine(dataset(), PARTS, module, how, 3)
-    assert isinstance(engine._train, LoopTrainer)
+    training = LocalTraining(8, 4, 0.1, weight_decay=0.01)
+    engine = Engine(dataset(), PARTS, module, training, 3)
+    assert isinstance(engine._trainer, LoopTrainer)
     fast = engine.train(engine.initial_model, [2, 4], 0, 0.1)
-    work = [Assignment(k, 0, 3, engine._rows[k], 4) for k in (2, 4)]
-    slow = train_plainly(module, engine.initial_model, work, engine._x, engine._y, how)
+    assignments = [Assignment(k, 0, 3, engine._rows[k], 4) for k in (2, 4)]
+    slow = train_plainly(module, engine.initial_model, assignments, engine._x, engine._y, training)
     assert torch.allclose(fast, slow, rtol=1e-4, atol=1e-5)
 
 
@@ -273,7 +285,7 @@ def test_company_does_not_matter_for_odd_shapes_either(batch_size, hidden):
 
 def test_a_batch_larger_than_any_client_costs_no_more_than_the_client():
     small, huge = (engine_of("mlp", LocalTraining(B, 3, 0.1)) for B in (42, 100_000))
-    assert huge._train.largest == 42
+    assert huge._trainer.largest_client == 42
     assert torch.equal(
         small.train(small.initial_model, [1, 2], 0, 0.1),
         huge.train(small.initial_model, [1, 2], 0, 0.1),
@@ -298,8 +310,8 @@ def test_masks_keep_the_mean():
 
 def test_the_data_is_shuffled_anew_for_every_pass_round_and_client():
     def order(client, round, start=0):
-        work = Assignment(client, round, 3, np.arange(40), 4)
-        return np.concatenate(work.batches(20)[start : start + 2]).tolist()
+        assignment = Assignment(client, round, 3, np.arange(40), 4)
+        return np.concatenate(assignment.batches(20)[start : start + 2]).tolist()
 
     orders = [order(1, 0), order(1, 0, 2), order(1, 1), order(2, 0), list(range(40))]
     assert len({tuple(o) for o in orders}) == 5

@@ -375,7 +375,7 @@ def test_stragglers_deliver_what_they_had_time_for():
     s = dataclasses.replace(simulation(), faults=Faults(stragglers=0.9))
     federation = SimulatedRound(s, s.start)
     federation._train(np.arange(C))
-    steps = s.faults.steps(1, 0, N, s.engine.how.local_steps)
+    steps = s.faults.steps(1, 0, N, s.engine.local_training.local_steps)
     assert len(set(steps[:C].tolist())) > 1
     for k in range(C):
         alone = s.engine.train(

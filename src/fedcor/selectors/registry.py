@@ -8,8 +8,8 @@ A package registers a selector with an entry point in its pyproject.toml:
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -73,8 +73,7 @@ def selector_class(name: str) -> type[Any]:
         names = selector_names()
         allowed = f"must be one of {', '.join(names)}, or module:Class"
         raise ConfigError("selector", name, allowed, suggest(name, names))
-    is_dataclass = isinstance(found, type) and dataclasses.is_dataclass(found)
-    if not (is_dataclass and issubclass(found, Selector)):
+    if not (isinstance(found, type) and issubclass(found, Selector) and is_dataclass(found)):
         allowed = "must be a dataclass with the methods init, select and observe"
         raise ConfigError("selector", name, allowed)
     return found
@@ -100,7 +99,7 @@ def build_selector(
         PowerOfChoice(clients_per_round=5, candidates=20)
     """
     cls = selector_class(name)
-    if "clients_per_round" in {field.name for field in dataclasses.fields(cls)}:
+    if "clients_per_round" in {field.name for field in fields(cls)}:
         options = {**(options or {}), "clients_per_round": clients_per_round}
     selector: Selector = build_dataclass(cls, options or {})
     return selector

@@ -11,9 +11,9 @@ __all__ = ["count_sketch"]
 
 
 def count_sketch(vectors: Array, size: int) -> FloatArray:
-    """(m, size) sketches of the (m, P) `vectors`: each number is added, with a
-    random sign, to a random place.
+    """(m, size) sketches of (m, P) vectors: every number is added to a random place.
 
+    It is added with a random sign, so that inner products stay the same on average.
     Places and signs depend on P and `size` alone, so sketches of different rounds and runs can be
     compared. No P x size matrix is ever formed.
     """
@@ -21,5 +21,6 @@ def count_sketch(vectors: Array, size: int) -> FloatArray:
     rng = stream(0, "sketch", length, size)
     places = rng.integers(size, size=length)
     signs = rng.choice(np.array([-1.0, 1.0]), size=length)
-    sketches = [np.bincount(places, weights=signs * row, minlength=size) for row in vectors]
-    return np.array(sketches).reshape(-1, size)
+    return np.array(
+        [np.bincount(places, weights=signs * row, minlength=size) for row in vectors]
+    ).reshape(-1, size)
