@@ -73,7 +73,7 @@ def selector_class(name: str) -> type[Any]:
         names = selector_names()
         allowed = f"must be one of {', '.join(names)}, or module:Class"
         raise ConfigError("selector", name, allowed, suggest(name, names))
-    if not (isinstance(found, type) and issubclass(found, Selector) and is_dataclass(found)):
+    if not (isinstance(found, type) and is_dataclass(found) and issubclass(found, Selector)):
         allowed = "must be a dataclass with the methods init, select and observe"
         raise ConfigError("selector", name, allowed)
     return found
