@@ -1,4 +1,4 @@
-"""The simulated clients: models, local training, evaluation, aggregation and faults.
+"""The simulated clients: models, local training and evaluation.
 
 Needs torch, and knows nothing of selectors. `Engine` is the entry point:
 
@@ -7,8 +7,6 @@ Needs torch, and knows nothing of selectors. `Engine` is the entry point:
     stacked.py      the fast trainer for models of dense layers
     plain.py        the reference implementation that both are compared with
     engine.py       all clients' data; training and evaluation on it
-    optimisers.py   how results become the next model
-    faults.py       clients that cannot be reached, drop out or are slow
 """
 
 import os

@@ -162,11 +162,11 @@ class Engine:
             same = [i for i, s in enumerate(steps) if s == count]
             at_once = _CLIENTS_AT_ONCE if self.device.type == "cpu" else len(same)
             for group in (same[i : i + at_once] for i in range(0, len(same), at_once)):
-                assignments = [
+                work = [
                     Assignment(clients[i], round, self.seed, self._rows[clients[i]], count)
                     for i in group
                 ]
-                results[group] = self._trainer(model, assignments, self._x, self._y, training)
+                results[group] = self._trainer(model, work, self._x, self._y, training)
         return results
 
     def losses(self, model: Tensor, clients: IntArray) -> FloatArray:

@@ -113,10 +113,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "logistic
 
 
 def model_factory(name: str) -> Callable[..., nn.Module]:
-    """The function that makes a model: a built-in one by name, or a user's `module:factory`.
-
-    It is called as factory(shape, classes, **options).
-    """
+    """A built-in model's factory, or the user's `module:factory`; either is called as factory(shape, classes, **options)."""
     if name in MODELS:
         return MODELS[name]
     if ":" in name:
@@ -133,11 +130,11 @@ def model_factory(name: str) -> Callable[..., nn.Module]:
 
 
 def check_model_options(name: str, options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an option that the model does not have, before any data is loaded."""
+    """Refuse options that the factory does not take, before anything is loaded."""
     factory = model_factory(name)
     try:
         parameters = inspect.signature(factory).parameters
-    except ValueError:  # some built-in callables have no signature
+    except ValueError:  # some built-in callables do not tell
         return
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return

@@ -21,15 +21,15 @@ __all__ = ["train_plainly"]
 def train_plainly(
     module: nn.Module,
     model: Tensor,
-    assignments: list[Assignment],
+    work: list[Assignment],
     x: Tensor,
     y: Tensor,
     training: LocalTraining,
 ) -> Tensor:
-    """(len(assignments), P) the flat model of each client; parameters as for `Trainer`."""
+    """(len(work), P) the flat model of each client; parameters as for `Trainer`."""
     vector = ModelVector(module)
     results = []
-    for assignment in assignments:
+    for assignment in work:
         local = copy.deepcopy(module).train()
         vector.write(local, model)
         anchors = [p.detach().clone() for p in local.parameters()]

@@ -12,8 +12,8 @@ Notation (layer i of L, C clients, mini-batches of B rows)
     W_i <- (1 - eta (lambda + mu)) W_i + eta mu W_i^0 - eta d_i' a_i    one fused product per layer
 
 Dropout before or after the ReLU is the same: relu(h m) = relu(h) m for a mask m >= 0. A short batch
-is filled up to B rows with rows of weight 0. So all shapes are the same whoever trains together,
-and so is every client's result, to the last bit.
+is filled up to B rows with rows of weight 0. So neither the shapes nor a client's result depend on
+which clients train together, to the last bit.
 """
 
 from __future__ import annotations
@@ -96,20 +96,15 @@ class StackedTrainer:
 
     @torch.no_grad()
     def __call__(
-        self,
-        model: Tensor,
-        assignments: list[Assignment],
-        x: Tensor,
-        y: Tensor,
-        training: LocalTraining,
+        self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, training: LocalTraining
     ) -> Tensor:
-        """(len(assignments), P), as for every `Trainer`."""
+        """(len(work), P), as for every `Trainer`."""
         x = x.flatten(1)
         eta, mu = training.learning_rate, training.proximal
         decay = 1.0 - eta * (training.weight_decay + mu)
-        C, B = len(assignments), min(training.batch_size, self.largest_client)
-        rows, q = self._batches(assignments, training.batch_size, B)
-        masks = [mask.to(x.device) for mask in self._masks(assignments, q)]
+        C, B = len(work), min(training.batch_size, self.largest_client)
+        rows, q = self._batches(work, training.batch_size, B)
+        masks = [mask.to(x.device) for mask in self._masks(work, q)]
         rows, q = rows.to(x.device), q.to(x.device)
         steps, classes = len(rows), self.layers[-1].width
         onehot = F.one_hot(y[rows], classes).to(x.dtype).view(steps, C, B, classes)
@@ -143,12 +138,12 @@ class StackedTrainer:
         return torch.cat(parts, dim=1)
 
     @staticmethod
-    def _batches(assignments: list[Assignment], batch_size: int, B: int) -> tuple[Tensor, Tensor]:
+    def _batches(work: list[Assignment], batch_size: int, B: int) -> tuple[Tensor, Tensor]:
         """The row numbers of every step, (steps, C * B), and their weights q, (steps, C, B, 1)."""
-        C, steps = len(assignments), assignments[0].steps
+        C, steps = len(work), work[0].steps
         rows = np.empty((steps, C, B), dtype=np.int64)
         q = np.zeros((steps, C, B, 1), dtype=np.float32)
-        for c, assignment in enumerate(assignments):
+        for c, assignment in enumerate(work):
             for step, batch in enumerate(assignment.batches(batch_size)):
                 n = len(batch)
                 rows[step, c, :n] = batch
@@ -156,7 +151,7 @@ class StackedTrainer:
                 q[step, c, :n] = 1.0 / n
         return torch.from_numpy(rows.reshape(steps, -1)), torch.from_numpy(q)
 
-    def _masks(self, assignments: list[Assignment], q: Tensor) -> list[Tensor]:
+    def _masks(self, work: list[Assignment], q: Tensor) -> list[Tensor]:
         """The dropout masks of each layer, (steps, C, B, width); width 0 without dropout.
 
         Each client draws from its own stream, for its true rows alone, step by step and layer by
@@ -168,7 +163,7 @@ class StackedTrainer:
         masks = [np.zeros((steps, C, B, width), dtype=np.float32) for width in widths]
         dropping = [(i, layer) for i, layer in enumerate(self.layers) if layer.dropout]
         true_rows = np.count_nonzero(q.numpy()[..., 0], axis=2)  # (steps, C)
-        for c, assignment in enumerate(assignments):
+        for c, assignment in enumerate(work):
             total = int(true_rows[:, c].sum()) * sum(widths)
             draws = assignment.dropout_stream().random(total, dtype=np.float32)
             start = 0

@@ -86,7 +86,7 @@ class Assignment:
 def schedule(rng: np.random.Generator, n: int, size: int, steps: int) -> list[IntArray]:
     """`steps` mini-batches of positions 0 .. n - 1, in passes over all n.
 
-    Each pass is shuffled anew and cut into batches of `size`, the last of which may be smaller.
+    Each pass is reshuffled and cut into batches of `size`, the last of which may be smaller.
     """
     batches: list[IntArray] = []
     while len(batches) < steps:
@@ -99,24 +99,19 @@ class Trainer(Protocol):
     """Trains clients, all from the same model."""
 
     def __call__(
-        self,
-        model: Tensor,
-        assignments: list[Assignment],
-        x: Tensor,
-        y: Tensor,
-        training: LocalTraining,
+        self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, training: LocalTraining
     ) -> Tensor:
         """Train each client from `model` on its rows of x and y.
 
         Args:
             model: (P,) the flat model that all start from.
-            assignments: One per client, all with the same number of steps.
+            work: One assignment per client, all with the same number of steps.
             x: The samples of all clients.
             y: Their labels.
             training: Settings of the local training.
 
         Returns:
-            (len(assignments), P) the flat model of each client.
+            (len(work), P) the flat model of each client.
         """
         ...
 
@@ -132,17 +127,12 @@ class LoopTrainer:
         self.dropouts = [layer for layer in module.modules() if isinstance(layer, ClientDropout)]
 
     def __call__(
-        self,
-        model: Tensor,
-        assignments: list[Assignment],
-        x: Tensor,
-        y: Tensor,
-        training: LocalTraining,
+        self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, training: LocalTraining
     ) -> Tensor:
-        """(len(assignments), P), as for every `Trainer`."""
+        """(len(work), P), as for every `Trainer`."""
         self.module.train()
         results = []
-        for assignment in assignments:
+        for assignment in work:
             try:
                 results.append(self._train(model, assignment, x, y, training))
             except (RuntimeError, ValueError, TypeError) as error:
@@ -152,12 +142,7 @@ class LoopTrainer:
         return torch.stack(results)
 
     def _train(
-        self,
-        model: Tensor,
-        assignment: Assignment,
-        x: Tensor,
-        y: Tensor,
-        training: LocalTraining,
+        self, model: Tensor, assignment: Assignment, x: Tensor, y: Tensor, training: LocalTraining
     ) -> Tensor:
         """(P,) the model after the training of one client."""
         self.vector.write(self.module, model)

@@ -58,13 +58,7 @@ class Samples:
 
 
 def log_likelihood(X: FloatArray, samples: Samples, s2: float) -> float:
-    """Phi(X), the weighted log likelihood of the samples.
-
-    Args:
-        X: (N, d) embedding.
-        samples: Measured loss changes.
-        s2: Noise variance.
-    """
+    """Phi(X): the weighted log likelihood of the samples."""
     total = 0.0
     for who, Y, w in samples.by_answered():
         Xo = X[who]
@@ -79,7 +73,7 @@ def log_likelihood(X: FloatArray, samples: Samples, s2: float) -> float:
 
 
 def log_likelihood_gradient(X: FloatArray, samples: Samples, s2: float) -> FloatArray:
-    """(N, d) gradient of Phi at X, in O(N d^2 + m N d); parameters as in `log_likelihood`."""
+    """(N, d) gradient of Phi at X, in O(N d^2 + m N d); parameters as in `fit`."""
     return _gradient(X, list(samples.by_answered()), s2)
 
 

@@ -22,15 +22,7 @@ import numpy as np
 from fedcor.checks import check_at_least, check_fraction, check_positive
 from fedcor.gp import Samples, fit
 from fedcor.selectors.base import extend_clients, uniform
-from fedcor.types import (
-    BoolArray,
-    Federation,
-    FloatArray,
-    IntArray,
-    Outcome,
-    Population,
-    State,
-)
+from fedcor.types import BoolArray, Federation, FloatArray, IntArray, Outcome, Population, State
 
 __all__ = ["ProcessSelector"]
 
@@ -88,7 +80,8 @@ class ProcessSelector(ABC):
                 tries = [self._draw(federation) for _ in range(self.samples_per_refit)]
                 state = self._learn(state, federation, tries, self.history, self.refit_steps)
             chosen = self.choose(state, federation)
-        # Counted when chosen, not when delivered: else a dead client would be chosen for ever.
+        # Counted when chosen, not when delivered: else a client that never delivers would be chosen
+        # in every round.
         picked = state["picked"].copy()
         picked[chosen] += 1
         return chosen, {**state, "round": np.array(t + 1), "picked": picked}
