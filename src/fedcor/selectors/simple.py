@@ -26,8 +26,7 @@ class Random(StatelessSelector):
         >>> from fedcor import Random
         >>> from fedcor.testing import FakeFederation
         >>> federation = FakeFederation.example(clients=12)
-        >>> selector = Random(clients_per_round=3)
-        >>> chosen, state = selector.select(selector.init(federation.population), federation)
+        >>> chosen, state = Random(clients_per_round=3).select({}, federation)
         >>> len(chosen)
         3
     """
