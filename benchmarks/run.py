@@ -33,7 +33,7 @@ from fedcor.engine.train import Assignment
 from fedcor.experiment import load_experiment
 from fedcor.gp import Samples, fit, select
 from fedcor.runner import build_simulation
-from fedcor.selectors.complement import match
+from fedcor.selectors.matching import match
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def fmnist_round(repeats: int) -> list[Result]:
         lambda: square @ square,
         one_round,
         lambda: engine.train(model, clients, 3, 0.005),
-        lambda: train_plainly(engine.module, model, work, engine._x, engine._y, engine.how),
+        lambda: train_plainly(engine.module, model, work, engine._x, engine._y, engine.local_training),
         lambda: engine.losses(model, everyone),
         lambda: [engine.losses(model, everyone[k : k + 1]) for k in everyone],
     )
@@ -110,17 +110,17 @@ def cnn_layouts(repeats: int) -> list[Result]:
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((250, 3, 32, 32)).astype(np.float32), rng.integers(10, size=250)
     data = Dataset("invented", x, y, x[:50], y[:50], 10)
-    how = LocalTraining(50, 2, 0.01, 3e-4)
+    training = LocalTraining(50, 2, 0.01, 3e-4)
     module = build_model("cnn", (3, 32, 32), 10, 1)
     plain = copy.deepcopy(module)
-    engine = Engine(data, np.split(np.arange(250), 5), module, how, 1)
+    engine = Engine(data, np.split(np.arange(250), 5), module, training, 1)
     work = [Assignment(k, 0, 1, np.arange(50 * k, 50 * k + 50), 2) for k in range(5)]
     xs, ys = torch.from_numpy(x), torch.from_numpy(y)
 
     fast, default, vmapped = best(
         repeats,
         lambda: engine.train(engine.initial_model, range(5), 0, 0.01),
-        lambda: train_plainly(plain, engine.initial_model, work, xs, ys, how),
+        lambda: train_plainly(plain, engine.initial_model, work, xs, ys, training),
         lambda: vmap_steps(plain, xs.view(5, 50, 3, 32, 32), ys.view(5, 50), 2),
     )
     detail = f"{fast / 500 * 1e6:.0f} us a sample against {{:.0f}} us"

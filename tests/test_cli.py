@@ -181,7 +181,7 @@ def test_a_users_own_selector_and_model(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
         "import torch\n"
-        "from fedcor.selectors.base import Memoryless\n"
+        "from fedcor.selectors.base import StatelessSelector\n"
         "@dataclass(frozen=True)\n"
         "class LongestUnseen:\n"
         "    clients_per_round: int\n"

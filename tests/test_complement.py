@@ -1,4 +1,4 @@
-"""Complement: the group whose mean update stands for everyone's, against brute force and by its promises."""
+"""Complement and its relatives: matching against brute force, and the rules of each selector."""
 
 from __future__ import annotations
 
@@ -16,32 +16,39 @@ from fedcor.experiment import load_experiment
 from fedcor.record import read_run
 from fedcor.runner import build_simulation, run
 from fedcor.selectors import Complement
-from fedcor.selectors.complement import match, project
+from fedcor.selectors.matching import match
 from fedcor.selectors.relatives import Combined, EqualTarget, Herding, UpdateProcess
+from fedcor.selectors.sketch import count_sketch
 from fedcor.testing import FakeFederation, check_selector
-from fedcor.types import Outcome, Population
+from fedcor.types import Population
+from selector_helpers import outcome, play
 
 
-def delivered(round, clients, updates):
-    """The outcome of a round in which `clients` sent `updates`, each with a weight and step size of 1."""
-    clients, ones = np.array(clients), np.ones(len(clients))
-    return Outcome(
-        round,
-        clients,
-        clients,
-        step_sizes=ones,
-        aggregation_weights=ones,
-        read_losses=lambda: None,
-        read_updates=lambda: updates,
-    )
+@dataclasses.dataclass
+class Problem:
+    """Directions (n, s), their weights in a mean (n,), and the target (s,)."""
+
+    U: np.ndarray
+    weights: np.ndarray
+    target: np.ndarray
+
+
+@st.composite
+def problems(draw):
+    n, s = draw(st.integers(2, 9)), draw(st.integers(1, 5))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    weights = rng.integers(1, 100, size=n).astype(float) if draw(st.booleans()) else np.ones(n)
+    return Problem(rng.standard_normal((n, s)), weights, rng.standard_normal(s))
 
 
 def gap(problem, group):
-    mean = np.average(problem.U[list(group)], axis=0, weights=problem.shares[list(group)])
+    """The distance of the group's weighted mean from the target."""
+    mean = np.average(problem.U[list(group)], axis=0, weights=problem.weights[list(group)])
     return float(np.linalg.norm(mean - problem.target))
 
 
-def greedy_by_hand(problem, first, count):
+def greedy_by_trying(problem, first, count):
+    """The greedy choice, by trying every candidate at every step."""
     group = list(first)
     while len(group) < count:
         rest = [k for k in range(len(problem.U)) if k not in group]
@@ -49,113 +56,80 @@ def greedy_by_hand(problem, first, count):
     return group
 
 
-@dataclasses.dataclass
-class Problem:
-    U: np.ndarray
-    shares: np.ndarray
-    target: np.ndarray
-
-
-@st.composite
-def problems(draw):
-    n, s, rng = (
-        draw(st.integers(2, 9)),
-        draw(st.integers(1, 5)),
-        np.random.default_rng(draw(st.integers(0, 10**6))),
-    )
-    shares = rng.integers(1, 100, size=n).astype(float) if draw(st.booleans()) else np.ones(n)
-    return Problem(rng.standard_normal((n, s)), shares, rng.standard_normal(s))
-
-
 @given(problems(), st.data())
 @settings(deadline=None)
-def test_greedy_matching_equals_the_obvious_loop(problem, data):
+def test_greedy_matching_equals_trying_every_candidate(problem, data):
     n = len(problem.U)
     count, first = data.draw(st.integers(1, n)), data.draw(st.integers(0, n - 1))
-    chosen = match(problem.U, problem.target, np.array([first]), count, shares=problem.shares)
-    assert gap(problem, chosen) == pytest.approx(
-        gap(problem, greedy_by_hand(problem, [first], count)), abs=1e-9
-    )
+    chosen = match(problem.U, problem.target, np.array([first]), count, weights=problem.weights)
+    expected = greedy_by_trying(problem, [first], count)
+    assert gap(problem, chosen) == pytest.approx(gap(problem, expected), abs=1e-9)
     assert len(set(chosen.tolist())) == count
     assert chosen[0] == first
 
 
 @given(problems(), st.data())
 @settings(deadline=None)
-def test_swaps_only_improve_and_end_where_no_exchange_helps(problem, data):
+def test_swaps_improve_the_match_until_no_single_swap_helps(problem, data):
     n = len(problem.U)
     count = data.draw(st.integers(1, n))
     plain, swapped = (
-        match(problem.U, problem.target, np.array([0]), count, swaps, problem.shares)
+        match(problem.U, problem.target, np.array([0]), count, swaps, problem.weights)
         for swaps in (0, 100)
     )
     assert gap(problem, swapped) <= gap(problem, plain) + 1e-12
-    assert swapped[0] == 0  # the first stays
+    assert swapped[0] == 0  # the first is never swapped
     outside = [k for k in range(n) if k not in swapped]
     for place, k in itertools.product(range(1, count), outside):
-        assert (
-            gap(problem, swapped)
-            <= gap(problem, [*swapped[:place], k, *swapped[place + 1 :]]) + 1e-9
-        )
+        other = [*swapped[:place], k, *swapped[place + 1 :]]
+        assert gap(problem, swapped) <= gap(problem, other) + 1e-9
 
 
 def test_a_sketch_keeps_inner_products_on_average():
     U = np.random.default_rng(0).standard_normal((40, 3000))
-    sketched = project(U, 400)
+    sketched = count_sketch(U, 400)
     assert sketched.shape == (40, 400)
-    assert np.array_equal(
-        sketched[:3], project(U[:3], 400)
-    )  # the same places and signs, whoever else is there
+    # The same places and signs for every set of rows.
+    assert np.array_equal(sketched[:3], count_sketch(U[:3], 400))
     true, kept = U @ U.T, sketched @ sketched.T
     assert np.diag(kept) / np.diag(true) == pytest.approx(np.ones(40), abs=0.35)
     assert abs(float(np.mean((kept - true)[~np.eye(40, dtype=bool)]))) < 10
 
 
-def played(selector, federation, rounds):
-    state, chosen = selector.init(federation.population), []
-    for _ in range(rounds):
-        choice, state = selector.select(state, federation)
-        chosen.append(choice)
-        state = selector.observe(state, federation.train(choice))
-    return chosen, state
-
-
-def test_everyone_is_seen_once_before_anyone_is_chosen_again():
-    chosen, state = played(Complement(5), FakeFederation.example(12), 3)
+def test_every_client_trains_once_before_any_trains_twice():
+    chosen, state = play(Complement(5), FakeFederation.example(12), 3)
     first = np.concatenate(chosen)[:12]
     assert sorted(first.tolist()) == list(range(12))
     assert (state["seen"] >= 0).all()
     assert len(np.unique(chosen[2])) == 5
 
 
-def test_a_mixed_sweep_shares_each_round_with_the_matching():
-    federation = FakeFederation.example(30)
-    state, seen = Complement(4, sweep=0.5).init(federation.population), np.zeros(30, dtype=bool)
+def test_a_partial_sweep_leaves_the_rest_of_a_round_to_the_matching():
+    selector, federation = Complement(4, sweep=0.5), FakeFederation.example(30)
+    state, seen = selector.init(federation.population), np.zeros(30, dtype=bool)
     for t in range(20):
-        chosen, state = Complement(4, sweep=0.5).select(state, federation)
+        chosen, state = selector.select(state, federation)
         if t >= 1:
             assert int((~seen[chosen]).sum()) == min(2, int((~seen).sum()))
         seen[chosen] = True
-        state = Complement(4, sweep=0.5).observe(state, federation.train(chosen))
+        state = selector.observe(state, federation.train(chosen))
     assert seen.all()
 
 
-def test_the_memory_is_the_last_update_over_rate_and_steps():
+def test_a_direction_is_the_update_over_learning_rate_times_steps():
     federation = FakeFederation.example(6, local_steps=3, learning_rate=0.05)
-    _, state = played(Complement(2, sketch="full"), federation, 2)
-    fresh = FakeFederation.example(6, local_steps=3, learning_rate=0.05)
-    chosen, _ = played(Complement(2, sketch="full"), fresh, 1)
-    last = np.setdiff1d(np.flatnonzero(state["seen"] == 0), [])
-    expected = (FakeFederation.example(6, local_steps=3, learning_rate=0.05).trained(last)) / 0.15
-    assert sorted(chosen[0].tolist()) == last.tolist()
-    assert state["directions"][last] == pytest.approx(expected)
+    chosen, state = play(Complement(2, sketch="full"), federation, 2)
+    first = np.flatnonzero(state["seen"] == 0)
+    assert sorted(chosen[0].tolist()) == first.tolist()
+    before = FakeFederation.example(6, local_steps=3, learning_rate=0.05)  # its model is 0
+    assert state["directions"][first] == pytest.approx(before.trained(first) / 0.15)
 
 
-def test_it_chooses_the_group_that_matches_the_population():
-    """Three kinds of clients, one of them twice as large: after the sweep each kind has its share in every group."""
+def test_groups_have_the_proportions_of_the_population():
+    """Three kinds of clients, one twice as common: so it is in every group after the sweep."""
     centres = np.repeat(np.eye(3) * 10, [12, 6, 6], axis=0)
     federation = FakeFederation(centres, learning_rate=0.01)
-    chosen, state = played(Complement(4, sketch="full"), federation, 40)
+    chosen, state = play(Complement(4, sketch="full"), federation, 40)
     kinds = np.repeat([0, 1, 2], [12, 6, 6])
     for choice in chosen[7:]:
         assert np.bincount(kinds[choice], minlength=3).tolist() == [2, 1, 1]
@@ -163,16 +137,16 @@ def test_it_chooses_the_group_that_matches_the_population():
     assert reasons["distance"][-1] < 0.2 < reasons["distance"][0]
 
 
-def test_it_asks_nothing():
+def test_complement_asks_the_clients_nothing():
     federation = FakeFederation.example(12)
-    played(Complement(4), federation, 10)
+    play(Complement(4), federation, 10)
     assert not federation.asked
     assert not federation.tried
 
 
-def test_a_client_that_never_delivers_is_tried_ever_more_rarely_and_never_given_up():
+def test_a_client_that_never_delivers_is_chosen_less_and_less_often_but_never_dropped():
     federation = FakeFederation.example(10, silent=[0, 1])
-    chosen, _ = played(Complement(3), federation, 200)
+    chosen, _ = play(Complement(3), federation, 200)
     for client in (0, 1):
         rounds = [t for t, choice in enumerate(chosen) if client in choice]
         waits = np.diff(rounds).tolist()
@@ -183,7 +157,7 @@ def test_a_client_that_never_delivers_is_tried_ever_more_rarely_and_never_given_
 
 
 @pytest.mark.parametrize("options", [{}, {"start": "oldest"}, {"explore": 0.5}], ids=repr)
-def test_a_known_client_that_dies_does_not_keep_its_place(options):
+def test_a_known_client_that_stops_delivering_is_chosen_less_often(options):
     federation = FakeFederation.example(20)
     selector = Complement(4, **options)
     state, late = selector.init(federation.population), []
@@ -194,15 +168,13 @@ def test_a_known_client_that_dies_does_not_keep_its_place(options):
         state = selector.observe(state, federation.train(chosen))
         late += chosen.tolist() if t >= 20 else []
     times = np.bincount(late, minlength=20)
-    assert (times[[3, 8]] <= 7).all()  # 80 rounds hold no more than the waits 2 + 4 + ... + 32
+    assert (times[[3, 8]] <= 7).all()  # waits of 2, 4, ..., 32 rounds fill the 80 rounds
 
 
-@pytest.mark.parametrize(
-    ("explore", "places"), [(0.5, 2), (0.1, 1)]
-)  # a small share is still one client
-def test_exploration_takes_those_who_were_seen_longest_ago(explore, places):
+@pytest.mark.parametrize(("explore", "places"), [(0.5, 2), (0.1, 1)])  # at least one client
+def test_exploration_takes_the_clients_chosen_longest_ago(explore, places):
     federation = FakeFederation.example(12)
-    chosen, _ = played(Complement(4, explore=explore), federation, 30)
+    chosen, _ = play(Complement(4, explore=explore), federation, 30)
     last = np.full(12, -1)
     for t, choice in enumerate(chosen):
         if t >= 3:
@@ -211,52 +183,46 @@ def test_exploration_takes_those_who_were_seen_longest_ago(explore, places):
         last[choice] = t
 
 
-def test_ageing_gives_old_directions_less_of_the_target():
+def test_ageing_lowers_the_weight_of_old_directions_in_the_target():
     selector = Complement(1, sketch="full", ageing=0.5)
     state = selector.init(Population(np.array([1, 1, 1])))
     for t, client in enumerate((0, 1)):
         state = {**state, "round": np.array(t + 1)}
-        update = np.eye(3)[[client]]
-        state = selector.observe(
-            state,
-            delivered(t, [client], update),
-        )
+        state = selector.observe(state, outcome(t, [client], updates=np.eye(3)[[client]]))
     assert selector.target(state, np.full(3, 1 / 3)) == pytest.approx([1 / 3, 2 / 3, 0])
 
 
-def test_updates_that_are_no_numbers_are_not_remembered():
+def test_unusable_updates_are_not_remembered():
     selector = Complement(2, sketch="full")
     state = {**selector.init(Population(np.array([1, 1]))), "round": np.array(1)}
-    for worthless in (np.nan, np.inf, 1e160, -1e20):
-        bad = np.array([[1.0, worthless], [1.0, 2.0]])
-        after = selector.observe(state, delivered(0, [0, 1], bad))
+    for bad in (np.nan, np.inf, 1e160, -1e20):
+        updates = [[1.0, bad], [1.0, 2.0]]
+        after = selector.observe(state, outcome(0, [0, 1], updates=updates))
         assert after["seen"].tolist() == [-1, 0]
         assert after["directions"].tolist() == [[0, 0], [1, 2]]
-    # of a model of another size, and bad: the memory stays
-    alone = delivered(0, [0], np.array([[np.nan]]))
-    assert selector.observe(after, alone) is after
+    # An unusable update of a model of another size does not erase what is known.
+    assert selector.observe(after, outcome(0, [0], updates=[[np.nan]])) is after
 
 
-def test_there_are_never_more_rows_than_there_are():
+def test_a_group_larger_than_the_candidates_takes_all_of_them():
     assert sorted(match(np.eye(3), np.ones(3), np.array([1]), 8, 5).tolist()) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "numbers"),
-    [("mlp", {}, 30 * 10 + 10), ("logistic", {}, 784 * 10 + 10), ("cnn", {}, 64 * 10 + 10)],
+    ("model", "numbers"),
+    [("mlp", 30 * 10 + 10), ("logistic", 784 * 10 + 10), ("cnn", 64 * 10 + 10)],
 )
-def test_the_head_is_the_output_layer(model, options, numbers):
-    module = build_model(model, (1, 28, 28), 10, 1, options)
+def test_the_head_of_a_model_vector_is_the_output_layer(model, numbers):
+    module = build_model(model, (1, 28, 28), 10, 1)
     vector = ModelVector(module)
     assert vector.head.stop - vector.head.start == numbers
     flat = vector.read(module)
     layer = [m for m in module.modules() if list(m.parameters(recurse=False))][-1]
-    assert flat[vector.head].tolist() == pytest.approx(
-        [*layer.weight.flatten().tolist(), *layer.bias.flatten().tolist()]
-    )
+    expected = [*layer.weight.flatten().tolist(), *layer.bias.flatten().tolist()]
+    assert flat[vector.head].tolist() == pytest.approx(expected)
 
 
-def test_it_costs_what_random_selection_costs_to_the_byte(tmp_path):
+def test_complement_costs_the_same_bytes_as_random_selection(tmp_path):
     changes = ["training.rounds=8"]
     for name in ("random", "complement"):
         run(load_experiment("digits", changes, name), 1, tmp_path / name)
@@ -282,31 +248,31 @@ def test_it_costs_what_random_selection_costs_to_the_byte(tmp_path):
         ("sweep", 0.0),
     ],
 )
-def test_impossible_settings_are_refused(key, value):
+def test_invalid_hyper_parameters_are_rejected(key, value):
     with pytest.raises(ConfigError, match=key):
         Complement(3, **{key: value})
 
 
 @pytest.mark.parametrize("weighted", [True, False])
-def test_a_mean_that_weighs_clients_by_their_data_is_matched_as_it_is(weighted):
+def test_the_matched_mean_has_the_weights_of_the_aggregation(weighted):
     selector, federation = Complement(4, sketch="full", swaps=0), FakeFederation.example(12)
     sizes = federation.population.sizes.astype(float)
     state = selector.init(federation.population)
     for _ in range(9):
         chosen, after = selector.select(state, federation)
         reasons = selector.reasons(after, federation, chosen)
-        matched, outcome = state, federation.train(chosen)
+        matched, result = state, federation.train(chosen)
         if weighted:
-            weights = sizes[outcome.participated]
-            outcome = dataclasses.replace(outcome, aggregation_weights=weights)
-        state = selector.observe(after, outcome)
+            weights = sizes[result.participated]
+            result = dataclasses.replace(result, aggregation_weights=weights)
+        state = selector.observe(after, result)
     U, target = matched["directions"], federation.weights @ matched["directions"]
     problem = Problem(U, sizes if weighted else np.ones(12), target)
-    assert chosen.tolist() == greedy_by_hand(problem, chosen[:1].tolist(), 4)
+    assert chosen.tolist() == greedy_by_trying(problem, chosen[:1].tolist(), 4)
     assert reasons["distance"][-1] == pytest.approx(gap(problem, chosen) / np.linalg.norm(target))
 
 
-def test_the_simulator_says_what_each_client_counts():
+def test_the_simulator_reports_the_aggregation_weight_of_each_client():
     for weighted in (True, False):
         changes = [
             "partition.kind=dirichlet",
@@ -314,13 +280,13 @@ def test_the_simulator_says_what_each_client_counts():
             f"optimiser.weighted={str(weighted).lower()}",
         ]
         simulation = build_simulation(load_experiment("digits", changes, "complement"), 1)
-        *_, (_, progress) = simulation.run(3)
-        state, sizes = progress.selector, simulation.engine.population.sizes
+        *_, (_, after) = simulation.run(3)
+        state, sizes = after.selector, simulation.engine.population.sizes
         seen = state["seen"] >= 0
         assert state["shares"][seen] == pytest.approx(sizes[seen] if weighted else 1.0)
 
 
-# --- its relatives ---------------------------------------------------------------------------------------------------
+# --- its relatives --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -334,7 +300,7 @@ def test_the_simulator_says_what_each_client_counts():
     ],
     ids=repr,
 )
-def test_the_relatives_are_selectors_too(selector):
+def test_relative_conforms(selector):
     check_selector(selector)
 
 
@@ -346,83 +312,75 @@ def test_the_relatives_are_selectors_too(selector):
     ],
     ids=repr,
 )
-def test_the_relatives_take_one_of_each_kind(selector):
-    """Three kinds of clients that pull in different directions: nothing is gained from two of a kind."""
+def test_relatives_take_one_client_of_each_kind(selector):
+    """Three kinds of clients with different directions: two of a kind would be redundant."""
     federation = FakeFederation(np.repeat(np.eye(3) * 10, 6, axis=0), learning_rate=0.01)
-    chosen, _ = played(selector, federation, 30)
+    chosen, _ = play(selector, federation, 30)
     kinds = [len(set((choice // 6).tolist())) for choice in chosen[10:]]
     assert np.mean(kinds) > 2.7  # three of 18 at random: 2.2 kinds on average
 
 
-def test_herding_makes_up_for_what_was_missed():
-    """Groups of two of three kinds: each misses a kind, and over rounds every kind has its share to the last choice."""
-    federation = FakeFederation(
-        np.repeat(np.eye(3) * 10, 6, axis=0), learning_rate=1e-6
-    )  # directions stay as they are
-    chosen, state = played(Herding(2, sketch="full", carry=1.0), federation, 9 + 60)
+def test_herding_balances_the_kinds_over_rounds():
+    """A group of two misses one of three kinds, but over rounds all are chosen equally often."""
+    # With such a small learning rate the directions do not change.
+    federation = FakeFederation(np.repeat(np.eye(3) * 10, 6, axis=0), learning_rate=1e-6)
+    chosen, state = play(Herding(2, sketch="full", carry=1.0), federation, 9 + 60)
     times = np.bincount(np.concatenate(chosen[9:]) // 6, minlength=3)
     assert np.ptp(times) <= 3
-    assert (
-        np.linalg.norm(state["missed"]) < 30
-    )  # bounded, though there were 60 rounds with an error of 4 each
+    # Bounded, though each of the 60 rounds misses the target by 4.
+    assert np.linalg.norm(state["missed"]) < 30
 
 
-def test_an_equal_target_is_the_plain_mean():
+def test_the_target_of_equal_target_is_the_plain_mean():
     selector = EqualTarget(2, sketch="full")
     federation = FakeFederation.example(8)
-    _, state = played(selector, federation, 6)
-    assert selector.target(state, federation.weights) == pytest.approx(
-        state["directions"].mean(axis=0)
-    )
+    _, state = play(selector, federation, 6)
+    expected = state["directions"].mean(axis=0)
+    assert selector.target(state, federation.weights) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     "selector", [UpdateProcess(3), Combined(3, warmup=2, dimension=2)], ids=repr
 )
-def test_the_relatives_leave_the_dead_in_peace(selector):
-    chosen, _ = played(selector, FakeFederation.example(12, silent=[4]), 60)
+def test_relatives_rarely_choose_a_client_that_never_delivers(selector):
+    chosen, _ = play(selector, FakeFederation.example(12, silent=[4]), 60)
     late = np.concatenate(chosen[10:])
     assert np.count_nonzero(late == 4) <= 6
 
 
-def test_the_unknown_count_as_much_as_the_known_do_on_average():
-    """Beside clients that count their data in hundreds, one that was never seen must not look weightless."""
+def test_combined_gives_unknown_clients_the_mean_weight_of_the_known():
+    """Beside known clients of weight 500, an unknown one must not look as if it had weight 1."""
     selector, federation = Combined(3, warmup=4, dimension=2), FakeFederation.example(12)
-    _, state = played(selector, federation, 6)
-    state["updates/seen"][:6] = -1  # as if they had never come
+    _, state = play(selector, federation, 6)
+    state["updates/seen"][:6] = -1  # as if they had never delivered
     known = state["updates/seen"] >= 0
     in_hundreds = {**state, "updates/shares": np.where(known, 500.0, 1.0)}
     for seed in range(20):
         choices = []
-        for of_one in (state, in_hundreds):
+        for weights_of in (state, in_hundreds):
             federation.rng = np.random.default_rng(seed)
-            choices.append(selector.select(of_one, federation)[0].tolist())
+            choices.append(selector.select(weights_of, federation)[0].tolist())
         assert choices[0] == choices[1]
 
 
-def test_the_update_process_is_the_papers_choice_on_the_remembered_directions():
+def test_update_process_is_algorithm_1_on_the_remembered_directions():
     selector = UpdateProcess(3, sketch="full", noise=0.3)
     federation = FakeFederation.example(9)
-    _, state = played(selector, federation, 8)
+    _, state = play(selector, federation, 8)
     there = np.array([0, 2, 3, 5, 6, 8])
-    federation.available = there  # the others are still cared for
+    federation.available = there  # the losses of the others still count
     chosen, _ = selector.select(state, federation)
     U, p = state["directions"], federation.weights
     sigma = U @ U.T / np.mean(np.sum(U**2, axis=1)) + 0.09 * np.eye(9)  # dense, conditioned by hand
-    by_hand: list[int] = []
+    picks: list[int] = []
     for _ in range(3):
-        left = np.setdiff1d(there, by_hand)
-        posterior = (
-            sigma
-            - sigma[:, by_hand] @ np.linalg.pinv(sigma[np.ix_(by_hand, by_hand)]) @ sigma[by_hand]
-        )
-        gain = (
-            0.95 ** state["picked"]
-            * (p @ posterior)
-            / np.sqrt(np.maximum(np.diag(posterior), 1e-12))
-        )
-        by_hand.append(int(left[np.argmax(gain[left])]))
-    assert chosen.tolist() == by_hand
+        left = np.setdiff1d(there, picks)
+        inverse = np.linalg.pinv(sigma[np.ix_(picks, picks)])
+        posterior = sigma - sigma[:, picks] @ inverse @ sigma[picks]
+        deviation = np.sqrt(np.maximum(np.diag(posterior), 1e-12))
+        gain = 0.95 ** state["picked"] * (p @ posterior) / deviation
+        picks.append(int(left[np.argmax(gain[left])]))
+    assert chosen.tolist() == picks
 
 
 @pytest.mark.parametrize(
@@ -435,6 +393,6 @@ def test_the_update_process_is_the_papers_choice_on_the_remembered_directions():
         (lambda: Combined(3, sketch="tail"), "sketch"),
     ],
 )
-def test_impossible_relatives_are_refused(make, key):
+def test_invalid_hyper_parameters_of_relatives_are_rejected(make, key):
     with pytest.raises(ConfigError, match=key):
         make()

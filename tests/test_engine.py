@@ -1,4 +1,4 @@
-"""Local training against its plain twin, evaluation against a loop, aggregation and faults against their definitions."""
+"""Training against its reference implementation, evaluation against a loop, models and faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedcor.rng import stream
 
 
 class Residual(nn.Module):
-    """A user's module: not a stack, with buffers, nn.Dropout and functional dropout."""
+    """A user's module: not a Sequential, with buffers, nn.Dropout and functional dropout."""
 
     def __init__(self, shape, classes, width=8):
         super().__init__()
@@ -40,7 +40,7 @@ class Residual(nn.Module):
 
 
 def users_stack(shape, classes):
-    """A user's module that is a stack: ReLU before dropout, and no dropout in the second layer."""
+    """A user's Sequential: ReLU before dropout, and no dropout in the second layer."""
     return nn.Sequential(
         nn.Linear(shape[0], 9),
         nn.ReLU(),
@@ -83,43 +83,45 @@ MODELS = {
 PARTS = [np.arange(0, 2), np.arange(2, 9), np.arange(9, 51), np.arange(51, 82), np.arange(82, 120)]
 
 
-def engine_of(model, how, seed=3, **options):
+def engine_of(model, training, seed=3, **options):
+    """An engine for one of MODELS, on invented data."""
     name, shape, settings, _ = MODELS[model]
-    return Engine(
-        dataset(shape), PARTS, build_model(name, shape, 3, seed, settings), how, seed, **options
-    )
+    module = build_model(name, shape, 3, seed, settings)
+    return Engine(dataset(shape), PARTS, module, training, seed, **options)
+
+
+def train_reference(engine, clients, round, seed=3):
+    """The reference implementation in the place of `engine.train`."""
+    training, x, y = engine.local_training, engine._x, engine._y
+    steps = training.local_steps
+    work = [Assignment(k, round, seed, engine._rows[k], steps) for k in clients]
+    return train_plainly(engine.module, engine.initial_model, work, x, y, training)
 
 
 @pytest.mark.parametrize("proximal", [0.0, 0.7], ids=["fedavg", "fedprox"])
 @pytest.mark.parametrize("model", MODELS)
-def test_training_equals_the_plain_loop(model, proximal):
-    how = LocalTraining(8, 11, 0.1, weight_decay=0.01, proximal=proximal)
-    engine = engine_of(model, how)
-    assert isinstance(engine._train, MODELS[model][3])
-    clients = (
-        [4, 1, 2] if "module" in model else [4, 0, 1, 2]
-    )  # batch normalisation refuses batches of one
+def test_training_equals_the_reference_implementation(model, proximal):
+    engine = engine_of(model, LocalTraining(8, 11, 0.1, weight_decay=0.01, proximal=proximal))
+    assert isinstance(engine._trainer, MODELS[model][3])
+    # Batch normalisation does not accept batches of one, which client 0 would have.
+    clients = [4, 1, 2] if "module" in model else [4, 0, 1, 2]
     fast = engine.train(engine.initial_model, clients, 6, 0.1)
-    work = [Assignment(k, 6, 3, engine._rows[k], 11) for k in clients]
-    slow = train_plainly(engine.module, engine.initial_model, work, engine._x, engine._y, how)
-    assert torch.allclose(fast, slow, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(fast, train_reference(engine, clients, 6), rtol=1e-4, atol=1e-5)
     assert (fast - engine.initial_model).abs().max() > 1e-2  # it did train
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_clients_result_does_not_depend_on_its_company(model, monkeypatch):
+def test_a_clients_result_does_not_depend_on_who_trains_with_it(model, monkeypatch):
     engine = engine_of(model, LocalTraining(8, 5, 0.1, weight_decay=0.01))
     together = engine.train(engine.initial_model, [1, 2, 3, 4], 2, 0.1)
-    monkeypatch.setattr(
-        "fedcor.engine.engine._TOGETHER", 3
-    )  # the fourth trains in a second company
+    monkeypatch.setattr("fedcor.engine.engine._CLIENTS_AT_ONCE", 3)  # the fourth trains alone
     assert torch.equal(together, engine.train(engine.initial_model, [1, 2, 3, 4], 2, 0.1))
     for clients in ([3], [4, 3], [3, 1, 4]):
         alone = engine.train(engine.initial_model, clients, 2, 0.1)[clients.index(3)]
         assert torch.equal(together[2], alone)
 
 
-def test_masks_are_fixed_by_seed_round_and_client():
+def test_dropout_masks_depend_on_seed_round_and_client_alone():
     engine = engine_of("mlp with dropout", LocalTraining(8, 5, 0.1))
 
     def result(client, round):
@@ -127,18 +129,15 @@ def test_masks_are_fixed_by_seed_round_and_client():
 
     assert torch.equal(result(2, 0), result(2, 0))
     assert not torch.equal(result(2, 0), result(2, 1))
-    work = [Assignment(2, 0, 3, engine._rows[2], 5), Assignment(2, 0, 4, engine._rows[2], 5)]
-    one, other = train_plainly(
-        engine.module, engine.initial_model, work, engine._x, engine._y, engine.how
-    )
+    one, other = (train_reference(engine, [2], 0, seed) for seed in (3, 4))
     assert not torch.equal(one, other)
     torch.manual_seed(0)
     before = torch.get_rng_state()
     result(2, 3)
-    assert torch.equal(before, torch.get_rng_state())  # torch's global stream is left alone
+    assert torch.equal(before, torch.get_rng_state())  # torch's global stream did not change
 
 
-def test_training_leaves_torchs_global_stream_alone_for_a_users_module():
+def test_training_a_users_module_does_not_change_torchs_global_stream():
     engine = engine_of("a user's module", LocalTraining(8, 5, 0.1))
     before = torch.get_rng_state()
     engine.train(engine.initial_model, [2, 3], 0, 0.1)
@@ -146,16 +145,14 @@ def test_training_leaves_torchs_global_stream_alone_for_a_users_module():
 
 
 def test_a_users_module_that_fails_is_reported_with_client_and_round():
-    engine = engine_of(
-        "a user's module", LocalTraining(1, 2, 0.1)
-    )  # batch normalisation refuses batches of one
-    with pytest.raises(
-        FedcorError, match="round 7, client 2: local training failed: Expected more than 1 value"
-    ):
+    # Batch normalisation does not accept batches of one.
+    engine = engine_of("a user's module", LocalTraining(1, 2, 0.1))
+    message = "round 7, client 2: local training failed: Expected more than 1 value"
+    with pytest.raises(FedcorError, match=message):
         engine.train(engine.initial_model, [2], 7, 0.1)
 
 
-def test_stragglers_do_fewer_steps():
+def test_clients_can_train_for_different_numbers_of_steps():
     engine = engine_of("mlp", LocalTraining(8, 6, 0.1))
     mixed = engine.train(engine.initial_model, [1, 2, 3], 0, 0.1, steps=[6, 2, 6])
     short = engine_of("mlp", LocalTraining(8, 2, 0.1)).train(engine.initial_model, [2], 0, 0.1)
@@ -164,17 +161,17 @@ def test_stragglers_do_fewer_steps():
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 30))
-def test_schedule_passes_over_all_before_it_repeats(n, size, steps):
+def test_mini_batches_use_every_sample_once_per_pass(n, size, steps):
     batches = schedule(stream(0, "shuffle"), n, size, steps)
     assert len(batches) == steps
-    a_pass = -(-n // size)
-    for start in range(0, steps - a_pass + 1, a_pass):
-        assert sorted(np.concatenate(batches[start : start + a_pass])) == list(range(n))
+    per_pass = -(-n // size)
+    for start in range(0, steps - per_pass + 1, per_pass):
+        assert sorted(np.concatenate(batches[start : start + per_pass])) == list(range(n))
     assert all(1 <= len(batch) <= size for batch in batches)
 
 
-def test_proximal_pull_is_the_gradient_of_the_squared_distance():
-    """One step from w^t is FedAvg's; the second differs by exactly eta * mu * (w_1 - w^t)."""
+def test_the_proximal_term_is_the_gradient_of_the_squared_distance():
+    """The first step is that of FedAvg; the second differs by eta * mu * (w_1 - w^t)."""
     eta, mu = 0.1, 0.5
     one = engine_of("logistic", LocalTraining(50, 1, eta)).train
     plain = engine_of("logistic", LocalTraining(50, 2, eta))
@@ -198,7 +195,7 @@ def test_proximal_pull_is_the_gradient_of_the_squared_distance():
     ],
     ids=str,
 )
-def test_what_is_not_a_stack_of_dense_layers_goes_the_general_way(module):
+def test_other_modules_are_trained_client_by_client(module):
     assert dense_stack(module) is None
     assert isinstance(trainer_for(module, ModelVector(module), 8), LoopTrainer)
 
@@ -235,19 +232,15 @@ def one_layer_twice():
     ],
     ids=["own forward", "frozen", "hooked", "shared"],
 )
-def test_what_only_looks_like_a_stack_is_trained_as_it_is_written(make):
+def test_modules_that_only_resemble_dense_layers_are_trained_as_written(make):
     torch.manual_seed(0)
-    module = make()
-    how = LocalTraining(8, 4, 0.1, weight_decay=0.01)
-    engine = Engine(dataset(), PARTS, module, how, 3)
-    assert isinstance(engine._train, LoopTrainer)
+    engine = Engine(dataset(), PARTS, make(), LocalTraining(8, 4, 0.1, weight_decay=0.01), 3)
+    assert isinstance(engine._trainer, LoopTrainer)
     fast = engine.train(engine.initial_model, [2, 4], 0, 0.1)
-    work = [Assignment(k, 0, 3, engine._rows[k], 4) for k in (2, 4)]
-    slow = train_plainly(module, engine.initial_model, work, engine._x, engine._y, how)
-    assert torch.allclose(fast, slow, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(fast, train_reference(engine, [2, 4], 0), rtol=1e-4, atol=1e-5)
 
 
-def test_whole_number_buffers_do_not_leak_from_one_training_to_the_next():
+def test_integer_buffers_do_not_leak_from_one_training_to_the_next():
     torch.manual_seed(0)
     module = nn.Sequential(
         nn.Linear(12, 4), nn.BatchNorm1d(4, momentum=None), nn.ReLU(), nn.Linear(4, 3)
@@ -260,7 +253,7 @@ def test_whole_number_buffers_do_not_leak_from_one_training_to_the_next():
 
 @pytest.mark.parametrize("batch_size", [1, 3, 5, 7, 11, 13, 25])
 @pytest.mark.parametrize("hidden", [[13, 7], [5], []])
-def test_company_does_not_matter_for_odd_shapes_either(batch_size, hidden):
+def test_results_do_not_depend_on_who_trains_together_for_odd_shapes(batch_size, hidden):
     data = dataset((13,), classes=5)
     module = build_model("mlp", (13,), 5, 3, {"hidden": hidden, "dropout": 0.3})
     engine = Engine(data, PARTS, module, LocalTraining(batch_size, 4, 0.1), 3)
@@ -271,24 +264,24 @@ def test_company_does_not_matter_for_odd_shapes_either(batch_size, hidden):
         )
 
 
-def test_a_batch_larger_than_any_client_costs_no_more_than_the_client():
+def test_a_batch_size_above_every_client_is_cut_to_the_largest_client():
     small, huge = (engine_of("mlp", LocalTraining(B, 3, 0.1)) for B in (42, 100_000))
-    assert huge._train.largest == 42
+    assert huge._trainer.largest_client == 42
     assert torch.equal(
         small.train(small.initial_model, [1, 2], 0, 0.1),
         huge.train(small.initial_model, [1, 2], 0, 0.1),
     )
 
 
-def test_the_learning_rate_is_that_of_the_round():
-    """One step on the whole data of a client: the change is exactly proportional to the rate."""
+def test_training_uses_the_learning_rate_of_the_round():
+    """The change of a single step on all data of a client is proportional to the rate."""
     engine = engine_of("logistic", LocalTraining(50, 1, 0.1))
     w = engine.initial_model
     one, two = (engine.train(w, [2], 0, rate)[0] - w for rate in (0.1, 0.2))
     assert torch.allclose(2 * one, two, atol=1e-6)
 
 
-def test_masks_keep_the_mean():
+def test_dropout_masks_keep_the_mean():
     layer = ClientDropout(0.2).train()
     layer.stream = stream(0, "masks")
     mask = layer(torch.ones(200, 100))
@@ -296,21 +289,19 @@ def test_masks_keep_the_mean():
     assert float((mask == 0).float().mean()) == pytest.approx(0.2, abs=0.01)
 
 
-def test_the_data_is_shuffled_anew_for_every_pass_round_and_client():
+def test_data_is_shuffled_differently_for_every_pass_round_and_client():
     def order(client, round, start=0):
-        work = Assignment(client, round, 3, np.arange(40), 4)
-        return np.concatenate(work.batches(20)[start : start + 2]).tolist()
+        assignment = Assignment(client, round, 3, np.arange(40), 4)
+        return np.concatenate(assignment.batches(20)[start : start + 2]).tolist()
 
     orders = [order(1, 0), order(1, 0, 2), order(1, 1), order(2, 0), list(range(40))]
     assert len({tuple(o) for o in orders}) == 5
 
 
-def test_the_cnn_is_the_papers_layer_by_layer():
+def test_the_cnn_has_the_layers_of_the_paper():
     module = build_model("cnn", (3, 32, 32), 10, 1)
     weights = list(module.parameters())
-    x = torch.from_numpy(
-        np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32)
-    )
+    x = torch.from_numpy(np.random.default_rng(0).random((2, 3, 32, 32), dtype=np.float32))
     h = F.relu(F.max_pool2d(F.conv2d(x, *weights[0:2]), 2))
     h = F.relu(F.max_pool2d(F.conv2d(h, *weights[2:4]), 2))
     h = F.relu(F.conv2d(h, *weights[4:6])).flatten(1)
@@ -318,11 +309,11 @@ def test_the_cnn_is_the_papers_layer_by_layer():
     assert torch.allclose(module(x), expected, atol=1e-6)
 
 
-# --- evaluation -----------------------------------------------------------------------------------------------------
+# --- evaluation -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["mlp with dropout", "cnn", "a user's module"])
-def test_losses_and_scores_equal_a_loop_over_clients(model, monkeypatch):
+def test_losses_and_accuracies_equal_a_loop_over_clients(model, monkeypatch):
     monkeypatch.setattr("fedcor.engine.engine._DENSE_ROWS", 17)
     engine = engine_of(model, LocalTraining(8, 3, 0.1))
     trained = engine.train(engine.initial_model, [3], 0, 0.1)[0]
@@ -334,21 +325,19 @@ def test_losses_and_scores_equal_a_loop_over_clients(model, monkeypatch):
     with torch.no_grad():
         for k, part in enumerate(PARTS):
             x, y = torch.from_numpy(data.train_x[part]), torch.from_numpy(data.train_y[part])
-            assert losses[k] == pytest.approx(float(F.cross_entropy(engine.module(x), y)), rel=1e-5)
-            assert right[k] == pytest.approx(
-                float((engine.module(x).argmax(1) == y).double().mean())
-            )
+            scores = engine.module(x)
+            assert losses[k] == pytest.approx(float(F.cross_entropy(scores, y)), rel=1e-5)
+            assert right[k] == pytest.approx(float((scores.argmax(1) == y).double().mean()))
         scores = engine.module(torch.from_numpy(data.test_x))
     assert some == pytest.approx(losses[[4, 1]], rel=1e-6)
     assert len(engine.losses(trained, np.empty(0, dtype=np.int64))) == 0
     test = engine.test(trained)
     assert test.accuracy == pytest.approx(float((scores.argmax(1).numpy() == data.test_y).mean()))
-    assert test.loss == pytest.approx(
-        float(F.cross_entropy(scores, torch.from_numpy(data.test_y))), rel=1e-5
-    )
+    loss = F.cross_entropy(scores, torch.from_numpy(data.test_y))
+    assert test.loss == pytest.approx(float(loss), rel=1e-5)
 
 
-def test_holdout_trains_on_one_part_and_measures_on_the_other():
+def test_holdout_data_is_measured_and_not_trained_on():
     engine = engine_of("logistic", LocalTraining(8, 3, 0.1), holdout=0.2)
     assert engine.population.sizes.tolist() == [2, 6, 34, 25, 31]
     for k, part in enumerate(PARTS):
@@ -360,29 +349,25 @@ def test_holdout_trains_on_one_part_and_measures_on_the_other():
             assert trained == measured  # too little data to hold anything out
 
 
-# --- models ---------------------------------------------------------------------------------------------------------
+# --- models ---------------------------------------------------------------------------------------
 
 
-def test_the_papers_models_have_the_papers_sizes():
-    assert (
-        ModelVector(build_model("mlp", (784,), 10, 1)).size
-        == 784 * 64 + 64 + 64 * 30 + 30 + 30 * 10 + 10
-    )
+def test_the_papers_models_have_the_right_number_of_parameters():
+    mlp = ModelVector(build_model("mlp", (784,), 10, 1))
+    assert mlp.size == 784 * 64 + 64 + 64 * 30 + 30 + 30 * 10 + 10
+    cnn = ModelVector(build_model("cnn", (3, 32, 32), 10, 1))
     convolutions = 3 * 9 * 32 + 32 + 32 * 9 * 64 + 64 + 64 * 9 * 64 + 64
-    assert (
-        ModelVector(build_model("cnn", (3, 32, 32), 10, 1)).size
-        == convolutions + 1024 * 64 + 64 + 64 * 10 + 10
-    )
+    assert cnn.size == convolutions + 1024 * 64 + 64 + 64 * 10 + 10
 
 
-def test_initial_weights_are_fixed_by_the_seed_alone():
+def test_initial_weights_depend_on_the_seed_alone():
     one, two, other = (build_model("mlp", (5,), 2, seed) for seed in (1, 1, 2))
     vector = ModelVector(one)
     assert torch.equal(vector.read(one), vector.read(two))
     assert not torch.equal(vector.read(one), vector.read(other))
 
 
-def test_a_model_vector_holds_buffers_too_and_round_trips():
+def test_a_model_vector_includes_buffers_and_round_trips():
     module = build_model(f"{__name__}:Residual", (12,), 3, 1)
     vector = ModelVector(module)
     assert vector.size == vector.trained + 2 * 8  # running mean and variance
@@ -392,7 +377,7 @@ def test_a_model_vector_holds_buffers_too_and_round_trips():
     assert [tuple(part.shape) for part in vector.split(numbers)][:3] == [(2,), (8, 12), (8,)]
 
 
-def test_dropout_without_a_stream_says_so():
+def test_dropout_without_a_stream_is_an_error():
     with pytest.raises(RuntimeError, match="stream"):
         ClientDropout(0.5).train()(torch.ones(2))
 
@@ -406,38 +391,31 @@ def test_dropout_without_a_stream_says_so():
         ("mlp", {"hidden": [-3]}, "hidden = .*at least 1"),
         ("mlp", {"dropout": float("nan")}, "dropout"),
         (f"{__name__}:dataset", {}, "must make a torch.nn.Module"),
-        (
-            f"{__name__}:too_few_outputs",
-            {},
-            "must give scores of shape .batch, 3., but two samples gave .2, 2.",
-        ),
+        (f"{__name__}:too_few_outputs", {}, "shape .batch, 3., but two samples gave .2, 2."),
         (f"{__name__}:wrong_inputs", {}, "cannot take samples of shape"),
         (f"{__name__}:failing", {}, "could not be built"),
     ],
 )
-def test_models_that_cannot_be_built(name, options, message):
+def test_models_that_cannot_be_built_are_rejected(name, options, message):
     with pytest.raises(ConfigError, match=message):
         build_model(name, (12,), 3, 1, options)
 
 
-# --- aggregation and faults -----------------------------------------------------------------------------------------
+# --- aggregation and faults -----------------------------------------------------------------------
 
 
 @given(st.integers(1, 6), st.integers(0, 1000))
 def test_aggregation_is_the_weighted_mean(m, seed):
     rng = np.random.default_rng(seed)
-    model, results = (
-        torch.from_numpy(rng.standard_normal(8)),
-        torch.from_numpy(rng.standard_normal((m, 8))),
-    )
+    model = torch.from_numpy(rng.standard_normal(8))
+    results = torch.from_numpy(rng.standard_normal((m, 8)))
     weights = rng.dirichlet(np.ones(m))
     for optimiser in (FedAvg(), FedProx(mu=0.3)):
-        assert np.allclose(
-            optimiser.aggregate(model, results, weights).numpy(), weights @ results.numpy()
-        )
+        aggregated = optimiser.aggregate(model, results, weights)
+        assert np.allclose(aggregated.numpy(), weights @ results.numpy())
 
 
-def test_fedprox_needs_a_pull_that_is_not_negative():
+def test_fedprox_rejects_a_negative_mu():
     assert FedProx(mu=0.25).proximal == 0.25
     assert FedAvg().proximal == 0
     with pytest.raises(ConfigError, match="mu"):
@@ -449,9 +427,8 @@ def test_faults_have_their_rates_and_depend_on_seed_and_round_alone():
     rounds = range(300)
     reached = [len(faults.available(1, t, 50)) / 50 for t in rounds]
     assert np.mean(reached) == pytest.approx(0.7, abs=0.02)
-    assert np.mean([faults.dropped(1, t, 50).mean() for t in rounds]) == pytest.approx(
-        0.2, abs=0.02
-    )
+    dropped = [faults.dropped(1, t, 50).mean() for t in rounds]
+    assert np.mean(dropped) == pytest.approx(0.2, abs=0.02)
     steps = np.concatenate([faults.steps(1, t, 50, 10) for t in rounds])
     assert steps.min() == 1
     assert np.mean(steps < 10) == pytest.approx(0.4 * 0.9, abs=0.02)
@@ -459,7 +436,7 @@ def test_faults_have_their_rates_and_depend_on_seed_and_round_alone():
     assert not np.array_equal(faults.available(1, 5, 50), faults.available(2, 5, 50))
 
 
-def test_somebody_is_always_there():
+def test_at_least_one_client_is_always_available():
     faults = Faults(availability=1e-9)
     assert all(len(faults.available(1, t, 5)) == 1 for t in range(20))
     assert np.array_equal(Faults().available(1, 0, 5), np.arange(5))
@@ -468,7 +445,7 @@ def test_somebody_is_always_there():
 @pytest.mark.parametrize(
     "settings", [{"availability": 0.0}, {"dropout": 1.5}, {"stragglers": -0.1}]
 )
-def test_impossible_faults_are_refused(settings):
+def test_invalid_faults_are_rejected(settings):
     with pytest.raises(ConfigError, match=next(iter(settings))):
         Faults(**settings)
 

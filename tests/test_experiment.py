@@ -147,8 +147,9 @@ def test_every_setting_reaches_the_simulation():
         "data.holdout=0.25", "faults.stragglers=0.5", "faults.dropout=0.1", "faults.availability=0.9",
     ]  # fmt: skip
     simulation = build_simulation(load_experiment("digits", changes, "afl"), 5)
-    how = simulation.engine.how
-    assert (how.batch_size, how.local_steps, how.weight_decay, how.proximal) == (7, 3, 0.2, 0.4)
+    local = simulation.engine.local_training
+    assert (local.batch_size, local.local_steps) == (7, 3)
+    assert (local.weight_decay, local.proximal) == (0.2, 0.4)
     assert simulation.learning_rate == LearningRate(0.3, (2,), 0.1)
     assert simulation.faults == Faults(0.9, 0.1, 0.5)
     assert simulation.seed == simulation.engine.seed == 5

@@ -1,4 +1,4 @@
-"""The low-rank process against its dense twin: Algorithm 1, Lemma 3, the likelihood and its gradient."""
+"""The low-rank Gaussian process against dense computations: selection, likelihood and fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedcor.gp import Samples, fit, log_likelihood, log_likelihood_gradient, sel
 
 
 def dense_algorithm_1(X, p, alpha, s2, count, candidates):
-    """The paper's Algorithm 1 word by word, on the N x N covariance; the gains of all clients at each pick as well."""
+    """The paper's Algorithm 1 on the N x N covariance: the picks, and all gains at each pick."""
     N = len(X)
     mu, Sigma = np.zeros(N), X @ X.T + s2 * np.eye(N)
     picked, gains = [], []
@@ -41,7 +41,7 @@ def problems(draw, largest=60):
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     N, d = draw(st.integers(1, largest)), draw(st.integers(1, 8))
     X = rng.standard_normal((N, d)) * draw(st.sampled_from([0.01, 0.1, 1.0, 10.0]))
-    if draw(st.booleans()):  # clients that are copies of each other: redundancy at its extreme
+    if draw(st.booleans()):  # copies of clients, which are fully redundant
         X[N // 2 :] = X[: N - N // 2]
     p = rng.dirichlet(np.ones(N)) if draw(st.booleans()) else np.full(N, 1 / N)
     alpha = draw(st.sampled_from([0.5, 0.95])) ** rng.integers(0, 4, size=N)
@@ -58,18 +58,18 @@ def assert_same_choice(problem):
         scale = np.abs(gains[j][np.isfinite(gains[j])]).max()
         assert gains[j][ours] == pytest.approx(gains[j][theirs], rel=1e-6, abs=1e-6 * scale)
         assert fast.gain[j] == pytest.approx(gains[j][ours], rel=1e-5, abs=1e-6 * scale)
-        if ours != theirs:  # an exact tie: both are right, and the paths part here
+        if ours != theirs:  # a tie: both are right, and what follows may differ
             return
 
 
 @settings(max_examples=300)
 @given(problems())
-def test_selection_is_algorithm_1(problem):
+def test_selection_equals_dense_algorithm_1(problem):
     assert_same_choice(problem)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_selection_is_algorithm_1_with_500_clients(seed):
+def test_selection_equals_dense_algorithm_1_with_500_clients(seed):
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((500, 15)) * 0.2
     p = rng.dirichlet(np.ones(500))
@@ -79,7 +79,7 @@ def test_selection_is_algorithm_1_with_500_clients(seed):
 
 
 @given(problems(largest=25))
-def test_first_two_picks_are_lemma_3(problem):
+def test_the_gains_of_the_first_two_picks_are_those_of_lemma_3(problem):
     X, p, alpha, s2, _, _ = problem
     N = len(X)
     picks = select(X, p, alpha, s2, 2, np.arange(N))
@@ -108,20 +108,20 @@ def test_first_two_picks_are_lemma_3(problem):
         assert picks.annealing[1] == alpha[k2]
 
 
-def test_a_copy_of_the_picked_client_is_worth_only_its_noise():
+def test_a_copy_of_a_picked_client_is_not_picked():
     X = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 0.9]])
     picks = select(X, np.full(3, 1 / 3), np.ones(3), 1e-4, 2, np.arange(3))
     assert set(picks.clients) == {0, 2}
 
 
-def test_only_candidates_are_picked_but_all_are_cared_for():
+def test_only_candidates_are_picked_but_the_losses_of_all_clients_count():
     X = np.array([[1.0, 0.0], [0.0, 0.6], [0.0, 0.5], [0.0, 0.5]])
     picks = select(X, np.full(4, 0.25), np.ones(4), 1e-4, 1, np.array([0, 1]))
-    assert picks.clients.tolist() == [1]  # moves the absent 2 and 3 as well
+    assert picks.clients.tolist() == [1]  # it is correlated with 2 and 3, which are no candidates
 
 
 @given(problems())
-def test_proxy_takes_the_largest_sums_of_covariance(problem):
+def test_proxy_takes_the_largest_sums_of_covariances(problem):
     X, p, _, s2, count, candidates = problem
     chosen = select_proxy(X, p, s2, count, candidates)
     score = (X @ X.T + s2 * np.eye(len(X))) @ p
@@ -138,7 +138,7 @@ def sampled(draw):
     N, d, m = draw(st.integers(2, 12)), draw(st.integers(1, 5)), draw(st.integers(1, 4))
     Y = rng.standard_normal((m, N))
     if draw(st.booleans()):
-        Y[rng.random((m, N)) < 0.4] = np.nan  # those who did not answer; perhaps nobody did
+        Y[rng.random((m, N)) < 0.4] = np.nan  # clients that did not answer; possibly all
     return (
         rng.standard_normal((N, d)),
         Samples(Y, 0.9 ** np.arange(m)),
@@ -147,32 +147,32 @@ def sampled(draw):
 
 
 @given(sampled())
-def test_likelihood_is_the_dense_normal_of_those_who_answered(problem):
+def test_likelihood_equals_the_dense_normal_of_the_clients_that_answered(problem):
     X, samples, s2 = problem
     Sigma = X @ X.T + s2 * np.eye(len(X))
     expected = 0.0
     for y, w in zip(samples.Y, samples.w, strict=True):
-        there = np.isfinite(y)
-        if there.any():
-            expected += w * multivariate_normal(
-                np.zeros(there.sum()), Sigma[np.ix_(there, there)]
-            ).logpdf(y[there])
+        known = np.isfinite(y)
+        if known.any():
+            normal = multivariate_normal(np.zeros(known.sum()), Sigma[np.ix_(known, known)])
+            expected += w * normal.logpdf(y[known])
     assert log_likelihood(X, samples, s2) == pytest.approx(expected, rel=1e-7, abs=1e-7)
 
 
 @given(sampled())
-def test_gradient_is_the_finite_difference(problem):
+def test_gradient_equals_finite_differences(problem):
     X, samples, s2 = problem
-    flat = approx_fprime(
-        X.reshape(-1), lambda x: log_likelihood(x.reshape(X.shape), samples, s2), 1e-6
-    )
-    gradient = log_likelihood_gradient(X, samples, s2)
-    assert np.allclose(
-        gradient.reshape(-1), flat, rtol=1e-3, atol=1e-3 * max(1.0, np.abs(flat).max())
-    )
+
+    def likelihood(x):
+        return log_likelihood(x.reshape(X.shape), samples, s2)
+
+    differences = approx_fprime(X.reshape(-1), likelihood, 1e-6)
+    gradient = log_likelihood_gradient(X, samples, s2).reshape(-1)
+    scale = max(1.0, np.abs(differences).max())
+    assert np.allclose(gradient, differences, rtol=1e-3, atol=1e-3 * scale)
 
 
-def test_a_client_that_never_answered_is_not_moved():
+def test_the_embedding_of_a_client_that_never_answered_does_not_change():
     rng = np.random.default_rng(0)
     X = rng.standard_normal((6, 2))
     Y = rng.standard_normal((3, 6))
@@ -182,12 +182,12 @@ def test_a_client_that_never_answered_is_not_moved():
     assert not np.allclose(np.delete(fitted, 4, 0), np.delete(X, 4, 0))
 
 
-def test_nobody_answered_moves_nobody():
+def test_a_fit_without_answers_changes_nothing():
     X = np.ones((3, 2))
     assert np.array_equal(fit(X, Samples(np.full((2, 3), np.nan), np.ones(2)), 0.01, 5, 0.01), X)
 
 
-def test_adam_is_torchs_adam():
+def test_the_fit_equals_torchs_adam():
     import torch
 
     rng = np.random.default_rng(3)
@@ -206,8 +206,8 @@ def test_adam_is_torchs_adam():
     assert np.allclose(fit(X, samples, s2, 60, 0.01), theirs.detach().numpy(), atol=1e-9)
 
 
-def test_fitting_climbs_and_finds_the_groups():
-    """Loss changes of two groups that move oppositely: the learnt correlation has the right signs."""
+def test_a_fit_raises_the_likelihood_and_finds_the_groups():
+    """The losses of two groups change oppositely: the learnt covariance has the right signs."""
     rng = np.random.default_rng(1)
     direction = np.repeat([1.0, -1.0], 5)
     Y = rng.standard_normal((10, 1)) * direction + 0.05 * rng.standard_normal((10, 10))

@@ -1,8 +1,12 @@
-"""Every selector passes the conformance suite, and each keeps its own paper's rule."""
+"""Every selector passes the conformance suite and follows the rule of its paper."""
 
 from __future__ import annotations
 
 import dataclasses
+import doctest
+import importlib
+import pkgutil
+import re
 
 import numpy as np
 import pytest
@@ -10,14 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+import fedcor.selectors
 from fedcor import AFL, Complement, FedCor, Full, PowerOfChoice, Proxy, Random, build_selector
 from fedcor.errors import ConfigError
 from fedcor.gp import Samples, fit, select_proxy
 from fedcor.rng import stream
-from fedcor.selectors import selector_class, selector_names
-from fedcor.selectors.base import Memoryless
+from fedcor.selectors import selector_class, selector_name, selector_names
+from fedcor.selectors.base import StatelessSelector
 from fedcor.testing import FakeFederation, check_selector
-from fedcor.types import Outcome, Population
+from fedcor.types import Population
+from selector_helpers import outcome, play
 
 SMALL = {"warmup": 4, "interval": 3, "dimension": 3, "warmup_steps": 20, "refit_steps": 10}
 
@@ -39,21 +45,43 @@ CONFORMING = [
 
 
 @pytest.mark.parametrize("selector", CONFORMING, ids=repr)
-def test_conformance(selector):
+def test_selector_conforms(selector):
     check_selector(selector)
 
 
-def test_the_suite_covers_every_name():
+@pytest.mark.parametrize("selector", CONFORMING, ids=repr)
+def test_clients_can_join_before_the_first_round(selector):
+    state = selector.init(FakeFederation.example(6).population)
+    federation = FakeFederation.example(12, available=range(6, 12))
+    chosen, _ = selector.select(selector.join(state, federation.population), federation)
+    assert len(chosen)
+    assert set(chosen) <= set(range(6, 12))
+
+
+def test_every_registered_selector_is_in_the_conformance_test():
     assert {selector_class(name) for name in selector_names()} == {
         type(selector) for selector in CONFORMING
     }
 
 
-# --- the suite itself catches what it promises to catch -------------------------------------------------------------
+@pytest.mark.parametrize("name", selector_names())
+def test_every_hyper_parameter_is_documented(name):
+    cls = selector_class(name)
+    for field in dataclasses.fields(cls):
+        assert re.search(rf"\b{field.name}[,:]", cls.__doc__), field.name
+
+
+@pytest.mark.parametrize("name", [m.name for m in pkgutil.iter_modules(fedcor.selectors.__path__)])
+def test_examples_in_docstrings_run(name):
+    module = importlib.import_module(f"fedcor.selectors.{name}")
+    assert doctest.testmod(module).failed == 0
+
+
+# --- the conformance suite detects faulty selectors -------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Faulty(Memoryless):
+class Faulty(StatelessSelector):
     fault: str
     clients_per_round: int = 3
 
@@ -103,14 +131,14 @@ HIDDEN: list[int] = []
         "asks the unavailable",
     ],
 )
-def test_the_suite_catches(fault):
+def test_the_suite_rejects_a_selector_with(fault):
     with pytest.raises(AssertionError):
         check_selector(Faulty(fault))
 
 
-def test_the_suite_catches_an_unfrozen_selector():
+def test_the_suite_rejects_a_dataclass_that_is_not_frozen():
     @dataclasses.dataclass
-    class Loose(Memoryless):
+    class Loose(StatelessSelector):
         def select(self, state, federation):
             return federation.available, state
 
@@ -118,7 +146,7 @@ def test_the_suite_catches_an_unfrozen_selector():
         check_selector(Loose())
 
 
-# --- random ---------------------------------------------------------------------------------------------------------
+# --- random ---------------------------------------------------------------------------------------
 
 
 def test_random_is_uniform_without_replacement():
@@ -132,21 +160,17 @@ def test_random_is_uniform_without_replacement():
     assert chisquare(counts).pvalue > 1e-4
 
 
-def test_random_with_replacement_repeats():
+def test_random_with_replacement_can_draw_a_client_twice():
     federation = FakeFederation.example(3)
-    draws = [
-        Random(3, replacement=True).select({}, dataclass_stream(federation, t))[0]
-        for t in range(50)
-    ]
-    assert any(len(set(chosen)) < 3 for chosen in draws)
+    selector, repeated = Random(3, replacement=True), False
+    for t in range(50):
+        federation.rng = stream(9, "select", t)
+        chosen, _ = selector.select({}, federation)
+        repeated |= len(set(chosen)) < 3
+    assert repeated
 
 
-def dataclass_stream(federation, t):
-    federation.rng = stream(9, "select", t)
-    return federation
-
-
-# --- power-of-choice ------------------------------------------------------------------------------------------------
+# --- power-of-choice ------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 10_000), st.integers(1, 4), st.integers(0, 8))
@@ -164,7 +188,7 @@ def test_power_of_choice_takes_the_largest_losses_of_its_candidates(seed, count,
     assert not len(rest) or losses[chosen].min() >= losses[rest].max()
 
 
-def test_power_of_choice_asks_by_weight_and_twice_as_many_by_default():
+def test_power_of_choice_draws_2c_candidates_by_weight_by_default():
     sizes = np.array([1] * 9 + [91])
     federation = FakeFederation(np.zeros((10, 2)), sizes=sizes)
     heavy = 0
@@ -176,41 +200,34 @@ def test_power_of_choice_asks_by_weight_and_twice_as_many_by_default():
     assert heavy / 400 > 0.85
 
 
-def test_power_of_choice_leaves_the_silent_for_last():
+def test_power_of_choice_asks_nobody_when_nobody_is_available():
+    federation = FakeFederation.example(6, available=[])
+    chosen, _ = PowerOfChoice(3).select({}, federation)
+    assert len(chosen) == len(federation.asked) == 0
+
+
+def test_power_of_choice_prefers_candidates_that_answered():
     federation = FakeFederation.example(6, silent=[0, 1, 2])
     chosen, _ = PowerOfChoice(3, candidates=6).select({}, federation)
     assert set(chosen) == {3, 4, 5}
 
 
-# --- active federated learning --------------------------------------------------------------------------------------
-
-
-def outcome(round, participated, losses):
-    participated = np.asarray(participated)
-    return Outcome(
-        round,
-        participated,
-        participated,
-        np.ones(len(participated)),
-        np.ones(len(participated)),
-        lambda: np.asarray(losses, float),
-        lambda: np.empty((0, 0)),
-    )
+# --- active federated learning --------------------------------------------------------------------
 
 
 def test_afl_values_clients_by_root_size_times_last_reported_loss():
     selector = AFL(2)
     state = selector.init(Population(np.array([4, 9, 16, 25])))
     state = selector.observe(state, outcome(0, [0, 1], [2.0, 4.0]))
-    # The unseen are valued with the mean first loss, 3.
+    # Clients that never trained have the mean of the first reported losses, 3.
     assert selector.valuations(state).tolist() == [2 * 2.0, 3 * 4.0, 4 * 3.0, 5 * 3.0]
     state = selector.observe(state, outcome(1, [1, 2], [1.0, np.nan]))
     assert selector.valuations(state).tolist() == [2 * 2.0, 3 * 1.0, 4 * 3.0, 5 * 3.0]
     assert selector.observe(state, outcome(2, [3], [np.nan])) is state
 
 
-def test_afl_drops_the_small_draws_by_softmax_and_fills_uniformly():
-    """With alpha3 = 0 only the kept quarter is drawn, in the odds of the softmax; with alpha3 = 1 everyone is."""
+def test_afl_drops_small_valuations_draws_by_softmax_and_fills_uniformly():
+    """alpha3 = 0 draws from the largest quarter by softmax; alpha3 = 1 uniformly from everyone."""
     sizes = np.ones(8, dtype=np.int64)
     federation = FakeFederation(np.zeros((8, 2)), sizes=sizes)
     selector = AFL(1, alpha1=0.75, alpha2=1.0, alpha3=0.0)
@@ -227,8 +244,8 @@ def test_afl_drops_the_small_draws_by_softmax_and_fills_uniformly():
     assert chisquare(uniform_counts).pvalue > 1e-4
 
 
-def test_afl_splits_the_round_as_published():
-    """C = 5, alpha3 = 0.1: four by value, one uniformly. The four come from the kept quarter."""
+def test_afl_draws_four_of_five_by_valuation_with_the_published_alphas():
+    """C = 5, alpha3 = 0.1: four from the largest quarter, one uniformly."""
     federation = FakeFederation(np.zeros((40, 2)), sizes=np.ones(40, dtype=np.int64))
     selector = AFL(5)
     state = {**selector.init(federation.population), "losses": np.arange(40.0)}
@@ -240,18 +257,18 @@ def test_afl_splits_the_round_as_published():
 
 
 @pytest.mark.parametrize(
-    ("alpha3", "by_value"), [(0.0, 10), (0.1, 9), (0.8, 2), (0.9, 1), (1.0, 0)]
+    ("alpha3", "by_valuation"), [(0.0, 10), (0.1, 9), (0.8, 2), (0.9, 1), (1.0, 0)]
 )
-def test_afl_splits_the_round_whatever_the_last_bit_of_a_float(alpha3, by_value):
+def test_afl_counts_are_not_affected_by_rounding_errors(alpha3, by_valuation):
     federation = FakeFederation(np.zeros((40, 2)), sizes=np.ones(40, dtype=np.int64))
     selector = AFL(10, alpha1=0.7, alpha2=0.0, alpha3=alpha3)
     state = {**selector.init(federation.population), "losses": np.arange(40.0)}
     chosen, _ = selector.select(state, federation)
-    assert (chosen[:by_value] >= 28).all()  # 0.7 * 40 is 28, and not 27.999...
+    assert (chosen[:by_valuation] >= 28).all()  # 0.7 * 40 is 28, and not 27.999...
     assert len(chosen) == 10
 
 
-def test_afl_survives_valuations_that_would_underflow_a_softmax():
+def test_afl_handles_valuations_that_would_underflow_a_softmax():
     federation = FakeFederation(np.zeros((8, 2)), sizes=np.ones(8, dtype=np.int64))
     selector = AFL(3, alpha1=0.0, alpha2=1.0, alpha3=0.0)
     state = {
@@ -263,20 +280,11 @@ def test_afl_survives_valuations_that_would_underflow_a_softmax():
     assert len(set(chosen)) == 3
 
 
-# --- FedCor ---------------------------------------------------------------------------------------------------------
+# --- FedCor ---------------------------------------------------------------------------------------
 
 
-def play(selector, federation, rounds):
-    state, choices = selector.init(federation.population), []
-    for _ in range(rounds):
-        chosen, state = selector.select(state, federation)
-        choices.append(chosen)
-        state = selector.observe(state, federation.train(chosen))
-    return choices, state
-
-
-def test_fedcor_asks_when_the_paper_says():
-    """Warm-up: one sample a round, of the very selection that trains. Later: S samples at t % interval == 0."""
+def test_fedcor_measures_in_the_rounds_that_the_paper_says():
+    """Warm-up: one sample per round, of the selection that trains. Then S at t % interval == 0."""
     federation = FakeFederation.example(12)
     selector = FedCor(3, **{**SMALL, "samples_per_refit": 2})
     choices, state = play(selector, federation, 11)
@@ -287,8 +295,8 @@ def test_fedcor_asks_when_the_paper_says():
     assert state["sample_rounds"].tolist() == [0, 1, 2, 3, 6, 6, 9, 9]
 
 
-def test_fedcor_fits_what_the_paper_says():
-    """The embedding after a few rounds is Adam on the discounted likelihood, inherited from refit to refit."""
+def test_fedcor_fits_the_discounted_likelihood_from_the_last_embedding():
+    """After every fit, the embedding is what Adam makes of the last one with the same samples."""
     selector = FedCor(
         3,
         warmup=3,
@@ -316,7 +324,7 @@ def test_fedcor_fits_what_the_paper_says():
         federation.train(chosen)
 
 
-def test_fedcor_anneals_what_it_picked_and_resets_at_a_refit():
+def test_fedcor_counts_its_picks_and_resets_them_at_a_refit():
     federation = FakeFederation.example(12)
     selector = FedCor(3, **SMALL)
     state = selector.init(federation.population)
@@ -330,7 +338,7 @@ def test_fedcor_anneals_what_it_picked_and_resets_at_a_refit():
         federation.train(chosen)
 
 
-def test_fedcor_chooses_by_the_posterior_and_says_why():
+def test_fedcor_chooses_its_picks_with_the_current_annealing():
     federation = FakeFederation.example(12)
     selector = FedCor(3, **SMALL)
     _, state = play(selector, federation, 7)
@@ -340,8 +348,8 @@ def test_fedcor_chooses_by_the_posterior_and_says_why():
     assert np.array_equal(picks.annealing, 0.95 ** state["picked"][picks.clients])
 
 
-def test_fedcor_learns_the_groups_and_takes_one_of_each():
-    """Three groups of clients whose losses move together: learnt from uniform rounds, then a round of three has each."""
+def test_fedcor_learns_groups_of_clients_and_takes_one_of_each():
+    """Losses of clients change together in three groups: a round of three has one of each."""
     group = np.arange(12) % 3
     federation = FakeFederation(3.0 * np.eye(3)[group], learning_rate=0.3)
     choices, state = play(FedCor(3, warmup=15, interval=5, dimension=4), federation, 20)
@@ -352,17 +360,17 @@ def test_fedcor_learns_the_groups_and_takes_one_of_each():
     assert [len({k % 3 for k in chosen}) for chosen in choices[15:]] == [3] * 5
 
 
-def test_a_fit_that_overflows_leaves_the_embedding(monkeypatch):
+def test_a_fit_that_overflows_keeps_the_last_embedding(monkeypatch):
     monkeypatch.setattr("fedcor.selectors.process.fit", lambda X, *_: np.full_like(X, np.nan))
     federation = FakeFederation.example(6)
     _, state = play(FedCor(2, **SMALL), federation, 6)
     assert np.isfinite(state["embedding"]).all()
 
 
-# --- the proxy algorithm ----------------------------------------------------------------------------------------------
+# --- the proxy algorithm --------------------------------------------------------------------------
 
 
-def test_proxy_chooses_by_summed_covariance_of_what_it_learnt():
+def test_proxy_chooses_by_the_sum_of_learnt_covariances():
     federation = FakeFederation.example(12)
     selector = Proxy(3, **SMALL)
     _, state = play(selector, federation, 7)
@@ -371,7 +379,7 @@ def test_proxy_chooses_by_summed_covariance_of_what_it_learnt():
     assert np.array_equal(chosen, expected)
 
 
-# --- hyper-parameters -------------------------------------------------------------------------------------------------
+# --- hyper-parameters -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -390,29 +398,35 @@ def test_proxy_chooses_by_summed_covariance_of_what_it_learnt():
         ("random", {"replacement": "yes"}, "replacement"),
     ],
 )
-def test_impossible_hyper_parameters_are_refused_by_name(name, options, key):
+def test_invalid_hyper_parameters_are_rejected_by_name(name, options, key):
     with pytest.raises(ConfigError) as caught:
         build_selector(name, 3, options)
     assert caught.value.key == key
     assert caught.value.given == options[key] or options[key] != options[key]
 
 
-def test_a_misspelt_selector_gets_a_suggestion():
+def test_a_selector_is_recorded_by_its_registered_name_or_by_module_and_class():
+    for name in selector_names():
+        assert selector_name(build_selector(name, 3)) == name
+    assert selector_name(Faulty("twice")) == f"{__name__}:Faulty"
+
+
+def test_a_misspelt_selector_name_gets_a_suggestion():
     with pytest.raises(ConfigError, match='did you mean "fedcor"'):
         build_selector("fedcorr", 3)
 
 
-def test_more_than_clients_per_round_must_be_positive():
+def test_clients_per_round_must_be_positive():
     with pytest.raises(ConfigError, match="clients_per_round"):
         Random(0)
 
 
-def test_a_users_selector_by_module_and_class(tmp_path, monkeypatch):
+def test_a_users_selector_is_found_by_module_and_class(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
-        "from fedcor.selectors.base import Memoryless\n"
+        "from fedcor.selectors.base import StatelessSelector\n"
         "@dataclass(frozen=True)\n"
-        "class First(Memoryless):\n"
+        "class First(StatelessSelector):\n"
         "    clients_per_round: int\n"
         "    reverse: bool = False\n"
         "    def select(self, state, federation):\n"
@@ -430,7 +444,7 @@ def test_a_users_selector_by_module_and_class(tmp_path, monkeypatch):
         build_selector("no_such_module_here:X", 2)
 
 
-def test_an_installed_packages_selector_by_entry_point(monkeypatch):
+def test_a_selector_of_an_installed_package_is_found_by_entry_point(monkeypatch):
     from importlib.metadata import EntryPoint
 
     point = EntryPoint("theirs", "fedcor.selectors.simple:Random", "fedcor.selectors")

@@ -16,7 +16,7 @@ from fedcor.guard import screen_losses
 from fedcor.ledger import ANSWER_BYTES, CURRENT, Ledger
 from fedcor.rng import stream
 from fedcor.runner import build_simulation
-from fedcor.selectors.base import Memoryless
+from fedcor.selectors.base import StatelessSelector
 from fedcor.simulate import LearningRate, SimulatedRound
 
 DIGITS = load("digits")
@@ -33,7 +33,7 @@ def records(selector, rounds, *changes, seed=1):
 
 
 @dataclasses.dataclass(frozen=True)
-class Scripted(Memoryless):
+class Scripted(StatelessSelector):
     """Does what a test says: `script(federation) -> choice`."""
 
     script: object
@@ -375,7 +375,7 @@ def test_stragglers_deliver_what_they_had_time_for():
     s = dataclasses.replace(simulation(), faults=Faults(stragglers=0.9))
     federation = SimulatedRound(s, s.start)
     federation._train(np.arange(C))
-    steps = s.faults.steps(1, 0, N, s.engine.how.local_steps)
+    steps = s.faults.steps(1, 0, N, s.engine.local_training.local_steps)
     assert len(set(steps[:C].tolist())) > 1
     for k in range(C):
         alone = s.engine.train(

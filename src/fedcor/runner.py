@@ -74,7 +74,7 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
         )
     except ConfigError as error:
         raise error.under("model") from None
-    how = LocalTraining(
+    local_training = LocalTraining(
         training.batch_size,
         training.local_steps,
         training.learning_rate,
@@ -85,7 +85,7 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
         data,
         parts,
         module,
-        how,
+        local_training,
         seed,
         holdout=experiment.data.holdout,
         device=_device(training.device),

@@ -85,7 +85,7 @@ class SimulatedRound:
             False  # a selector only reads them
         )
         self._alive = ~faults.dropped(seed, self.round, clients)
-        self._steps = faults.steps(seed, self.round, clients, self._engine.how.local_steps)
+        self._steps = faults.steps(seed, self.round, clients, self._engine.local_training.local_steps)
         self._model, self._known = state.model, state.known.copy()
         self.ledger = Ledger(clients, self._engine.model_bytes, state.holders)
         self.refused = 0

@@ -1,4 +1,8 @@
-"""The federation's machinery in one process: every client's data, the model, training and evaluation."""
+"""The engine: the data of every client in one process, and training and evaluation of models on it.
+
+A model is a flat vector (`ModelVector` in models.py). The engine has no rounds and makes no
+choices: `simulate.py` tells it which clients train from which model, and aggregates the results.
+"""
 
 from __future__ import annotations
 
@@ -20,30 +24,61 @@ from fedcor.types import FloatArray, IntArray, Population
 
 __all__ = ["Engine", "Scores", "trainer_for"]
 
-# Rows a forward pass takes at once: large enough to run at matrix-product speed, small enough to stay in the cache,
-# where a row's feature maps weigh far more than a row of a dense layer.
+# Rows per forward pass in evaluation: enough to run at the speed of matrix products, few enough to
+# stay in the cache. The feature maps of a convolution are far larger than a row of a dense layer.
 _DENSE_ROWS, _CONVOLUTION_ROWS = 1000, 100
-_TOGETHER = 8  # clients trained at once, at most: the weights of more leave the cache (a result does not depend on it)
+# Clients trained at once on a CPU, at most: the weights of more would leave the cache. A client's
+# result does not depend on it.
+_CLIENTS_AT_ONCE = 8
 
 
-def trainer_for(module: nn.Module, vector: ModelVector, largest: int) -> Trainer:
-    """The faster of the two paths for this module's structure (see train.py); `largest` is the size of the largest client."""
+def trainer_for(module: nn.Module, vector: ModelVector, largest_client: int) -> Trainer:
+    """The fastest trainer for the structure of `module` (see train.py).
+
+    Args:
+        module: The model.
+        vector: Where its parameters are in a flat model.
+        largest_client: Samples of the largest client.
+    """
     layers = dense_stack(module)
-    return (
-        LoopTrainer(module, vector) if layers is None else StackedTrainer(layers, vector, largest)
-    )
+    if layers is None:
+        return LoopTrainer(module, vector)
+    return StackedTrainer(layers, vector, largest_client)
 
 
 @dataclass(frozen=True)
 class Scores:
+    """Result of a test.
+
+    Attributes:
+        accuracy: Fraction of samples that are classified correctly.
+        loss: Mean cross-entropy.
+    """
+
     accuracy: float
     loss: float
 
 
 class Engine:
-    """Trains and evaluates models given as flat vectors; holds no round, no choice and no model of its own.
+    """Trains and evaluates models, given as flat vectors, on the data of the clients.
 
-    The training data is laid out client by client, so a client's rows are contiguous and all clients' losses are one pass.
+    The training data is laid out client by client. So the rows of a client are contiguous, and the
+    losses of all clients are one pass over the data.
+
+    Args:
+        data: Training and test data.
+        parts: For each client, its rows of the training data.
+        module: The model. Its weights are the initial model.
+        local_training: Settings of the clients' training.
+        seed: The seed of the run.
+        holdout: Fraction of each client's data that is kept out of training. Losses are then
+            measured on it, else on all of the client's data.
+        device: A torch device.
+
+    Attributes:
+        population: The clients and the number of samples that each trains on.
+        initial_model: (P,) the model before the first round.
+        vector: Where the module's parameters are in a flat model.
     """
 
     def __init__(
@@ -51,60 +86,53 @@ class Engine:
         data: Dataset,
         parts: Sequence[IntArray],
         module: nn.Module,
-        how: LocalTraining,
+        local_training: LocalTraining,
         seed: int,
         *,
         holdout: float = 0.0,
         device: str = "cpu",
     ) -> None:
-        self.how, self.seed, self.device = how, seed, torch.device(device)
+        self.local_training, self.seed = local_training, seed
+        self.device = torch.device(device)
         self.module = module.to(self.device)
         self.vector = ModelVector(module)
-        self.initial_model = self.vector.read(module)  # (P,)
+        self.initial_model = self.vector.read(module)
         self._convolutional = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
         if self._convolutional:
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        parts = [self._held_out_last(k, part) for k, part in enumerate(parts)]
+
+        # Each client's rows are shuffled; the last of them are held out.
+        parts = [stream(seed, "holdout", k).permutation(part) for k, part in enumerate(parts)]
         sizes = np.array([len(part) for part in parts])
         held = np.floor(holdout * sizes).astype(np.int64)
         ends = np.cumsum(sizes)
-        self._rows = [
-            np.arange(end - size, end - h) for end, size, h in zip(ends, sizes, held, strict=True)
-        ]
-        # The loss of a client is taken over all of its data, or over the held-out part where there is one.
+        starts = ends - sizes
+        # Rows that each client trains on, and rows that its loss is measured on.
+        self._rows = [np.arange(s, e - h) for s, e, h in zip(starts, ends, held, strict=True)]
         self._measured = [
-            torch.arange(end - (h or size), end)
-            for end, size, h in zip(ends, sizes, held, strict=True)
+            torch.arange(e - h if h else s, e) for s, e, h in zip(starts, ends, held, strict=True)
         ]
-        self._train = trainer_for(self.module, self.vector, int(sizes.max()))
         self.population = Population(np.array([len(rows) for rows in self._rows]))
-        order = torch.from_numpy(np.concatenate(parts))
-        self._x, self._y = (
-            self._images(torch.from_numpy(data.train_x)[order]),
-            self._labels(data.train_y)[order],
-        )
-        self._test_x, self._test_y = (
-            self._images(torch.from_numpy(data.test_x)),
-            self._labels(data.test_y),
-        )
+        self._trainer = trainer_for(self.module, self.vector, int(sizes.max()))
 
-    def _held_out_last(self, client: int, part: IntArray) -> IntArray:
-        return stream(self.seed, "holdout", client).permutation(part)
+        order = torch.from_numpy(np.concatenate(parts))
+        self._x = self._images(torch.from_numpy(data.train_x)[order])
+        self._y = self._labels(data.train_y)[order]
+        self._test_x = self._images(torch.from_numpy(data.test_x))
+        self._test_y = self._labels(data.test_y)
 
     def _images(self, x: Tensor) -> Tensor:
         x = x.to(self.device)
-        return (
-            x.contiguous(memory_format=torch.channels_last)
-            if self._convolutional and x.dim() == 4
-            else x
-        )
+        if self._convolutional and x.dim() == 4:
+            return x.contiguous(memory_format=torch.channels_last)
+        return x
 
     def _labels(self, y: IntArray) -> Tensor:
         return torch.from_numpy(y).to(self.device)
 
     @property
     def model_bytes(self) -> int:
-        """What one model weighs on the wire."""
+        """Size of a model in a message, in bytes."""
         return 4 * self.vector.size
 
     def train(
@@ -115,73 +143,84 @@ class Engine:
         learning_rate: float,
         steps: Sequence[int] | None = None,
     ) -> Tensor:
-        """(len(clients), P): each client's model after its local training from `model`."""
-        how = replace(self.how, learning_rate=learning_rate)
-        steps = [how.local_steps] * len(clients) if steps is None else steps
+        """Train each of `clients` from `model` on its own data.
+
+        Args:
+            model: (P,) the flat model that all start from.
+            clients: Ids of the clients.
+            round: The number of the round; it names the clients' random streams.
+            learning_rate: The learning rate of this round.
+            steps: Mini-batches of each client; None for `local_training.local_steps` for all.
+
+        Returns:
+            (len(clients), P) the flat model of each client.
+        """
+        training = replace(self.local_training, learning_rate=learning_rate)
+        steps = [training.local_steps] * len(clients) if steps is None else steps
         results = torch.empty(len(clients), self.vector.size, device=self.device)
-        for count in sorted(set(steps)):  # those with equally many steps train together
+        for count in sorted(set(steps)):  # clients with equally many steps train together
             same = [i for i, s in enumerate(steps) if s == count]
-            together = _TOGETHER if self.device.type == "cpu" else len(same)
-            for group in (same[i : i + together] for i in range(0, len(same), together)):
+            at_once = _CLIENTS_AT_ONCE if self.device.type == "cpu" else len(same)
+            for group in (same[i : i + at_once] for i in range(0, len(same), at_once)):
                 work = [
                     Assignment(clients[i], round, self.seed, self._rows[clients[i]], count)
                     for i in group
                 ]
-                results[group] = self._train(model, work, self._x, self._y, how)
+                results[group] = self._trainer(model, work, self._x, self._y, training)
         return results
 
     def losses(self, model: Tensor, clients: IntArray) -> FloatArray:
-        """(len(clients),) l_k of each client: one pass over the data of all of them in large batches."""
+        """(len(clients),) l_k(model), the mean loss over each client's data."""
         return self._by_client(model, clients)[0]
 
     def accuracies(self, model: Tensor, clients: IntArray) -> FloatArray:
-        """(len(clients),) share of each client's own data that `model` gets right."""
+        """(len(clients),) accuracy of `model` on each client's data."""
         return self._by_client(model, clients)[1]
 
     def _by_client(self, model: Tensor, clients: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Mean loss and mean correctness over each client's data."""
+        """Mean loss and accuracy over each client's data, in one pass with large batches."""
         if not len(clients):
             return np.empty(0), np.empty(0)
         measured = [self._measured[k] for k in clients]
         sizes = np.array([len(rows) for rows in measured])
         starts = np.cumsum(sizes) - sizes
-        whole = len(clients) == len(self._measured) and int(sizes.sum()) == len(self._x)
-        if whole and np.array_equal(clients, np.arange(len(clients))):
+        everyone = np.array_equal(clients, np.arange(len(self._measured)))
+        if everyone and int(sizes.sum()) == len(self._x):  # nothing is held out: no copy
             x, y = self._x, self._y
         else:
             rows = torch.cat(measured).to(self.device)
             x, y = self._x[rows], self._y[rows]
-        losses, correct = (
+        losses, accuracies = (
             np.add.reduceat(per_sample.double().cpu().numpy(), starts) / sizes
             for per_sample in self._forward(model, x, y)
         )
-        return losses, correct
+        return losses, accuracies
 
     def majority_labels(self) -> IntArray:
-        """(N,) the label that each client holds most of."""
-        return np.array(
-            [
-                int(torch.bincount(self._y[rows]).argmax())
-                for rows in map(torch.from_numpy, self._rows)
-            ]
-        )
+        """(N,) the most frequent label of each client."""
+        by_client = (self._y[torch.from_numpy(rows)] for rows in self._rows)
+        return np.array([int(torch.bincount(labels).argmax()) for labels in by_client])
 
     def measured_rows(self, size: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """(client, samples, labels): all data that losses are measured on, client by client, at most `size` rows at once."""
+        """All data that losses are measured on, client by client, in blocks of at most `size` rows.
+
+        Yields:
+            The client's id, samples and labels.
+        """
         for client, rows in enumerate(self._measured):
-            start, stop = int(rows[0]), int(rows[-1]) + 1  # contiguous: these are views
+            start, stop = int(rows[0]), int(rows[-1]) + 1  # contiguous, so the blocks are views
             for low in range(start, stop, size):
                 high = min(low + size, stop)
                 yield client, self._x[low:high], self._y[low:high]
 
     def test(self, model: Tensor) -> Scores:
-        """Accuracy and loss on the test data."""
+        """Accuracy and loss of `model` on the test data."""
         losses, correct = self._forward(model, self._test_x, self._test_y)
         return Scores(float(correct.double().mean()), float(losses.double().mean()))
 
     @torch.inference_mode()
     def _forward(self, model: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """(n,) loss and (n,) correctness of every sample."""
+        """(n,) loss of every sample, and (n,) whether it is classified correctly."""
         self.vector.write(self.module, model)
         self.module.eval()
         losses, correct = [], []
@@ -191,9 +230,8 @@ class Engine:
             try:
                 scores = self.module(x[start : start + rows])
             except Exception as error:  # a user's module may fail on any batch
-                raise FedcorError(
-                    f"the model failed while it was evaluated: {type(error).__name__}: {error}"
-                ) from error
+                cause = f"{type(error).__name__}: {error}"
+                raise FedcorError(f"the model failed in evaluation: {cause}") from error
             losses.append(F.cross_entropy(scores, labels, reduction="none"))
             correct.append(scores.argmax(dim=1) == labels)
         return torch.cat(losses), torch.cat(correct)

@@ -1,10 +1,17 @@
-"""Local training of many clients from one model: the schedule of mini-batches, and the loop that suits any module.
+"""Local training of several clients from one model: settings, mini-batches, the general trainer.
 
-Which path trains a model is decided by its structure, once (`trainer_for` in engine.py):
-    stacked   a Sequential of Linear, Dropout and ReLU: all clients at once, gradients by hand (see stacked.py)
-    loop      anything else, client by client; with convolutions in channels-last layout, which is faster
-              on a CPU than the default layout and than vmap (docs/speed.md)
-Both are held equal to the plain loop in plain.py.
+    LocalTraining   what every client does: batch size, steps, learning rate, ...
+    Assignment      the work of one client in one round: its data and its random streams
+    Trainer         trains clients from one flat model; there are two, chosen once by the structure
+                    of the model (`trainer_for` in engine.py):
+
+    StackedTrainer  (stacked.py) a Sequential of Linear, Dropout and ReLU: all clients at once, with
+                    gradients derived by hand
+    LoopTrainer     (here) any other module, client by client. Convolutions are in channels-last
+                    layout, which is faster on a CPU than the default layout and than vmap
+                    (docs/speed.md)
+
+Tests compare both with the reference implementation in plain.py.
 """
 
 from __future__ import annotations
@@ -27,38 +34,60 @@ __all__ = ["Assignment", "LocalTraining", "LoopTrainer", "Trainer", "schedule"]
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What a client does with the model it receives: `local_steps` mini-batches of SGD."""
+    """What a client does with the model that it receives: mini-batch SGD on its own data.
+
+    Args:
+        batch_size: B, samples per mini-batch. The last batch of a pass may be smaller.
+        local_steps: E, mini-batches per round.
+        learning_rate: eta.
+        weight_decay: lambda, the coefficient of L2 regularisation.
+        proximal: mu, the coefficient of FedProx's proximal term; 0 for none.
+    """
 
     batch_size: int
     local_steps: int
     learning_rate: float
     weight_decay: float = 0.0
-    proximal: float = 0.0  # FedProx's mu
+    proximal: float = 0.0
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """One client's work in one round: its rows of the training data, and the streams that are its own."""
+    """The work of one client in one round.
+
+    Args:
+        client: The client's id.
+        round: The number of the round, from 0.
+        seed: The seed of the run. With round and client it names the client's random streams.
+        rows: (n_k,) the client's rows of the training data.
+        steps: Mini-batches to train; fewer than `LocalTraining.local_steps` for a straggler.
+    """
 
     client: int
     round: int
     seed: int
-    rows: IntArray  # (n_k,) rows of the training data
+    rows: IntArray
     steps: int
 
     def batches(self, size: int) -> list[IntArray]:
-        """`steps` mini-batches of rows."""
-        positions = schedule(
-            stream(self.seed, "shuffle", self.round, self.client), len(self.rows), size, self.steps
-        )
-        return [self.rows[batch] for batch in positions]
+        """The row numbers of each mini-batch, `steps` of them."""
+        rng = stream(self.seed, "shuffle", self.round, self.client)
+        return [self.rows[batch] for batch in schedule(rng, len(self.rows), size, self.steps)]
 
     def dropout_stream(self) -> np.random.Generator:
+        """The random stream of this client's dropout masks in this round."""
         return stream(self.seed, "dropout", self.round, self.client)
+
+    def torch_seed(self) -> int:
+        """A seed for torch's global stream, for modules that draw from it."""
+        return stream_seed(self.seed, "torch", self.round, self.client)
 
 
 def schedule(rng: np.random.Generator, n: int, size: int, steps: int) -> list[IntArray]:
-    """Pass over n shuffled samples in batches of `size` (the last of a pass may be smaller), reshuffle when it ends."""
+    """`steps` mini-batches of positions 0 .. n - 1, in passes over all n.
+
+    Each pass is reshuffled and cut into batches of `size`, the last of which may be smaller.
+    """
     batches: list[IntArray] = []
     while len(batches) < steps:
         order = rng.permutation(n)
@@ -67,70 +96,90 @@ def schedule(rng: np.random.Generator, n: int, size: int, steps: int) -> list[In
 
 
 class Trainer(Protocol):
+    """Trains clients, all from the same model."""
+
     def __call__(
-        self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, how: LocalTraining
+        self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, training: LocalTraining
     ) -> Tensor:
-        """(len(work), P): each client's model after training from `model` on its rows of x and y."""
+        """Train each client from `model` on its rows of x and y.
+
+        Args:
+            model: (P,) the flat model that all start from.
+            work: One assignment per client, all with the same number of steps.
+            x: The samples of all clients.
+            y: Their labels.
+            training: Settings of the local training.
+
+        Returns:
+            (len(work), P) the flat model of each client.
+        """
         ...
 
 
 class LoopTrainer:
-    """Client by client, for any module: autograd, and the update of all parameters in two fused calls."""
+    """Trains one client after another, for any module: autograd, and fused parameter updates."""
 
     def __init__(self, module: nn.Module, vector: ModelVector) -> None:
         self.module, self.vector = module, vector
-        # Whole-number buffers (a batch normalisation's count) are not in the vector: each training begins with the first ones.
+        # Buffers of whole numbers (the counter of a batch normalisation) are not in the vector.
+        # Every training starts with their first values.
         self.counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         self.dropouts = [layer for layer in module.modules() if isinstance(layer, ClientDropout)]
 
     def __call__(
-        self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, how: LocalTraining
+        self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, training: LocalTraining
     ) -> Tensor:
+        """(len(work), P), as for every `Trainer`."""
         self.module.train()
         results = []
         for assignment in work:
             try:
-                results.append(self._train(model, assignment, x, y, how))
-            except (
-                RuntimeError,
-                ValueError,
-                TypeError,
-            ) as error:  # a user's module may fail on any batch
+                results.append(self._train(model, assignment, x, y, training))
+            except (RuntimeError, ValueError, TypeError) as error:
+                # A user's module may fail on any batch.
                 where = f"round {assignment.round}, client {assignment.client}"
                 raise FedcorError(f"{where}: local training failed: {error}") from error
         return torch.stack(results)
 
     def _train(
-        self, model: Tensor, assignment: Assignment, x: Tensor, y: Tensor, how: LocalTraining
+        self, model: Tensor, assignment: Assignment, x: Tensor, y: Tensor, training: LocalTraining
     ) -> Tensor:
+        """(P,) the model after the training of one client."""
         self.vector.write(self.module, model)
-        parameters: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
         for buffer, start in self.counters:
             buffer.copy_(start)
-        anchors = [p.detach().clone() for p in parameters] if how.proximal else []
         dropout = assignment.dropout_stream()
         for layer in self.dropouts:
             layer.stream = dropout
-        decay = 1.0 - how.learning_rate * (how.weight_decay + how.proximal)
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # a user's functional dropout draws from torch's global stream
-            torch.manual_seed(
-                stream_seed(assignment.seed, "torch", assignment.round, assignment.client)
-            )
-            for batch in assignment.batches(how.batch_size):
+        parameters: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
+        anchors = [p.detach().clone() for p in parameters] if training.proximal else []
+        # A user's functional dropout draws from torch's global stream, which is restored after it.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(assignment.torch_seed())
+            for batch in assignment.batches(training.batch_size):
                 rows = torch.from_numpy(batch).to(x.device)
                 loss = F.cross_entropy(self.module(x[rows]), y[rows])
                 gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-                # As in torch.optim, a parameter that the loss does not touch is left alone, decay included.
-                used = [i for i, g in enumerate(gradients) if g is not None]
-                touched = [parameters[i] for i in used]
-                with torch.no_grad():
-                    torch._foreach_mul_(touched, decay)
-                    torch._foreach_add_(
-                        touched, [gradients[i] for i in used], alpha=-how.learning_rate
-                    )
-                    if anchors:
-                        pull = [anchors[i] for i in used]
-                        torch._foreach_add_(touched, pull, alpha=how.learning_rate * how.proximal)
+                _sgd_step(parameters, list(gradients), anchors, training)
         return self.vector.read(self.module)
+
+
+@torch.no_grad()
+def _sgd_step(
+    parameters: list[Tensor],
+    gradients: list[Tensor | None],
+    anchors: list[Tensor],
+    training: LocalTraining,
+) -> None:
+    """w <- (1 - eta (lambda + mu)) w - eta gradient + eta mu w^t, in place.
+
+    As in torch.optim, a parameter that the loss does not depend on is left alone, decay included.
+    `anchors` are the parameters of w^t; empty without a proximal term.
+    """
+    eta, mu = training.learning_rate, training.proximal
+    used = [(i, gradient) for i, gradient in enumerate(gradients) if gradient is not None]
+    updated = [parameters[i] for i, _ in used]
+    torch._foreach_mul_(updated, 1.0 - eta * (training.weight_decay + mu))
+    torch._foreach_add_(updated, [gradient for _, gradient in used], alpha=-eta)
+    if anchors:
+        torch._foreach_add_(updated, [anchors[i] for i, _ in used], alpha=eta * mu)

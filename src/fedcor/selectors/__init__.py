@@ -1,4 +1,7 @@
-"""Policies: who trains next. A selector knows the federation it asks and the maths in `gp`, and nothing of any engine."""
+"""Policies that decide who trains next.
+
+A selector sees the federation it asks and the maths in `gp`. It knows nothing of any engine.
+"""
 
 from fedcor.selectors.afl import AFL
 from fedcor.selectors.complement import Complement

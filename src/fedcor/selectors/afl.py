@@ -1,12 +1,13 @@
-"""Active federated learning (Goetz et al., 2019): train those whose last reported loss was large.
+"""Active federated learning (Goetz et al., 2019): train clients whose last reported loss was large.
 
     valuation  v_k = sqrt(n_k) l_k, refreshed only when client k trains
     1. drop the alpha1 * N clients with the smallest valuations;
     2. draw (1 - alpha3) * C of the rest with probability softmax(alpha2 * v), without replacement;
-    3. draw the remaining alpha3 * C uniformly from all who are left.
+    3. draw the remaining alpha3 * C uniformly from all other clients.
 
-A client that never trained is valued with the mean loss that the first participants reported. They measured it on the
-initial model, which knows nothing of any client, so it stands for everyone's loss there and costs no question.
+A client that has never trained is valued with the mean loss that the first participants reported.
+They measured it on the initial model, which has learnt from nobody, so it is a fair estimate of
+every client's loss there, and it costs no extra communication.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcor.checks import check_at_least, check_fraction, check_positive
-from fedcor.selectors.base import lengthened, uniform
+from fedcor.selectors.base import extend_clients, fraction_of, uniform
 from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, Reasons, State
 
 __all__ = ["AFL"]
@@ -24,10 +25,34 @@ __all__ = ["AFL"]
 
 @dataclass(frozen=True)
 class AFL:
+    """Active federated learning (Goetz et al., 2019): prefers clients with a large last loss.
+
+    It asks the clients nothing: it uses the losses that participants send with their updates. The
+    defaults of alpha1, alpha2 and alpha3 are those of Goetz et al., which the FedCor paper keeps.
+
+    Args:
+        clients_per_round: C, the number of clients that train in a round.
+        alpha1: Fraction of the available clients that is dropped in each round, those with the
+            smallest valuations. In [0, 1].
+        alpha2: Factor of the valuations in the softmax, at least 0. The larger it is, the more
+            likely the largest valuations are drawn; 0 draws uniformly from the clients not dropped.
+        alpha3: Fraction of a round that is drawn uniformly from all clients. In [0, 1].
+
+    Example:
+        >>> from fedcor import AFL
+        >>> from fedcor.testing import FakeFederation
+        >>> federation = FakeFederation.example(clients=12)
+        >>> selector = AFL(clients_per_round=3)
+        >>> chosen, state = selector.select(selector.init(federation.population), federation)
+        >>> state = selector.observe(state, federation.train(chosen))
+        >>> int(np.isfinite(state["losses"]).sum())
+        3
+    """
+
     clients_per_round: int
-    alpha1: float = 0.75  # share of clients dropped
-    alpha2: float = 0.01  # softmax temperature
-    alpha3: float = 0.1  # share of the round chosen uniformly
+    alpha1: float = 0.75
+    alpha2: float = 0.01
+    alpha3: float = 0.1
 
     def __post_init__(self) -> None:
         check_at_least("clients_per_round", self.clients_per_round, 1)
@@ -36,42 +61,49 @@ class AFL:
         check_fraction("alpha3", self.alpha3, closed=True)
 
     def init(self, population: Population) -> State:
+        """The state in which no client has reported a loss."""
         return {
             "root_sizes": np.sqrt(population.sizes),  # (N,) sqrt(n_k)
             "losses": np.full(population.count, np.nan),  # (N,) last reported, NaN before
-            "initial_loss": np.array(np.nan),
+            "initial_loss": np.array(np.nan),  # mean loss of the first participants
         }
 
     def join(self, state: State, population: Population) -> State:
-        losses = lengthened(state["losses"], population.count, np.nan)
+        """The state with new clients, whose losses are unknown."""
+        losses = extend_clients(state["losses"], population.count, np.nan)
         return {**state, "root_sizes": np.sqrt(population.sizes), "losses": losses}
 
     def valuations(self, state: State) -> FloatArray:
-        """(N,) v_k; all equal losses before anyone reported."""
+        """(N,) v_k; before the first report, the loss of every client counts as 1."""
         unseen = float(np.nan_to_num(state["initial_loss"], nan=1.0))
-        valuations: FloatArray = state["root_sizes"] * np.where(
-            np.isnan(state["losses"]), unseen, state["losses"]
-        )
+        losses = np.where(np.isnan(state["losses"]), unseen, state["losses"])
+        valuations: FloatArray = state["root_sizes"] * losses
         return valuations
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
+        """(C,) clients, those drawn by valuation first, and the unchanged state."""
         rng = federation.rng
-        available = rng.permutation(
-            federation.available
-        )  # shuffled, and sorted stably: ties fall at random
+        # Shuffled here and sorted stably below, so that ties are broken at random.
+        available = rng.permutation(federation.available)
         count = min(self.clients_per_round, len(available))
         v = self.valuations(state)[available]
-        kept = np.argsort(v, kind="stable")[_whole(self.alpha1 * len(available)) :]  # 1.
-        # The largest of logits + Gumbel noise are a draw by softmax without replacement that cannot underflow.
+        # 1. Drop the smallest valuations.
+        kept = np.argsort(v, kind="stable")[fraction_of(self.alpha1, len(available)) :]
+        # 2. The largest of logits + Gumbel noise are a draw by softmax without replacement, which
+        #    cannot underflow.
         keys = self.alpha2 * v[kept] + rng.gumbel(size=len(kept))
-        chosen = available[kept[np.argsort(-keys)[: _whole((1 - self.alpha3) * count)]]]  # 2.
+        by_valuation = np.argsort(-keys)[: fraction_of(1 - self.alpha3, count)]
+        chosen = available[kept[by_valuation]]
+        # 3. Fill the round uniformly.
         rest = np.setdiff1d(available, chosen)
-        return np.concatenate([chosen, uniform(rng, rest, count - len(chosen))]), state  # 3.
+        return np.concatenate([chosen, uniform(rng, rest, count - len(chosen))]), state
 
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:  # noqa: ARG002
+        """The valuation v_k of each chosen client."""
         return {"valuation": self.valuations(state)[chosen]}
 
     def observe(self, state: State, outcome: Outcome) -> State:
+        """The state with the losses that the participants reported."""
         reported = np.isfinite(outcome.losses)
         if not reported.any():
             return state
@@ -80,8 +112,3 @@ class AFL:
         first = np.isnan(state["initial_loss"])
         initial = np.array(outcome.losses[reported].mean()) if first else state["initial_loss"]
         return {**state, "losses": losses, "initial_loss": initial}
-
-
-def _whole(share: float) -> int:
-    """Rounded down, but not by the last bit of a float: (1 - 0.8) * 10 is 2."""
-    return int(share + 1e-9)

@@ -1,4 +1,4 @@
-"""What the selectors share: the uniform draw, and the verbs of those that remember nothing."""
+"""What the selectors share: a base class for those without a state, and small helpers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import numpy as np
 
 from fedcor.types import Array, IntArray, Outcome, Population, State
 
-__all__ = ["Memoryless", "lengthened", "uniform"]
+__all__ = ["StatelessSelector", "extend_clients", "fraction_of", "uniform"]
 
 
-class Memoryless:
-    """The verbs of a selector that keeps nothing from one round to the next."""
+class StatelessSelector:
+    """Base of a selector that remembers nothing between rounds: add `select`."""
 
     def init(self, population: Population) -> State:  # noqa: ARG002
+        """An empty state."""
         return {}
 
     def observe(self, state: State, outcome: Outcome) -> State:  # noqa: ARG002
+        """The same state: nothing is remembered."""
         return state
 
     def join(self, state: State, population: Population) -> State:  # noqa: ARG002
+        """The same state: it does not depend on who is in the federation."""
         return state
 
 
@@ -27,7 +30,16 @@ def uniform(rng: np.random.Generator, available: IntArray, count: int) -> IntArr
     return rng.choice(available, size=min(count, len(available)), replace=False)
 
 
-def lengthened(array: Array, count: int, value: Array | float) -> Array:
-    """`array` with `count` entries along its last axis, the new ones being `value`."""
+def fraction_of(fraction: float, count: int) -> int:
+    """`fraction` of `count` clients, rounded down, but not for a rounding error of the product.
+
+    >>> int((1 - 0.8) * 10), fraction_of(1 - 0.8, 10)
+    (1, 2)
+    """
+    return int(fraction * count + 1e-9)
+
+
+def extend_clients(array: Array, count: int, value: Array | float) -> Array:
+    """`array` with `count` entries along its last axis: `value` for each client that is new."""
     new = np.full((*array.shape[:-1], count - array.shape[-1]), value, dtype=array.dtype)
     return np.concatenate([array, new], axis=-1)

@@ -1,4 +1,8 @@
-"""FedCor (Tang et al., CVPR 2022) and the proxy algorithm of its convergence proof."""
+"""FedCor (Tang et al., CVPR 2022) and the proxy algorithm of its convergence proof.
+
+`process.py` learns the Gaussian process over the clients' loss changes; the two selectors here
+differ in how they choose with it. The maths is in `fedcor.gp`.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +18,61 @@ __all__ = ["FedCor", "Proxy"]
 
 @dataclass(frozen=True)
 class FedCor(ProcessSelector):
-    """Greedy choice under the posterior of the learnt process, annealed (the paper's Algorithms 1 and 2)."""
+    """FedCor (the paper's Algorithms 1 and 2): clients whose training lowers everyone's loss most.
 
-    beta: float = 0.95  # annealing coefficient
+    It learns a Gaussian process over the loss changes of all clients, and picks one client after
+    another: the one with the largest expected decrease of the global loss, given those picked
+    before it. So clients that are correlated with many others are preferred, and those that would
+    repeat an earlier pick are not. In the warm-up and at every refit, all available clients are
+    asked for their losses, which is billed; the other rounds cost the same as random selection.
+
+    The defaults are the paper's for FMNIST (Sec. 5 and Appendix C); where the paper gives no value,
+    that is said. For CIFAR-10 it has warmup = 20, interval = 50, discount = 0.99 and beta = 0.9.
+
+    Args:
+        clients_per_round: C, the number of clients that train in a round.
+        warmup: W, rounds of uniform choice at the start. Each measures the loss changes of its own
+            choice as one sample, and refits the process.
+        interval: Δt, rounds between refits after the warm-up: in rounds t with t % Δt == 0.
+        samples_per_refit: S, uniform selections that are tried and measured at such a refit.
+        warmup_history: M in the warm-up, earlier measured rounds whose samples are used again.
+        history: M after the warm-up.
+        discount: θ, in [0, 1]. A sample that is m rounds old has the weight θ^m.
+        dimension: d, the length of a client's embedding x_k. The covariance of the loss changes of
+            clients i and k is x_i'x_k.
+        noise: s, the standard deviation of the noise in a loss change, above 0. The covariance is
+            X X' + s² I. Not in the paper; it keeps the fit well-conditioned.
+        warmup_steps: Adam steps per fit in the warm-up. Not in the paper.
+        refit_steps: Adam steps per refit after the warm-up. Not in the paper.
+        gp_learning_rate: Learning rate of Adam in these fits, above 0.
+        beta: β, the annealing coefficient, in (0, 1). The gain of a client that was chosen τ times
+            since the last refit is multiplied by β^τ. Small values spread the choice.
+
+    Example:
+        >>> from fedcor import FedCor
+        >>> from fedcor.testing import FakeFederation
+        >>> federation = FakeFederation.example(clients=12)
+        >>> selector = FedCor(clients_per_round=3, warmup=5, interval=5, dimension=4)
+        >>> state = selector.init(federation.population)
+        >>> for _ in range(8):
+        ...     chosen, state = selector.select(state, federation)
+        ...     state = selector.observe(state, federation.train(chosen))
+        >>> len(chosen), len(federation.tried)  # 5 samples in the warm-up, one at round 5
+        (3, 6)
+    """
+
+    beta: float = 0.95
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fraction("beta", self.beta)
 
     def choose(self, state: State, federation: Federation) -> IntArray:
+        """(C,) clients in the order of the greedy choice (Algorithm 1)."""
         return self.picks(state, federation.weights, federation.available).clients
 
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
-        """Each pick's gain over the others, what the picks before it took from that, and its annealing; none in warm-up."""
+        """`gain`, `redundancy` and `annealing` of each pick (see `Picks`); none in the warm-up."""
         if int(state["round"]) <= self.warmup or not len(chosen):
             return {}
         picked = state["picked"].copy()
@@ -35,22 +81,37 @@ class FedCor(ProcessSelector):
         return {"gain": picks.gain, "redundancy": picks.redundancy, "annealing": picks.annealing}
 
     def picks(self, state: State, weights: FloatArray, available: IntArray) -> Picks:
-        """The choice with its reasons: each pick's gain, redundancy and annealing."""
-        alpha = self.beta ** state["picked"]
-        return select(
-            state["embedding"], weights, alpha, self.noise**2, self.clients_per_round, available
-        )
+        """The greedy choice for a state, with what each pick was worth.
+
+        Args:
+            state: A state that has been fitted at least once.
+            weights: (N,) p_k.
+            available: Ids of the clients that can be picked.
+        """
+        X, alpha = state["embedding"], self.beta ** state["picked"]
+        return select(X, weights, alpha, self.noise**2, self.clients_per_round, available)
 
 
 @dataclass(frozen=True)
 class Proxy(ProcessSelector):
-    """The proxy algorithm (Appendix B): the clients whose losses move most with everyone's, redundant or not."""
+    """The proxy algorithm of the paper's convergence proof (Appendix B).
+
+    It takes the clients k with the largest sum_i p_i Σ_ik, whose losses change most together with
+    everyone's, even where they repeat each other. It learns Σ just as `FedCor` does, and has the
+    same parameters and defaults, but no `beta`.
+
+    Args:
+        clients_per_round: C, the number of clients that train in a round.
+        warmup, interval, samples_per_refit, warmup_history, history, discount, dimension, noise,
+            warmup_steps, refit_steps, gp_learning_rate: As in `FedCor`.
+
+    Example:
+        >>> from fedcor import Proxy
+        >>> Proxy(clients_per_round=5, dimension=10).interval
+        10
+    """
 
     def choose(self, state: State, federation: Federation) -> IntArray:
-        return select_proxy(
-            state["embedding"],
-            federation.weights,
-            self.noise**2,
-            self.clients_per_round,
-            federation.available,
-        )
+        """(C,) clients, the largest sum of covariances first."""
+        X, p, s2 = state["embedding"], federation.weights, self.noise**2
+        return select_proxy(X, p, s2, self.clients_per_round, federation.available)

@@ -1,7 +1,7 @@
 """Power-of-choice (Cho, Wang & Joshi, 2020): of d candidates, the C with the largest loss.
 
 1. draw d >= C candidates without replacement, client k with probability p_k;
-2. send them the current model, they answer with l_k(w^t);
+2. send them the current model, and they answer with l_k(w^t);
 3. the C candidates with the largest losses train.
 """
 
@@ -13,40 +13,56 @@ import numpy as np
 
 from fedcor.checks import check_at_least
 from fedcor.errors import ConfigError
-from fedcor.selectors.base import Memoryless
+from fedcor.selectors.base import StatelessSelector
 from fedcor.types import Federation, IntArray, Reasons, State
 
 __all__ = ["PowerOfChoice"]
 
 
 @dataclass(frozen=True)
-class PowerOfChoice(Memoryless):
+class PowerOfChoice(StatelessSelector):
+    """Power-of-choice (Cho et al., 2020), the paper's `Pow-d`: the largest losses of d candidates.
+
+    In every round the candidates receive the model and answer with their loss, which is billed.
+
+    Args:
+        clients_per_round: C, the number of clients that train in a round.
+        candidates: d, the number of clients asked in a round, at least C. None means 2C, the FedCor
+            paper's choice.
+
+    Example:
+        >>> from fedcor import PowerOfChoice
+        >>> from fedcor.testing import FakeFederation
+        >>> federation = FakeFederation.example(clients=12)
+        >>> chosen, state = PowerOfChoice(clients_per_round=3, candidates=6).select({}, federation)
+        >>> [len(asked) for asked in federation.asked]
+        [6]
+    """
+
     clients_per_round: int
-    candidates: int | None = None  # d; the paper's 2C when not given
+    candidates: int | None = None
 
     def __post_init__(self) -> None:
         check_at_least("clients_per_round", self.clients_per_round, 1)
         if self.candidates is not None:
             check_at_least("candidates", self.candidates, 1)
             if self.candidates < self.clients_per_round:
-                raise ConfigError(
-                    "candidates",
-                    self.candidates,
-                    f"must be at least clients_per_round = {self.clients_per_round}",
-                )
+                allowed = f"must be at least clients_per_round = {self.clients_per_round}"
+                raise ConfigError("candidates", self.candidates, allowed)
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
-        if not len(federation.available):
-            return federation.available, state
-        d = min(self.candidates or 2 * self.clients_per_round, len(federation.available))
-        p = federation.weights[federation.available]
-        candidates = federation.rng.choice(
-            federation.available, size=d, replace=False, p=p / p.sum()
-        )
+        """(C,) candidates, the largest loss first, and the unchanged state."""
+        available = federation.available
+        if not len(available):
+            return available, state
+        d = min(self.candidates or 2 * self.clients_per_round, len(available))
+        p = federation.weights[available]
+        candidates = federation.rng.choice(available, size=d, replace=False, p=p / p.sum())
         losses = federation.losses(candidates)
         # A candidate that did not answer comes last: it is chosen only when too few answered.
         order = np.argsort(-np.where(np.isnan(losses), -np.inf, losses), kind="stable")
         return candidates[order[: self.clients_per_round]], state
 
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:  # noqa: ARG002
-        return {"loss": federation.losses(chosen)}  # known by now, and so free
+        """The loss of each chosen client, which was asked in `select` and so is free here."""
+        return {"loss": federation.losses(chosen)}

@@ -1,6 +1,6 @@
-"""Selectors by name: our own, those that installed packages offer, and any class named `module:Class`.
+"""Selectors by name: built-in, from installed packages, and any class given as `module:Class`.
 
-A package offers one by an entry point in its pyproject.toml:
+A package registers a selector with an entry point in its pyproject.toml:
 
     [project.entry-points."fedcor.selectors"]
     mine = "my_package.my_module:MySelector"
@@ -8,8 +8,8 @@ A package offers one by an entry point in its pyproject.toml:
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -37,12 +37,12 @@ _BUILT_IN: dict[str, type[Any]] = {
 
 
 def selector_names() -> list[str]:
-    """Every name that can be used without `module:Class`."""
+    """The names of all built-in and registered selectors."""
     return [*_BUILT_IN, *sorted(point.name for point in entry_points(group="fedcor.selectors"))]
 
 
 def selector_name(selector: Selector) -> str:
-    """What records call `selector`: its registered name, else module:Class."""
+    """The name of `selector` in a record: its registered name, else `module:Class`."""
     cls = type(selector)
     for name, known in _BUILT_IN.items():
         if cls is known:
@@ -54,7 +54,14 @@ def selector_name(selector: Selector) -> str:
 
 
 def selector_class(name: str) -> type[Any]:
-    """The selector's dataclass. Raises ConfigError, with a suggestion, when there is none."""
+    """The dataclass of a selector.
+
+    Args:
+        name: A name of `selector_names()`, or `module:Class`.
+
+    Raises:
+        ConfigError: There is no such selector (with a suggestion), or it is not a selector.
+    """
     if name in _BUILT_IN:
         return _BUILT_IN[name]
     points = entry_points(group="fedcor.selectors", name=name)
@@ -64,27 +71,35 @@ def selector_class(name: str) -> type[Any]:
         found = load_object(name, "selector")
     else:
         names = selector_names()
-        raise ConfigError(
-            "selector",
-            name,
-            f"must be one of {', '.join(names)}, or module:Class",
-            suggest(name, names),
-        )
-    if not (
-        isinstance(found, type) and dataclasses.is_dataclass(found) and issubclass(found, Selector)
-    ):
-        raise ConfigError(
-            "selector", name, "must be a dataclass with the verbs init, select and observe"
-        )
+        allowed = f"must be one of {', '.join(names)}, or module:Class"
+        raise ConfigError("selector", name, allowed, suggest(name, names))
+    if not (isinstance(found, type) and is_dataclass(found) and issubclass(found, Selector)):
+        allowed = "must be a dataclass with the methods init, select and observe"
+        raise ConfigError("selector", name, allowed)
     return found
 
 
 def build_selector(
     name: str, clients_per_round: int, options: Mapping[str, Any] | None = None
 ) -> Selector:
-    """A selector with its hyper-parameters; unknown or impossible ones raise ConfigError."""
+    """A selector by name, with its hyper-parameters.
+
+    Args:
+        name: A name of `selector_names()`, or `module:Class`.
+        clients_per_round: C, passed to every selector that has this parameter.
+        options: The selector's other hyper-parameters by name.
+
+    Raises:
+        ConfigError: There is no such selector, or it has no such hyper-parameter, or its value is
+            not allowed.
+
+    Example:
+        >>> from fedcor import build_selector
+        >>> build_selector("power_of_choice", 5, {"candidates": 20})
+        PowerOfChoice(clients_per_round=5, candidates=20)
+    """
     cls = selector_class(name)
-    if "clients_per_round" in {field.name for field in dataclasses.fields(cls)}:
+    if "clients_per_round" in {field.name for field in fields(cls)}:
         options = {**(options or {}), "clients_per_round": clients_per_round}
     selector: Selector = build_dataclass(cls, options or {})
     return selector

@@ -15,8 +15,9 @@ import numpy as np
 
 from fedcor.checks import check_at_least, check_fraction, check_positive
 from fedcor.gp import select
-from fedcor.selectors.base import lengthened, uniform
-from fedcor.selectors.complement import Complement, match
+from fedcor.selectors.base import extend_clients, uniform
+from fedcor.selectors.complement import Complement
+from fedcor.selectors.matching import match
 from fedcor.selectors.process import ProcessSelector
 from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, Reasons, State
 
@@ -104,7 +105,7 @@ class UpdateProcess(Complement):
     def join(self, state: State, population: Population) -> State:
         return {
             **super().join(state, population),
-            "picked": lengthened(state["picked"], population.count, 0),
+            "picked": extend_clients(state["picked"], population.count, 0),
         }
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
@@ -194,7 +195,7 @@ class Combined(ProcessSelector):
         X = _at_unit_scale(state["embedding"] - federation.weights @ state["embedding"])
         both = np.concatenate([directions, X], axis=1)
         first = federation.rng.integers(len(ready), size=1)
-        return match(both[ready], np.zeros(both.shape[1]), first, count, shares=shares[ready])
+        return match(both[ready], np.zeros(both.shape[1]), first, count, weights=shares[ready])
 
     def observe(self, state: State, outcome: Outcome) -> State:
         return {**state, **_named(self._memory.observe(_unnamed(state), outcome))}

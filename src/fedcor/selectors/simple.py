@@ -5,33 +5,60 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedcor.checks import check_at_least
-from fedcor.selectors.base import Memoryless, uniform
+from fedcor.selectors.base import StatelessSelector, uniform
 from fedcor.types import Federation, IntArray, State
 
 __all__ = ["Full", "Random"]
 
 
 @dataclass(frozen=True)
-class Random(Memoryless):
-    """Uniform choice: without replacement as in McMahan et al. (2017), or with it as in Cho et al. (2020)."""
+class Random(StatelessSelector):
+    """Uniform random selection, the paper's baseline `Rand`.
+
+    Args:
+        clients_per_round: C, the number of clients that train in a round. All train when fewer are
+            available.
+        replacement: Whether a client can be drawn more than once in a round. It then trains once
+            and counts as often as it was drawn. False is the selection of McMahan et al. (2017),
+            True that of Cho et al. (2020).
+
+    Example:
+        >>> from fedcor import Random
+        >>> from fedcor.testing import FakeFederation
+        >>> federation = FakeFederation.example(clients=12)
+        >>> chosen, state = Random(clients_per_round=3).select({}, federation)
+        >>> len(chosen)
+        3
+    """
 
     clients_per_round: int
-    replacement: bool = False  # a client drawn twice trains once and counts twice
+    replacement: bool = False
 
     def __post_init__(self) -> None:
         check_at_least("clients_per_round", self.clients_per_round, 1)
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
+        """(C,) clients drawn uniformly from those available, and the unchanged state."""
+        available, count = federation.available, self.clients_per_round
         if self.replacement:
-            return federation.rng.choice(
-                federation.available, size=self.clients_per_round, replace=True
-            ), state
-        return uniform(federation.rng, federation.available, self.clients_per_round), state
+            return federation.rng.choice(available, size=count, replace=True), state
+        return uniform(federation.rng, available, count), state
 
 
 @dataclass(frozen=True)
-class Full(Memoryless):
-    """Everyone who can be reached: the bound that partial participation is measured against."""
+class Full(StatelessSelector):
+    """Full participation: every available client trains in every round.
+
+    It is the bound that partial participation is measured against. It has no hyper-parameters.
+
+    Example:
+        >>> from fedcor import Full
+        >>> from fedcor.testing import FakeFederation
+        >>> federation = FakeFederation.example(clients=4)
+        >>> Full().select({}, federation)[0].tolist()
+        [0, 1, 2, 3]
+    """
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
+        """All available clients, and the unchanged state."""
         return federation.available.copy(), state

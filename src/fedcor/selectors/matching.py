@@ -1,0 +1,151 @@
+"""Mean matching: choose rows whose weighted mean comes close to a target.
+
+Notation
+    u_i     direction i, a row                                              (n, s)
+    a_i     its weight in the mean                                          (n,)
+    t       the target                                                      (s,)
+    K       the group of chosen rows, C of them
+    S, A    sum_K a_i u_i and sum_K a_i: the mean of the group is S / A
+
+The squared distance of the mean from the target is, up to the constant |t|^2,
+
+    gap = |S|^2 / A^2 - 2 S't / A
+
+If row k joins the group (or leaves it, with the other sign), |S|^2, S't and A change by numbers
+that are known before the change:
+
+    |S + a_k u_k|^2 = |S|^2 + 2 S'(a_k u_k) + |a_k u_k|^2
+
+So each step compares all possible groups at once, and costs one product of all rows with the row
+that comes in: O(n s).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedcor.types import FloatArray, IntArray
+
+__all__ = ["match"]
+
+# A swap that lowers the squared distance by less than this fraction of |t|^2 + |S/A|^2 is a
+# rounding error, and swaps end.
+_ROUNDING = 1e-12
+
+
+def match(
+    directions: FloatArray,
+    target: FloatArray,
+    first: IntArray,
+    count: int,
+    swaps: int = 0,
+    weights: FloatArray | None = None,
+) -> IntArray:
+    """Rows of `directions` whose mean comes close to `target`: chosen greedily, then swapped.
+
+    Args:
+        directions: (n, s) u_i, the candidates.
+        target: (s,) t.
+        first: Rows that are in the group whatever their directions are. No swap removes them.
+        count: C, the size of the group; all rows where there are fewer.
+        swaps: At most so many times, one member is exchanged for another row, the best exchange
+            first, while the mean comes closer to the target.
+        weights: (n,) a_i > 0, the weight of each row in the mean; None for equal weights.
+
+    Returns:
+        (C,) row numbers: `first`, then the others in the order in which they were chosen.
+    """
+    count = min(count, len(directions))
+    group = _Group(directions, target, first[:count], count, weights)
+    while len(group.members) < count:
+        group.add_best()
+    if group.outside.any() and group.fixed < count:
+        for _ in range(swaps):
+            if not group.swap_best():
+                break
+    return np.array(group.members, dtype=np.int64)
+
+
+class _Sums(NamedTuple):
+    """What the distance of the group, and of every group one step away, follows from."""
+
+    with_rows: FloatArray  # (n,) S'(a_i u_i)
+    squared: Any  # |S|^2
+    aim: Any  # S't
+    weight: Any  # A
+
+
+class _Group:
+    """The group while it is built, with the inner products of its members and all rows."""
+
+    def __init__(
+        self,
+        directions: FloatArray,
+        target: FloatArray,
+        first: IntArray,
+        count: int,
+        weights: FloatArray | None,
+    ) -> None:
+        n = len(directions)
+        self.weights = np.ones(n) if weights is None else weights  # (n,) a_i
+        self.rows = (
+            directions if weights is None else weights[:, None] * directions
+        )  # (n, s) a_i u_i
+        self.squares = np.einsum("ns,ns->n", self.rows, self.rows)  # (n,) |a_i u_i|^2
+        self.aims = self.rows @ target  # (n,) (a_i u_i)'t
+        self.target_squared = target @ target  # |t|^2
+        self.fixed = len(first)  # the first members, which are never swapped
+        self.members = list(first)
+        self.products = np.empty((n, count))  # (n, C) of each row with each member
+        self.products[:, : self.fixed] = self.rows @ self.rows[self.members].T
+        self.outside = np.ones(n, dtype=bool)  # (n,) rows that are not in the group
+        self.outside[self.members] = False
+
+    def add_best(self) -> None:
+        """Add the row that brings the mean closest to the target."""
+        now = self._sums()
+        squared = now.squared + 2 * now.with_rows + self.squares
+        gap = _gap(squared, now.aim + self.aims, now.weight + self.weights)  # (n,)
+        self._put(int(np.argmin(np.where(self.outside, gap, np.inf))), len(self.members))
+
+    def swap_best(self) -> bool:
+        """Make the exchange that brings the mean closest to the target; False if none helps."""
+        now = self._sums()
+        out = self.members[self.fixed :]
+        # |S|^2 without each member that may leave (C,), then with each row in its place (n, C).
+        without = now.squared - 2 * now.with_rows[out] + self.squares[out]
+        cross = now.with_rows[:, None] - self.products[:, self.fixed :]
+        squared = without + 2 * cross + self.squares[:, None]
+        aim = now.aim - self.aims[out] + self.aims[:, None]
+        gap = _gap(squared, aim, now.weight - self.weights[out] + self.weights[:, None])
+        gap[~self.outside] = np.inf
+        row, leaving = divmod(int(np.argmin(gap)), len(out))
+        rounding = _ROUNDING * float(self.target_squared + now.squared / now.weight**2)
+        if not gap[row, leaving] < _gap(now.squared, now.aim, now.weight) - rounding:
+            return False
+        self.outside[out[leaving]] = True
+        self._put(row, self.fixed + leaving)
+        return True
+
+    def _sums(self) -> _Sums:
+        members = self.members
+        with_rows: FloatArray = self.products[:, : len(members)].sum(axis=1)
+        return _Sums(
+            with_rows,
+            with_rows[members].sum(),
+            self.aims[members].sum(),
+            self.weights[members].sum(),
+        )
+
+    def _put(self, row: int, place: int) -> None:
+        """Let `row` be the member at `place`, which may be the next free one."""
+        self.members[place : place + 1] = [row]
+        self.products[:, place] = self.rows @ self.rows[row]
+        self.outside[row] = False
+
+
+def _gap(squared: Any, aim: Any, weight: Any) -> Any:
+    """|S/A - t|^2 - |t|^2, from |S|^2, S't and A."""
+    return squared / weight**2 - 2 * aim / weight
