@@ -17,8 +17,8 @@ SOURCE = Path(fedcor.__file__).parent
 # A room may import only rooms that stand before it (and itself).
 ORDER = [
     "errors", "types", "rng", "checks", "config", "plugins", "guard", "ledger", "header", "record",
-    "progress", "selection", "gp", "selectors", "testing", "data", "engine", "simulate", "experiment", "runner", "analysis", "report",
-    "reproduce", "flower", "cli", "__main__",
+    "progress", "selection", "gp", "selectors", "testing", "data", "faults", "optimisers", "model_options",
+    "experiment", "engine", "simulate", "runner", "analysis", "report", "reproduce", "flower", "cli", "__main__",
 ]  # fmt: skip
 NEVER = {
     ("engine", "selectors"),
@@ -154,9 +154,9 @@ sys.exit(main(["run", "digits"]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 2
-    assert (
-        done.stderr.strip()
-        == "fedcor: this needs PyTorch, which is not installed: pip install 'fedcor[sim]'"
+    assert done.stderr.strip() == (
+        "fedcor: this needs PyTorch, which is not installed: pip install 'fedcor[sim]' "
+        "(from a clone: pip install '.[sim]')"
     )
 
 

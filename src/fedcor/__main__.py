@@ -1,9 +1,10 @@
-"""The command `fedcor`, and `python -m fedcor`: nothing heavy is imported before an interrupt can be answered."""
+"""The command `fedcor`, and `python -m fedcor`: an interrupt is answered even during the imports."""
 
 import sys
 
 
 def main() -> int:
+    """Runs the command line and returns its exit code."""
     try:
         from fedcor.cli import main as run
 

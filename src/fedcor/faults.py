@@ -1,10 +1,4 @@
-"""What goes wrong in a federation, drawn from streams of (seed, round), so that every selector meets the same faults.
-
-availability  a client can be reached in a round with this probability
-dropout       a client that looks reachable dies in a round with this probability: it is sent models, but neither
-              delivers a training nor answers a question
-stragglers    a client has time only for a part of its local steps, with this probability; the part is drawn uniformly
-"""
+"""Simulated faults, drawn from streams of (seed, round): every selector meets the same ones."""
 
 from __future__ import annotations
 
@@ -12,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedcor.checks import check_fraction
 from fedcor.errors import ConfigError
 from fedcor.rng import stream
 from fedcor.types import BoolArray, IntArray
@@ -21,30 +16,41 @@ __all__ = ["Faults"]
 
 @dataclass(frozen=True)
 class Faults:
+    """What goes wrong in a simulated federation; by default, nothing.
+
+    Args:
+        availability: probability that a client can be reached in a round.
+        dropout: probability that a client fails in a round although it looks reachable: it is
+            sent models, but neither returns an update nor answers a question.
+        stragglers: probability that a client has time for only a part of its local steps; the
+            part is drawn uniformly.
+
+    Example:
+        >>> Faults(availability=0.9, dropout=0.1).available(seed=1, round=0, clients=5)
+        array([0, 1, 2, 3, 4])
+    """
+
     availability: float = 1.0
     dropout: float = 0.0
     stragglers: float = 0.0
 
     def __post_init__(self) -> None:
         for key in ("availability", "dropout", "stragglers"):
-            if not 0.0 <= getattr(self, key) <= 1.0:
-                raise ConfigError(key, getattr(self, key), "must lie in [0, 1]")
+            check_fraction(key, getattr(self, key), closed=True)
         if self.availability == 0.0:
-            raise ConfigError("availability", 0.0, "must be above 0: nobody could ever train")
+            raise ConfigError("availability", 0.0, "must be above 0, or nobody could ever train")
 
     def available(self, seed: int, round: int, clients: int) -> IntArray:
-        """Sorted ids that can be reached; never nobody: a round waits until someone is there."""
+        """Sorted ids of the clients that can be reached; if there is none, one drawn at random."""
         reached = np.flatnonzero(
             stream(seed, "availability", round).random(clients) < self.availability
         )
-        return (
-            reached
-            if len(reached)
-            else stream(seed, "last resort", round).integers(clients, size=1)
-        )
+        if len(reached):
+            return reached
+        return stream(seed, "last resort", round).integers(clients, size=1)
 
     def dropped(self, seed: int, round: int, clients: int) -> BoolArray:
-        """(N,) who dies in this round."""
+        """(N,) which clients fail in this round."""
         return stream(seed, "drop-out", round).random(clients) < self.dropout
 
     def steps(self, seed: int, round: int, clients: int, local_steps: int) -> IntArray:
