@@ -1,4 +1,4 @@
-"""The command `fedcor`, and `python -m fedcor`: an interrupt is answered even during the imports."""
+"""The command `fedcor`, and `python -m fedcor`: an interrupt is answered during imports too."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Tables of settings to frozen dataclasses: a wrong key or type is refused, with what is allowed."""
+"""Tables of settings to dataclasses: a wrong key or type is refused, with what is allowed."""
 
 from __future__ import annotations
 

@@ -8,8 +8,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedcor.cli import commands
 from fedcor.cli.arguments import parse_count, parse_folder, parse_names, parse_seeds
+from fedcor.cli.commands import (
+    PAPER_SELECTORS,
+    compare,
+    data_fetch,
+    data_list,
+    demo,
+    explain,
+    report,
+    reproduce,
+    run,
+)
 from fedcor.data import available
 from fedcor.experiment import preset_names
 from fedcor.reproduce import NAMES
@@ -88,7 +98,7 @@ def _add_demo(actions: Any) -> None:
         help="folder for the runs (default: %(default)s)",
     )
     _add_jobs(parser, os.cpu_count() or 1, "all cores")
-    parser.set_defaults(command=commands.demo)
+    parser.set_defaults(command=demo)
 
 
 def _add_run(actions: Any) -> None:
@@ -107,14 +117,14 @@ def _add_run(actions: Any) -> None:
         default="simulator",
         help="flower: on Flower's simulation, one process per node (default: %(default)s)",
     )
-    parser.set_defaults(command=commands.run)
+    parser.set_defaults(command=run)
 
 
 def _add_compare(actions: Any) -> None:
     help = "run several selectors on the same seeds, for a paired comparison"
     parser = _add_command(actions, "compare", help, COMPARE_EXAMPLES)
     _add_experiment(parser)
-    papers = list(commands.PAPER_SELECTORS)
+    papers = list(PAPER_SELECTORS)
     parser.add_argument(
         "--selectors",
         type=parse_names,
@@ -123,7 +133,7 @@ def _add_compare(actions: Any) -> None:
     )
     _add_seeds(parser, 3)
     _add_jobs(parser)
-    parser.set_defaults(command=commands.compare)
+    parser.set_defaults(command=compare)
 
 
 def _add_experiment(parser: argparse.ArgumentParser) -> None:
@@ -210,7 +220,7 @@ def _add_reproduce(actions: Any) -> None:
         default=Path("runs/reproduce"),
         help="folder for the results, where earlier work is resumed (default: %(default)s)",
     )
-    parser.set_defaults(command=commands.reproduce, flags=PLAN_FLAGS)
+    parser.set_defaults(command=reproduce, flags=PLAN_FLAGS)
 
 
 def _split_presets() -> list[tuple[str, str, str]]:
@@ -229,7 +239,7 @@ def _add_report(actions: Any) -> None:
     form.add_argument(
         "--csv", action="store_true", help="print every number as CSV, one line per metric"
     )
-    parser.set_defaults(command=commands.report)
+    parser.set_defaults(command=report)
 
 
 def _add_explain(actions: Any) -> None:
@@ -240,7 +250,7 @@ def _add_explain(actions: Any) -> None:
         "--round", type=parse_count, help="number of the round, from 0 (default: the last)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(command=commands.explain)
+    parser.set_defaults(command=explain)
 
 
 def _add_data(actions: Any) -> None:
@@ -248,7 +258,7 @@ def _add_data(actions: Any) -> None:
     data = _add_command(actions, "data", help)
     inner = data.add_subparsers(metavar="ACTION", required=True)
     listing = _add_command(inner, "list", "list the data sets, and whether they are present")
-    listing.set_defaults(command=commands.data_list)
+    listing.set_defaults(command=data_list)
     fetch = _add_command(inner, "fetch", "download a data set and verify its content")
     fetch.add_argument("name", metavar="NAME", help="a data set of `fedcor data list`")
     fetch.add_argument(
@@ -258,4 +268,4 @@ def _add_data(actions: Any) -> None:
         metavar="PATH",
         help="take it from this local file or folder instead",
     )
-    fetch.set_defaults(command=commands.data_fetch)
+    fetch.set_defaults(command=data_fetch)
