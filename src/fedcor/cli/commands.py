@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcor.cli.output import print_finished, print_tables, warn_about_warmup
+from fedcor.errors import MissingExtraError
 from fedcor.progress import show_download, show_rounds
 from fedcor.record import RoundRecord, count_rounds, read_run, read_runs
 
@@ -167,8 +168,12 @@ def data_fetch(options: argparse.Namespace) -> None:
 def _engine(name: str) -> Callable[..., None]:
     """The function that runs an experiment on the engine called `name`."""
     if name == "flower":
-        from fedcor.flower.bridge import run_on_flower
-
+        try:
+            from fedcor.flower.bridge import run_on_flower
+        except (MissingExtraError, ModuleNotFoundError) as error:
+            # One extra has all that it needs, whatever was missing first.
+            package = error.package if isinstance(error, MissingExtraError) else error.name
+            raise MissingExtraError(package or "flwr", "flower-sim") from error
         return run_on_flower
     from fedcor.runner import run as run_on_simulator
 
