@@ -333,6 +333,25 @@ def test_too_little_memory_is_a_sentence_and_a_bug_is_a_traceback(capsys, monkey
 
 
 @pytest.mark.parametrize(
+    ("command", "function", "message"),
+    [
+        ("run digits", "runner.run", "interrupted; add --resume to the same command to continue"),
+        ("reproduce toy", "reproduce.reproduce", "interrupted; run the same command again"),
+        ("data list", "data.available", "interrupted\n"),
+    ],
+)
+def test_an_interrupt_is_code_130_and_says_how_to_continue(
+    command, function, message, capsys, monkeypatch
+):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"fedcor.{function}", interrupt)
+    assert fedcor(command) == 130
+    assert f"fedcor: {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "damage", [b"", b"nonsense", "array", "no round", "no model", "wrong model"]
 )
 def test_a_damaged_checkpoint_is_a_sentence(capsys, damage):

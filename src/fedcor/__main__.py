@@ -1,10 +1,9 @@
-"""The command `fedcor`, and `python -m fedcor`: an interrupt is answered during imports too."""
+"""The command `fedcor`, and `python -m fedcor`: nothing heavy is imported before an interrupt can be answered."""
 
 import sys
 
 
 def main() -> int:
-    """Runs the command line and returns its exit code."""
     try:
         from fedcor.cli import main as run
 

@@ -26,6 +26,7 @@ class Faults:
             part is drawn uniformly.
 
     Example:
+        >>> from fedcor.faults import Faults
         >>> Faults(availability=0.9, dropout=0.1).available(seed=1, round=0, clients=5)
         array([0, 1, 2, 3, 4])
     """

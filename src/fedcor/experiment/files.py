@@ -48,6 +48,7 @@ def load_experiment(
             for a `source` that cannot be read, and "change" for a change that is not key=value.
 
     Example:
+        >>> from fedcor.experiment import load_experiment
         >>> load_experiment("fmnist-2spc", ["training.rounds=50"], selector="random").name
         'fmnist-2spc'
     """
