@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
 
@@ -21,3 +22,12 @@ def _in_an_empty_folder(
 ) -> None:
     """No test writes into the project."""
     monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
+
+
+@pytest.fixture(scope="session")
+def small_data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Arguments for a small data set; processes that use it need not import scikit-learn."""
+    path = tmp_path_factory.mktemp("data") / "small.npz"
+    x, y = np.random.default_rng(0).standard_normal((250, 6)), np.arange(250) % 5
+    np.savez(path, x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
+    return f"--set data.name={path}"

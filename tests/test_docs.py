@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedcor.cli import _parser, main
+from fedcor.cli import main
+from fedcor.cli.parser import build_parser
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -47,7 +48,7 @@ def test_every_fedcor_command_in_a_document_parses(path):
         flags=re.MULTILINE,
     )
     for command in commands:
-        _parser().parse_args(shlex.split(command)[1:])
+        build_parser().parse_args(shlex.split(command)[1:])
     if path == ROOT / "README.md":
         assert len(commands) >= 6
 

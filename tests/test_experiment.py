@@ -1,11 +1,19 @@
-"""Settings: the presets are the paper's, and every mistake is refused by name before anything runs."""
+"""Settings: the presets are the paper's, and every mistake is refused by name before it runs."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
+import inspect
 import json
 import pickle
+import subprocess
+import sys
+import tomllib
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -14,8 +22,17 @@ import torch
 
 from fedcor.config import build_dataclass
 from fedcor.engine import Faults
-from fedcor.errors import ConfigError, FedcorError, MissingExtraError
-from fedcor.experiment import load_experiment, preset_names
+from fedcor.engine.models import MODELS
+from fedcor.errors import (
+    ConfigError,
+    FedcorError,
+    MissingExtraError,
+    RunExistsError,
+    WorkerDiedError,
+)
+from fedcor.experiment import load_experiment, parse_experiment, preset_names
+from fedcor.model_options import MODEL_OPTIONS
+from fedcor.optimisers import build_optimiser, optimiser_names
 from fedcor.runner import build_simulation, compare_jobs
 from fedcor.selectors import AFL, FedCor, PowerOfChoice
 from fedcor.simulate import LearningRate
@@ -29,6 +46,23 @@ PRESETS = [
     "fmnist-2spc",
     "fmnist-dir",
 ]
+
+
+TOML = """
+[data]
+name = "digits"
+[partition]
+kind = "iid"
+clients = 4
+[model]
+name = "logistic"
+[training]
+rounds = 2
+clients_per_round = 2
+batch_size = 8
+local_steps = 2
+learning_rate = 0.1
+"""
 
 
 def test_the_presets():
@@ -73,8 +107,63 @@ def test_the_presets_are_the_papers(name, target, chosen, kind, shards):
     assert experiment.with_selector("power_of_choice").build_selector() == PowerOfChoice(chosen)
 
 
+def keys_of(table, path=()):
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from keys_of(value, (*path, key))
+        else:
+            yield (*path, key)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_states_only_what_differs_from_the_defaults(name):
+    file = resources.files("fedcor") / "presets" / f"{name}.toml"
+    stated = tomllib.loads(file.read_text(encoding="utf-8"))
+    for *tables, key in keys_of(stated):
+        # The architecture, and what a preset is named after, are always stated.
+        if tables == ["model"] or key in ("shards_per_client", "alpha"):
+            continue
+        without = copy.deepcopy(stated)
+        table = functools.reduce(dict.__getitem__, tables, without)
+        del table[key]
+        selector = tables[1] if tables and tables[0] == "selectors" else "fedcor"
+        try:
+            changed = parse_experiment(without).with_selector(selector).describe()
+        except ConfigError:
+            continue  # it has no default
+        assert changed != load_experiment(name, selector=selector).describe(), (tables, key)
+
+
+def test_settings_are_read_without_torch(tmp_path):
+    (tmp_path / "mine.toml").write_text(TOML + '[optimiser]\nname = "fedprox"\nmu = 0.1\n')
+    program = """
+import sys
+sys.modules["torch"] = None
+from fedcor.experiment import load_experiment, parse_experiment, preset_names
+for name in preset_names():
+    load_experiment(name)
+mine = load_experiment("mine.toml", ["faults.dropout=0.1"], "random")
+assert mine.build_optimiser().proximal == mine.faults.dropout == 0.1
+print(load_experiment("fmnist-2spc").describe()["model"])
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "{'name': 'mlp', 'hidden': [64, 30], 'dropout': 0.5}"
+
+
+def test_the_options_of_the_built_in_models_are_those_of_their_factories():
+    options = {name: tuple(inspect.signature(made).parameters)[2:] for name, made in MODELS.items()}
+    assert options == MODEL_OPTIONS
+
+
+def test_every_optimiser_is_built_by_its_name():
+    assert optimiser_names() == ["fedavg", "fedprox"]
+    assert [build_optimiser(name).proximal for name in optimiser_names()] == [0.0, 0.01]
+
+
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("training.round=5", 'training.round = 5: no such key here.*did you mean "rounds"'),
         ("trainin.rounds=5", 'trainin = .*did you mean "training"'),
@@ -87,7 +176,7 @@ def test_the_presets_are_the_papers(name, target, chosen, kind, shards):
         ),
         ("training.weight_decay=-1", "training.weight_decay"),
         ("training.learning_rate=1e39", "training.learning_rate"),
-        ("training.device=abacus", "training.device = 'abacus': must be auto, cpu, cuda or mps"),
+        ("training.device=abacus", "training.device = 'abacus': must be one of auto, cpu"),
         ("model.dropout=nan", "model.dropout = nan: must be a finite number"),
         ("model.hidden=[nan]", "model.hidden = nan: must be a finite number"),
         ("selectors.fedcor.clients_per_round=3", "is set for all by training.clients_per_round"),
@@ -101,10 +190,11 @@ def test_the_presets_are_the_papers(name, target, chosen, kind, shards):
         ),
         ("partition.clients=0", "partition.clients = 0"),
         ("partition.kind=shard", "partition.kind = 'shard'.*did you mean \"shards\""),
-        ("data.holdout=1.0", "data.holdout = 1.0: must lie in"),
+        ("data.holdout=1.0", "data.holdout = 1.0: must be below 1"),
         ("data.noisy_clients=1.1", "data.noisy_clients = 1.1: must lie in"),
         ("partition.size_skew=-1", "partition.size_skew = -1.0: must be a number from 0 to 10"),
         ("target_accuracy=1.5", "target_accuracy = 1.5: must lie in"),
+        ("target_accuracy=0", "target_accuracy = 0.0: must be a finite number above 0"),
         ("name=../elsewhere", "name = '../elsewhere': must be a plain name"),
         ("name=..", "must be a plain name"),
         ("selector=fedcorr", "selector = 'fedcorr'.*did you mean \"fedcor\""),
@@ -125,13 +215,13 @@ def test_the_presets_are_the_papers(name, target, chosen, kind, shards):
         ("model.name=mpl", 'model.name.*did you mean "mlp"'),
         ("model.droput=0.1", 'model.droput.*did you mean "dropout"'),
         ("faults.dropout=2", "faults.dropout = 2.0: must lie in"),
-        ("name.x=2", "--set"),
-        ("rounds", "--set = 'rounds': must have the form key=value"),
-        ("=5", "--set"),
+        ("name.x=2", "change = 'name.x=2': name is not a table"),
+        ("rounds", "change = 'rounds': must have the form key=value"),
+        ("=5", "change = '=5'"),
     ],
 )
-def test_mistakes_are_refused_by_name(change, told):
-    with pytest.raises(ConfigError, match=told):
+def test_mistakes_are_refused_by_name(change, message):
+    with pytest.raises(ConfigError, match=message):
         load_experiment("digits", [change])
 
 
@@ -142,10 +232,11 @@ def test_a_pull_that_is_not_finite():
 
 def test_every_setting_reaches_the_simulation():
     changes = [
-        "training.batch_size=7", "training.local_steps=3", "training.learning_rate=0.3", "training.milestones=[2]",
-        "training.factor=0.1", "training.weight_decay=0.2", "optimiser.name=fedprox", "optimiser.mu=0.4",
-        "data.holdout=0.25", "faults.stragglers=0.5", "faults.dropout=0.1", "faults.availability=0.9",
-    ]  # fmt: skip
+        *("training.batch_size=7", "training.local_steps=3", "training.learning_rate=0.3"),
+        *("training.milestones=[2]", "training.factor=0.1", "training.weight_decay=0.2"),
+        *("optimiser.name=fedprox", "optimiser.mu=0.4", "data.holdout=0.25"),
+        *("faults.stragglers=0.5", "faults.dropout=0.1", "faults.availability=0.9"),
+    ]
     simulation = build_simulation(load_experiment("digits", changes, "afl"), 5)
     local = simulation.engine.local_training
     assert (local.batch_size, local.local_steps) == (7, 3)
@@ -154,9 +245,8 @@ def test_every_setting_reaches_the_simulation():
     assert simulation.faults == Faults(0.9, 0.1, 0.5)
     assert simulation.seed == simulation.engine.seed == 5
     assert isinstance(simulation.selector, AFL)
-    assert (
-        simulation.engine.population.sizes.sum() < 0.85 * 1438
-    )  # a quarter of each client is held out
+    # A quarter of each client is held out.
+    assert simulation.engine.population.sizes.sum() < 0.85 * 1438
     assert [record.learning_rate for record, _ in simulation.run(3)] == pytest.approx(
         [0.3, 0.3, 0.03]
     )
@@ -196,10 +286,7 @@ def test_a_users_selector_takes_options_by_its_quoted_name(tmp_path, monkeypatch
 
 def test_a_toml_file(tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text(
-        '[data]\nname = "digits"\n[partition]\nkind = "iid"\nclients = 4\n[model]\nname = "logistic"\n'
-        "[training]\nrounds = 2\nclients_per_round = 2\nbatch_size = 8\nlocal_steps = 2\nlearning_rate = 0.1\n"
-    )
+    path.write_text(TOML)
     experiment = load_experiment(str(path), selector="random")
     assert experiment.name == "mine"
     assert len(list(build_simulation(experiment, 1).run(2))) == 2
@@ -211,7 +298,7 @@ def test_a_toml_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (None, "cannot be read"),
         ("a = = b", "is not TOML"),
@@ -219,16 +306,16 @@ def test_a_toml_file(tmp_path):
         ("", "data = None: must be given"),
     ],
 )
-def test_a_toml_file_that_is_wrong(tmp_path, content, told):
+def test_a_toml_file_that_is_wrong(tmp_path, content, message):
     path = tmp_path / "mine.toml"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         load_experiment(str(path))
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (
             '[data]\nname = "digits"',
@@ -241,9 +328,9 @@ def test_a_toml_file_that_is_wrong(tmp_path, content, told):
         ),
     ],
 )
-def test_a_table_that_is_missing_is_named_with_what_it_needs(tmp_path, content, told):
+def test_a_table_that_is_missing_is_named_with_what_it_needs(tmp_path, content, message):
     (tmp_path / "short.toml").write_text(content)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         load_experiment(str(tmp_path / "short.toml"))
 
 
@@ -358,12 +445,27 @@ def test_tables_become_dataclasses():
 
 
 @pytest.mark.parametrize(
-    "error", [ConfigError("a", 1, "b", "c"), MissingExtraError("x", "y")], ids=repr
+    "error",
+    [
+        ConfigError("a", 1, "b", "c"),
+        MissingExtraError("x", "y"),
+        RunExistsError(Path("runs/a")),
+        WorkerDiedError("x"),
+    ],
+    ids=lambda error: type(error).__name__,
 )
 def test_errors_cross_from_a_worker_to_its_parent(error):
     copied = pickle.loads(pickle.dumps(error))
     assert str(copied) == str(error)
+    assert vars(copied) == vars(error)
     assert type(copied) is type(error)
+
+
+def test_an_error_about_a_taken_folder_names_it():
+    error = RunExistsError(Path("runs/a"))
+    assert error.folder == Path("runs/a")
+    assert str(error).startswith("runs/a already holds a run")
+    assert "--" not in str(error)
 
 
 def test_config_errors_are_value_errors_of_the_one_tree():

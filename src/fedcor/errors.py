@@ -1,15 +1,26 @@
-"""One tree of errors that a person can mend: each message says what was wrong and what to do.
+"""The errors that a user can fix: each message says what was wrong and what to do.
 
-The command line prints them without a traceback and ends with exit code 2.
+Library messages name parameters, never flags of the command line. The command line prints them
+without a traceback, adds its flags, and ends with exit code 2.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-__all__ = ["ConfigError", "DataError", "FedcorError", "MissingExtraError", "RecordError", "suggest"]
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "FedcorError",
+    "MissingExtraError",
+    "RecordError",
+    "RunExistsError",
+    "WorkerDiedError",
+    "suggest",
+]
 
 
 class FedcorError(Exception):
@@ -17,37 +28,72 @@ class FedcorError(Exception):
 
 
 class ConfigError(FedcorError, ValueError):
-    """A setting that cannot work: names the key, what was given and what is allowed."""
+    """A setting that cannot work.
+
+    Attributes:
+        key: name of the setting, with its table: `training.rounds`.
+        given: the value that was given; None where it is missing.
+        allowed: what is allowed, as a phrase: `must be a whole number of at least 1`.
+        hint: a suggestion, or an empty text.
+    """
 
     def __init__(self, key: str, given: object, allowed: str, hint: str = "") -> None:
         self.key, self.given, self.allowed, self.hint = key, given, allowed, hint
         super().__init__(f"{key} = {given!r}: {allowed}" + (f" ({hint})" if hint else ""))
 
-    def __reduce__(
-        self,
-    ) -> tuple[Any, ...]:  # an error may cross from a worker process to its parent
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors are pickled on their way from a worker process to its parent.
         return type(self), (self.key, self.given, self.allowed, self.hint)
 
     def under(self, table: str) -> ConfigError:
-        """The same complaint, with the key as it stands inside `table`."""
-        return ConfigError(f"{table}.{self.key}", self.given, self.allowed, self.hint)
+        """The same error, with `key` inside `table`."""
+        return self.renamed(f"{table}.{self.key}")
+
+    def renamed(self, key: str) -> ConfigError:
+        """The same error about `key`."""
+        return ConfigError(key, self.given, self.allowed, self.hint)
 
 
 class DataError(FedcorError):
-    """Data that is missing, damaged, or does not fit together."""
+    """Data that is missing, damaged, or inconsistent."""
 
 
 class RecordError(FedcorError):
-    """A run folder that cannot be used: taken, locked, damaged, or from another experiment."""
+    """A run folder that cannot be used: in use, locked, damaged, or of another experiment."""
+
+
+class RunExistsError(RecordError):
+    """A folder that already holds a run, where a new one was asked for.
+
+    Attributes:
+        folder: The folder of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        super().__init__(f"{folder} already holds a run: resume it, or choose another folder")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.folder,)
+
+
+class WorkerDiedError(FedcorError):
+    """A worker process ended without a result: killed, or out of memory."""
 
 
 class MissingExtraError(FedcorError, ImportError):
-    """A part of fedcor that was not installed."""
+    """A package that is part of an optional extra of fedcor is not installed.
+
+    Attributes:
+        package: the package that is missing.
+        extra: the extra that installs it.
+    """
 
     def __init__(self, package: str, extra: str) -> None:
         self.package, self.extra = package, extra
         super().__init__(
-            f"this needs {package}, which is not installed: pip install 'fedcor[{extra}]'"
+            f"this needs {package}, which is not installed: pip install 'fedcor[{extra}]' "
+            f"(from a clone: pip install '.[{extra}]')"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -55,6 +101,6 @@ class MissingExtraError(FedcorError, ImportError):
 
 
 def suggest(word: str, options: Iterable[str]) -> str:
-    """`did you mean "rounds"?` for a near miss of one of `options`, else an empty text."""
+    """`did you mean "rounds"?` if one of `options` is similar to `word`, else an empty text."""
     near = difflib.get_close_matches(word, list(options), n=1, cutoff=0.6)
     return f'did you mean "{near[0]}"?' if near else ""

@@ -23,7 +23,7 @@ from typing import Any, TextIO
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedcor.errors import RecordError
+from fedcor.errors import RecordError, RunExistsError
 from fedcor.header import named_alike, rename_selector, upgrade
 from fedcor.types import Array
 
@@ -275,9 +275,7 @@ def _look(
         return None, None  # it died in its first round: there is nothing to lose
     _check_same(folder, run.header, json.loads(_line(header)))
     if not resume:
-        raise RecordError(
-            f"{folder} already holds a run: add --resume to go on with it, or choose another folder"
-        )
+        raise RunExistsError(folder)
     done = int(checkpoint["round"]) if checkpoint else 0
     if len(run.rounds) < done:
         raise RecordError(

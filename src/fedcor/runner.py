@@ -21,7 +21,13 @@ from threadpoolctl import threadpool_limits
 
 from fedcor.data import Dataset, load, randomise_labels
 from fedcor.engine import Engine, LocalTraining, build_model
-from fedcor.errors import ConfigError, FedcorError, RecordError
+from fedcor.errors import (
+    ConfigError,
+    FedcorError,
+    RecordError,
+    RunExistsError,
+    WorkerDiedError,
+)
 from fedcor.experiment import Experiment
 from fedcor.header import run_header
 from fedcor.record import RoundRecord, count_rounds, has_run, open_run
@@ -198,11 +204,9 @@ def compare_jobs(
         for seed in seeds
         for variant in variants
     ]
-    taken = [str(job.out) for job in jobs if has_run(job.out)]
+    taken = [job.out for job in jobs if has_run(job.out)]
     if taken and not resume:  # all are looked at before any is begun
-        raise RecordError(
-            f"{taken[0]} already holds a run: add --resume to go on with it, or choose another --out"
-        )
+        raise RunExistsError(taken[0])
     return jobs
 
 
@@ -261,9 +265,8 @@ def in_processes(
                 yield pending.pop(future)
             yield None
     except BrokenProcessPool:
-        raise FedcorError(
-            "a worker process died (killed, or out of memory?); nothing is lost, the runs can be gone on with; "
-            "take fewer --jobs if memory is short"
+        raise WorkerDiedError(
+            "a worker process died (killed, or out of memory?); what was recorded is kept, and can be resumed"
         ) from None
     finally:
         for process in list((pool._processes or {}).values()):

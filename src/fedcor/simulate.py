@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from fedcor.engine import Engine, Faults
-from fedcor.engine.optimisers import Optimiser
 from fedcor.guard import check_clients, screen_losses
 from fedcor.ledger import CURRENT, Ledger
+from fedcor.optimisers import Optimiser
 from fedcor.record import RoundRecord
 from fedcor.rng import stream
 from fedcor.selection import Decision, decide, init_state, observe

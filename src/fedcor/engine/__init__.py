@@ -24,10 +24,10 @@ except ImportError as error:  # pragma: no cover - held by a test in an interpre
     raise MissingExtraError("PyTorch", "sim") from error
 
 from fedcor.engine.engine import Engine
-from fedcor.engine.faults import Faults
 from fedcor.engine.models import build_model
-from fedcor.engine.optimisers import FedAvg, FedProx
 from fedcor.engine.train import LocalTraining
+from fedcor.faults import Faults
+from fedcor.optimisers import FedAvg, FedProx
 
 del torch
 __all__ = ["Engine", "Faults", "FedAvg", "FedProx", "LocalTraining", "build_model"]

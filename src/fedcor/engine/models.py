@@ -7,7 +7,6 @@ like parameters but have no gradient.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedcor.errors import ConfigError, suggest
-from fedcor.plugins import load_object
+from fedcor.errors import ConfigError
+from fedcor.model_options import load_model_factory
 from fedcor.rng import stream_seed
 
 __all__ = ["ClientDropout", "ModelVector", "build_model", "cnn", "logistic", "mlp"]
@@ -113,36 +112,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "logistic
 
 
 def model_factory(name: str) -> Callable[..., nn.Module]:
-    """A built-in model's factory, or the user's `module:factory`; either is called as factory(shape, classes, **options)."""
-    if name in MODELS:
-        return MODELS[name]
-    if ":" in name:
-        factory: Callable[..., nn.Module] = load_object(name, "name")
-        if not callable(factory):
-            raise ConfigError("name", name, "must be a function or class that makes a module")
-        return factory
-    raise ConfigError(
-        "name",
-        name,
-        f"must be one of {', '.join(MODELS)}, or module:factory",
-        suggest(name, MODELS),
-    )
-
-
-def check_model_options(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse options that the factory does not take, before anything is loaded."""
-    factory = model_factory(name)
-    try:
-        parameters = inspect.signature(factory).parameters
-    except ValueError:  # some built-in callables do not tell
-        return
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    names = list(parameters)[2:]
-    for key, value in options.items():
-        if key not in names:
-            allowed = f"the model {name} has no such option; it has: {', '.join(names) or 'none'}"
-            raise ConfigError(key, value, allowed, suggest(key, names))
+    """The factory of a built-in model, or the user's `module:factory`."""
+    return MODELS[name] if name in MODELS else load_model_factory(name)
 
 
 def build_model(

@@ -24,7 +24,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
 
 from fedcor.types import BoolArray, FloatArray
 
@@ -59,6 +58,8 @@ class Samples:
 
 def log_likelihood(X: FloatArray, samples: Samples, s2: float) -> float:
     """Phi(X): the weighted log likelihood of the samples."""
+    from scipy.linalg import cho_factor, cho_solve  # slow to import, and a fit does not need it
+
     total = 0.0
     for who, Y, w in samples.by_answered():
         Xo = X[who]

@@ -3,38 +3,57 @@
 Numbers are computed and saved first (`OUT/<what>-<dataset>.json`), figures are drawn from them (`.svg`, `.png`).
 """
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from fedcor.reproduce import beyond
-from fedcor.reproduce.measurements import embedding, normality, stationarity, toy
-from fedcor.reproduce.plan import Plan
-from fedcor.reproduce.runs import annealing, convergence, interval, table1
+if TYPE_CHECKING:
+    from fedcor.reproduce.plan import Plan
 
-__all__ = ["EXPERIMENTS", "Plan", "reproduce"]
+    EXPERIMENTS: dict[str, Callable[[Plan], list[Path]]]
 
-EXPERIMENTS: dict[str, Callable[[Plan], list[Path]]] = {
-    "table1": table1,
-    "convergence": convergence,
-    "toy": toy,
-    "normality": normality,
-    "stationarity": stationarity,
-    "interval": interval,
-    "annealing": annealing,
-    "embedding": embedding,
-    "beyond-table": beyond.table,
-    "beyond-ablation": beyond.ablation,
-    "beyond-limits": beyond.limits,
-    "beyond-fairness": beyond.fairness,
-    "beyond-confirmation": beyond.confirmation,
+__all__ = ["EXPERIMENTS", "NAMES", "Plan", "reproduce"]
+
+# Name -> function. Their modules need the extra `sim` and are imported when an experiment is run.
+_FUNCTIONS = {
+    "table1": "runs:table1",
+    "convergence": "runs:convergence",
+    "toy": "measurements:toy",
+    "normality": "measurements:normality",
+    "stationarity": "measurements:stationarity",
+    "interval": "runs:interval",
+    "annealing": "runs:annealing",
+    "embedding": "measurements:embedding",
+    "beyond-table": "beyond:table",
+    "beyond-ablation": "beyond:ablation",
+    "beyond-limits": "beyond:limits",
+    "beyond-fairness": "beyond:fairness",
+    "beyond-confirmation": "beyond:confirmation",
 }
+_GROUPS = {
+    "paper": [name for name in _FUNCTIONS if not name.startswith("beyond-")],
+    "beyond": [name for name in _FUNCTIONS if name.startswith("beyond-")],
+    "all": list(_FUNCTIONS),
+}
+NAMES = (*_FUNCTIONS, *_GROUPS)
 
 
-def reproduce(what: str, plan: Plan) -> list[Path]:
+def __getattr__(name: str) -> Any:
+    if name == "Plan":
+        return importlib.import_module("fedcor.reproduce.plan").Plan
+    if name == "EXPERIMENTS":
+        return {experiment: _function(experiment) for experiment in _FUNCTIONS}
+    raise AttributeError(f"module 'fedcor.reproduce' has no attribute {name!r}")
+
+
+def _function(experiment: str) -> Callable[["Plan"], list[Path]]:
+    module, _, name = _FUNCTIONS[experiment].partition(":")
+    function: Callable[[Plan], list[Path]]
+    function = getattr(importlib.import_module(f"fedcor.reproduce.{module}"), name)
+    return function
+
+
+def reproduce(what: str, plan: "Plan") -> list[Path]:
     """The files that one experiment, all of the paper's (`paper`), all that go `beyond` it, or simply `all`, have written."""
-    groups = {
-        "paper": [name for name in EXPERIMENTS if not name.startswith("beyond-")],
-        "beyond": [name for name in EXPERIMENTS if name.startswith("beyond-")],
-        "all": list(EXPERIMENTS),
-    }
-    return [path for name in groups.get(what, [what]) for path in EXPERIMENTS[name](plan)]
+    return [path for name in _GROUPS.get(what, [what]) for path in _function(name)(plan)]

@@ -179,11 +179,10 @@ GREEDY = _greedy("without swaps")
 
 def _variants(plan: Plan) -> list[Variant]:
     """The greedy choice alone; with swaps, as it is; with one other thing changed; and relatives, which differ in more."""
-    fedcor = plan.experiment(plan.settings[0]).selectors[
-        "fedcor"
-    ]  # the data set's own, for those that share them
-    annealed = {key: fedcor[key] for key in ("beta", "interval") if key in fedcor}
-    learnt = {key: value for key, value in fedcor.items() if key not in ("beta", "scale")}
+    # FedCor's hyper-parameters on this data set, for the relatives that share them.
+    fedcor = plan.experiment(plan.settings[0]).describe()["selectors"]["fedcor"]
+    annealed = {key: fedcor[key] for key in ("beta", "interval")}
+    learnt = {k: value for k, value in fedcor.items() if k not in ("beta", "clients_per_round")}
     return [
         GREEDY,
         COMPLEMENT,

@@ -138,8 +138,8 @@ def annealing(plan: Plan) -> list[Path]:
 
 def _fedcor(plan: Plan, label: str, **options: float) -> Variant:
     """A FedCor variant; the one with the preset's own options shares the folder of Table 1's runs."""
-    preset = plan.experiment(plan.settings[0]).selectors["fedcor"]
-    if all(preset.get(key) == value for key, value in options.items()):
+    preset = plan.experiment(plan.settings[0]).build_selector()
+    if all(getattr(preset, key) == value for key, value in options.items()):
         return Variant(label, "fedcor", "fedcor")
     folder = "-".join(["fedcor", *(f"{key}-{value}" for key, value in options.items())])
     return Variant(label, "fedcor", folder, options)

@@ -1,0 +1,50 @@
+"""Texts of the command line to values, each refused with what is allowed."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+__all__ = ["parse_count", "parse_folder", "parse_names", "parse_seeds"]
+
+_LARGEST = 2**31
+_MOST_SEEDS = 10_000
+
+
+def parse_count(text: str) -> int:
+    """A whole number from 0 on."""
+    if not text.isdecimal() or (value := int(text)) > _LARGEST:
+        allowed = f"is not a whole number from 0 to {_LARGEST}"
+        raise argparse.ArgumentTypeError(f"{text!r} {allowed}")
+    return value
+
+
+def parse_folder(text: str) -> Path:
+    """A path, with `~` for the home folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the name of the folder is empty")
+    return Path(text).expanduser()
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`1-5` or `1,2,7` to the seeds, each once."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        low, dash, high = part.partition("-")
+        first, last = parse_count(low), parse_count(high if dash else low)
+        seeds += range(first, min(last, first + _MOST_SEEDS) + 1)
+    if not seeds or len(seeds) > _MOST_SEEDS or len(set(seeds)) < len(seeds):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} has no seed, a seed twice, or too many seeds; write 1-5 or 1,2,7"
+        )
+    return seeds
+
+
+def parse_names(text: str) -> list[str]:
+    """`a,b,c` to the names, each once."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} has an empty name, or a name twice; separate different names by commas"
+        )
+    return names

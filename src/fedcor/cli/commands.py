@@ -1,0 +1,205 @@
+"""The commands: each calls the library with what was parsed, and prints.
+
+What a command needs is imported when it runs, so that help and refusals come at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedcor.cli.output import print_finished, print_tables, warn_about_warmup
+from fedcor.errors import MissingExtraError
+from fedcor.progress import show_download, show_rounds
+from fedcor.record import RoundRecord, count_rounds, read_run, read_runs
+
+if TYPE_CHECKING:
+    from fedcor.experiment import Experiment
+    from fedcor.runner import Job
+
+__all__ = [
+    "PAPER_SELECTORS",
+    "compare",
+    "data_fetch",
+    "data_list",
+    "demo",
+    "explain",
+    "report",
+    "reproduce",
+    "run",
+]
+
+PAPER_SELECTORS = ("random", "afl", "power_of_choice", "fedcor")  # those that the paper compares
+
+
+def demo(options: argparse.Namespace) -> None:
+    """Five selectors on the embedded digits, three seeds."""
+    from fedcor.experiment import load_experiment
+    from fedcor.runner import compare_jobs
+
+    selectors, seeds = [*PAPER_SELECTORS, "complement"], [1, 2, 3]
+    jobs = compare_jobs(load_experiment("digits"), selectors, seeds, options.out, resume=True)
+    print(
+        f"50 clients, one digit each, 10 train per round: {len(selectors)} selectors on "
+        f"{len(seeds)} paired seeds, in {options.out}",
+        flush=True,
+    )
+    _run_all(jobs, options.jobs, quiet=True)
+    print_tables(options.out)
+    where = options.out
+    print(f"\nThe records are in {where}; `fedcor report {where} --json` gives every number.")
+
+
+def run(options: argparse.Namespace) -> None:
+    """One run of an experiment."""
+    from fedcor.experiment import load_experiment
+
+    # Checked before torch is imported, so that a mistake is refused at once.
+    experiment = load_experiment(options.experiment, _changes(options), options.selector)
+    run_engine = _engine(options.engine)
+    warn_about_warmup(experiment)
+    out = options.out or _default_folder(experiment, options.engine, options.seed)
+    title, rounds = f"{experiment.name} {experiment.selector}", experiment.training.rounds
+    with show_rounds(title, rounds) as update:
+
+        def show(record: RoundRecord) -> None:
+            update(record.round + 1, f"accuracy {record.test_accuracy:.3f}")
+
+        run_engine(experiment, options.seed, out, resume=options.resume, on_round=show)
+    print_finished(out, sys.stdout.isatty())
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Several selectors on several seeds."""
+    from fedcor.experiment import load_experiment
+
+    experiment = load_experiment(options.experiment, _changes(options), options.selectors[0])
+    variants = [experiment.with_selector(name) for name in options.selectors]
+    from fedcor.runner import compare_jobs  # imports torch: after the checks
+
+    for variant in variants:
+        warn_about_warmup(variant)
+    out = options.out or Path("runs") / experiment.name
+    jobs = compare_jobs(experiment, options.selectors, options.seeds, out, resume=options.resume)
+    _run_all(jobs, options.jobs)
+    if sys.stdout.isatty():
+        print_tables(out)
+
+
+def reproduce(options: argparse.Namespace) -> None:
+    """The paper's table and figures, and what goes beyond them."""
+    from fedcor.reproduce import Plan
+    from fedcor.reproduce import reproduce as reproduce_experiment
+
+    given = {"settings": options.settings} if options.settings else {}
+    plan = Plan(
+        options.out,
+        show_rounds,
+        dataset=options.dataset,
+        seeds=options.seeds,
+        rounds=options.rounds,
+        jobs=options.jobs,
+        selections=options.selections,
+        device=options.device,
+        **given,
+    )
+    for path in reproduce_experiment(options.what, plan.quick() if options.quick else plan):
+        print(path)
+        if path.suffix == ".md":
+            print(path.read_text(encoding="utf-8"))
+
+
+def report(options: argparse.Namespace) -> None:
+    """Tables of runs."""
+    from fedcor.report.summary import summarise
+    from fedcor.report.tables import to_csv, to_json
+
+    if not (options.json or options.csv):
+        print_tables(options.folder, options.baseline)
+        return
+    summary = summarise(read_runs(options.folder), options.baseline)
+    sys.stdout.write(to_json(summary) if options.json else to_csv(summary))
+
+
+def explain(options: argparse.Namespace) -> None:
+    """A selector's reasons in one round."""
+    from rich.console import Console
+
+    from fedcor.report.explain import explain as explain_round
+    from fedcor.report.explain import render_explanation
+
+    explanation = explain_round(read_run(options.folder), options.round)
+    if options.json:
+        print(json.dumps(explanation))
+    else:
+        render_explanation(explanation, Console())
+
+
+def data_list(options: argparse.Namespace) -> None:  # noqa: ARG001
+    """The data sets, and whether they are present."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedcor.data import available, cache_dir
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("name", "what", "here", "how"):
+        table.add_column(title)
+    for entry in available():
+        what = f"{entry.description} {entry.shape}, {entry.classes} classes"
+        table.add_row(entry.name, what, "yes" if entry.present else "no", entry.next_step)
+    Console().print(table)
+    print(f"\ncache folder: {cache_dir()} (FEDCOR_DATA names another)")
+
+
+def data_fetch(options: argparse.Namespace) -> None:
+    """Download a data set."""
+    from fedcor.data import fetch
+
+    with show_download() as update:
+        path = fetch(options.name, options.source, update)
+    print(path)
+
+
+def _engine(name: str) -> Callable[..., None]:
+    """The function that runs an experiment on the engine called `name`."""
+    if name == "flower":
+        try:
+            from fedcor.flower.bridge import run_on_flower
+        except (MissingExtraError, ModuleNotFoundError) as error:
+            # One extra has all that it needs, whatever was missing first.
+            package = error.package if isinstance(error, MissingExtraError) else error.name
+            raise MissingExtraError(package or "flwr", "flower-sim") from error
+        return run_on_flower
+    from fedcor.runner import run as run_on_simulator
+
+    return run_on_simulator
+
+
+def _default_folder(experiment: Experiment, engine: str, seed: int) -> Path:
+    from fedcor.runner import folder_name
+
+    name = experiment.name if engine == "simulator" else f"{experiment.name}-{engine}"
+    return Path("runs") / name / folder_name(experiment.selector) / f"seed-{seed}"
+
+
+def _changes(options: argparse.Namespace) -> list[str]:
+    rounds = [] if options.rounds is None else [f"training.rounds={options.rounds}"]
+    return [*options.changes, *rounds]
+
+
+def _run_all(jobs: Sequence[Job], processes: int, *, quiet: bool = False) -> None:
+    from fedcor.runner import run_jobs
+
+    finished = 0
+    terminal = sys.stdout.isatty()  # asked here: a live bar replaces stdout
+    with show_rounds("rounds", sum(job.experiment.training.rounds for job in jobs)) as update:
+        for job in run_jobs(jobs, processes):
+            finished += job is not None
+            update(sum(count_rounds(other.out) for other in jobs), f"{finished}/{len(jobs)} runs")
+            if job is not None and not quiet:
+                print_finished(job.out, terminal)

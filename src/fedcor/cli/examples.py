@@ -1,0 +1,30 @@
+"""The examples that the help shows."""
+
+from __future__ import annotations
+
+__all__ = ["COMPARE_EXAMPLES", "EXAMPLES", "REPRODUCE_EXAMPLES", "RUN_EXAMPLES"]
+
+EXAMPLES = """examples:
+  fedcor demo                                         FedCor and its baselines, in under a minute
+  fedcor data fetch fmnist                            download a data set and verify it
+  fedcor run fmnist-2spc --selector fedcor --seed 1   one run; add --resume to continue it
+  fedcor compare fmnist-2spc --seeds 1-5 --jobs 2     paired runs of the paper's four selectors
+  fedcor report runs/fmnist-2spc                      their table, with intervals and bytes
+"""
+RUN_EXAMPLES = """examples:
+  fedcor run digits
+  fedcor run fmnist-1spc --selector power_of_choice --seed 3 --rounds 200
+  fedcor run fmnist-2spc --set selectors.fedcor.beta=0.75 --out runs/beta-075
+  fedcor run my.toml --selector my_module:MySelector --resume
+"""
+COMPARE_EXAMPLES = """examples:
+  fedcor compare digits --seeds 1-3 --jobs 2
+  fedcor compare fmnist-dir --selectors random,my_module:MySelector --seeds 1,2,5 --out runs/mine
+  fedcor compare fmnist-2spc --seeds 1-5 --jobs 2 --resume      continues after an interruption
+"""
+REPRODUCE_EXAMPLES = """examples:
+  fedcor reproduce all --quick         everything, as a rehearsal
+  fedcor reproduce table1 --jobs 2     60 runs of 500 rounds; can be interrupted and run again
+  fedcor reproduce beyond --jobs 2     the selector `complement`: its gain, its parts, its limits
+  fedcor reproduce table1 --dataset cifar10 --settings 2spc --seeds 1 --rounds 600
+"""

@@ -1,0 +1,248 @@
+"""The arguments of every command, with their help."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fedcor.cli.arguments import parse_count, parse_folder, parse_names, parse_seeds
+from fedcor.cli.commands import (
+    PAPER_SELECTORS,
+    compare,
+    data_fetch,
+    data_list,
+    demo,
+    explain,
+    report,
+    reproduce,
+    run,
+)
+from fedcor.cli.examples import COMPARE_EXAMPLES, EXAMPLES, REPRODUCE_EXAMPLES, RUN_EXAMPLES
+from fedcor.data import available
+from fedcor.experiment import preset_names
+from fedcor.reproduce import NAMES
+from fedcor.selectors import selector_names
+
+__all__ = ["build_parser"]
+
+# Parameters that errors of the library name -> what was typed.
+EXPERIMENT_FLAGS = {"experiment": "EXPERIMENT", "change": "--set"}
+PLAN_FLAGS = {key: f"--{key}" for key in ("dataset", "settings", "seeds", "rounds", "device")}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of `fedcor`. Its result has `command`, a function that takes the result."""
+    parser = argparse.ArgumentParser(
+        prog="fedcor",
+        description="Which clients train next in federated learning.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"fedcor {version('fedcor')}")
+    parser.set_defaults(flags={})
+    actions = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_demo(actions)
+    _add_run(actions)
+    _add_compare(actions)
+    _add_reproduce(actions)
+    _add_report(actions)
+    _add_explain(actions)
+    _add_data(actions)
+    return parser
+
+
+def _add_command(actions: Any, name: str, help: str, epilog: str = "") -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name,
+        help=help,
+        description=f"{help[0].upper()}{help[1:]}.",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
+def _add_demo(actions: Any) -> None:
+    help = "compare FedCor with its baselines on built-in data, in under a minute"
+    parser = _add_command(actions, "demo", help)
+    parser.add_argument(
+        "--out",
+        type=parse_folder,
+        default=Path("runs/demo"),
+        help="folder for the runs (default: %(default)s)",
+    )
+    _add_jobs(parser, os.cpu_count() or 1, "all cores")
+    parser.set_defaults(command=demo)
+
+
+def _add_run(actions: Any) -> None:
+    parser = _add_command(actions, "run", "run an experiment once", RUN_EXAMPLES)
+    _add_experiment(parser)
+    parser.add_argument(
+        "--selector",
+        help=f"{', '.join(selector_names())}, or module:Class (default: the experiment's own)",
+    )
+    parser.add_argument(
+        "--seed", type=parse_count, default=1, help="fixes everything random (default: 1)"
+    )
+    parser.add_argument(
+        "--engine",
+        choices=["simulator", "flower"],
+        default="simulator",
+        help="flower: on Flower's simulation, one process per node (default: %(default)s)",
+    )
+    parser.set_defaults(command=run)
+
+
+def _add_compare(actions: Any) -> None:
+    help = "run several selectors on the same seeds, for a paired comparison"
+    parser = _add_command(actions, "compare", help, COMPARE_EXAMPLES)
+    _add_experiment(parser)
+    papers = list(PAPER_SELECTORS)
+    parser.add_argument(
+        "--selectors",
+        type=parse_names,
+        default=papers,
+        help=f"names separated by commas (default: {','.join(papers)})",
+    )
+    _add_seeds(parser, 3)
+    _add_jobs(parser)
+    parser.set_defaults(command=compare)
+
+
+def _add_experiment(parser: argparse.ArgumentParser) -> None:
+    presets = ", ".join(preset_names())
+    parser.add_argument(
+        "experiment", metavar="EXPERIMENT", help=f"a preset ({presets}) or a TOML file"
+    )
+    parser.add_argument(
+        "--rounds", type=parse_count, help="number of rounds (default: the experiment's own)"
+    )
+    parser.add_argument(
+        "--set",
+        dest="changes",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a setting; can be repeated",
+    )
+    parser.add_argument(
+        "--out", type=parse_folder, help="folder for the result (default: a folder in runs/)"
+    )
+    parser.add_argument("--resume", action="store_true", help="continue what is in the folder")
+    parser.set_defaults(flags=EXPERIMENT_FLAGS)
+
+
+def _add_seeds(parser: argparse.ArgumentParser, last: int) -> None:
+    parser.add_argument(
+        "--seeds",
+        type=parse_seeds,
+        default=list(range(1, last + 1)),
+        help=f"written as 1-5 or 1,2,7 (default: 1-{last})",
+    )
+
+
+def _add_jobs(
+    parser: argparse.ArgumentParser, default: int = 1, default_name: str = "%(default)s"
+) -> None:
+    parser.add_argument(
+        "--jobs",
+        type=parse_count,
+        default=default,
+        help=f"number of processes, one thread each (default: {default_name})",
+    )
+
+
+def _add_reproduce(actions: Any) -> None:
+    help = "reproduce the paper's table and figures, and the results beyond the paper"
+    parser = _add_command(actions, "reproduce", help, REPRODUCE_EXAMPLES)
+    parser.add_argument("what", metavar="WHAT", choices=NAMES, help=", ".join(NAMES))
+    parser.add_argument(
+        "--dataset",
+        default="fmnist",
+        help=f"{', '.join(entry.name for entry in available())} (default: %(default)s)",
+    )
+    # The paper's settings are named in its presets: <data set>-<setting>.
+    settings = sorted({setting for _, dash, setting in _split_presets() if dash})
+    parser.add_argument(
+        "--settings",
+        type=parse_names,
+        help=f"some of {','.join(settings)} (default: all)",
+    )
+    _add_seeds(parser, 5)
+    parser.add_argument(
+        "--rounds", type=parse_count, help="number of rounds (default: the paper's)"
+    )
+    parser.add_argument(
+        "--selections",
+        type=parse_count,
+        default=1000,
+        help="random selections to measure per round (default: %(default)s)",
+    )
+    _add_jobs(parser)
+    parser.add_argument(
+        "--device", help="cuda, mps, or auto for what the machine has (default: cpu)"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a rehearsal on the built-in digits: two seeds, at most 30 rounds",
+    )
+    parser.add_argument(
+        "--out",
+        type=parse_folder,
+        default=Path("runs/reproduce"),
+        help="folder for the results, where earlier work is resumed (default: %(default)s)",
+    )
+    parser.set_defaults(command=reproduce, flags=PLAN_FLAGS)
+
+
+def _split_presets() -> list[tuple[str, str, str]]:
+    return [name.partition("-") for name in preset_names()]
+
+
+def _add_report(actions: Any) -> None:
+    help = "print tables of runs, finished or not"
+    parser = _add_command(actions, "report", help)
+    parser.add_argument(
+        "folder", type=parse_folder, metavar="DIR", help="folder of a run, or of several"
+    )
+    parser.add_argument("--baseline", help="selector to compare with (default: random)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print every number as JSON")
+    form.add_argument(
+        "--csv", action="store_true", help="print every number as CSV, one line per metric"
+    )
+    parser.set_defaults(command=report)
+
+
+def _add_explain(actions: Any) -> None:
+    help = "show why a selector chose its clients in one round of a run"
+    parser = _add_command(actions, "explain", help)
+    parser.add_argument("folder", type=parse_folder, metavar="RUN", help="folder of a run")
+    parser.add_argument(
+        "--round", type=parse_count, help="number of the round, from 0 (default: the last)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(command=explain)
+
+
+def _add_data(actions: Any) -> None:
+    help = "list the data sets, or download one"
+    data = _add_command(actions, "data", help)
+    inner = data.add_subparsers(metavar="ACTION", required=True)
+    listing = _add_command(inner, "list", "list the data sets, and whether they are present")
+    listing.set_defaults(command=data_list)
+    fetch = _add_command(inner, "fetch", "download a data set and verify its content")
+    fetch.add_argument("name", metavar="NAME", help="a data set of `fedcor data list`")
+    fetch.add_argument(
+        "--from",
+        dest="source",
+        type=parse_folder,
+        metavar="PATH",
+        help="take it from this local file or folder instead",
+    )
+    fetch.set_defaults(command=data_fetch)
