@@ -25,6 +25,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fedcor.build import build_simulation
 from fedcor.data import Dataset
 from fedcor.engine import Engine, LocalTraining, build_model
 from fedcor.engine.models import ModelVector
@@ -32,7 +33,6 @@ from fedcor.engine.plain import train_plainly
 from fedcor.engine.train import Assignment
 from fedcor.experiment import load_experiment
 from fedcor.gp import Samples, fit, select
-from fedcor.runner import build_simulation
 from fedcor.selectors.complement import match
 
 

@@ -452,7 +452,7 @@ def workers_of(process):
         capture_output=True,
         text=True,
     ).stdout
-    return [int(line.split()[0]) for line in listed.splitlines() if "spawn_main" in line]
+    return [int(line.split()[0]) for line in listed.splitlines() if "LokyProcess" in line]
 
 
 def assert_ended(pids):

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from fedcor.build import build_simulation
 from fedcor.config import build_dataclass
 from fedcor.engine import Faults
 from fedcor.errors import ConfigError, FedcorError, MissingExtraError
 from fedcor.experiment import load_experiment, preset_names
-from fedcor.runner import build_simulation, compare_jobs
+from fedcor.runner import compare_jobs
 from fedcor.selectors import AFL, FedCor, PowerOfChoice
 from fedcor.simulate import LearningRate
 

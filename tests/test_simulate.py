@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedcor.build import build_simulation
 from fedcor.data import load
 from fedcor.engine import Faults, FedAvg
 from fedcor.errors import FedcorError
@@ -15,7 +16,6 @@ from fedcor.experiment import load_experiment
 from fedcor.guard import screen_losses
 from fedcor.ledger import ANSWER_BYTES, CURRENT, Ledger
 from fedcor.rng import stream
-from fedcor.runner import build_simulation
 from fedcor.selectors.base import Memoryless
 from fedcor.simulate import LearningRate, SimulatedRound
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from fedcor.errors import FedcorError
-from fedcor.progress import show_download, show_rounds
+from fedcor.progress import refresh, show_download, show_rounds
 from fedcor.record import count_rounds, read_run, read_runs
 
 if TYPE_CHECKING:
@@ -395,13 +395,19 @@ def _reproduce(options: argparse.Namespace) -> int:
 def _run_all(jobs: Sequence[Job], processes: int, *, quiet: bool = False) -> None:
     from fedcor.runner import run_jobs
 
-    finished, terminal = 0, sys.stdout.isatty()  # asked here: a live bar stands in for stdout
+    terminal = sys.stdout.isatty()  # asked here: a live bar stands in for stdout
+    finished: list[Job] = []
     with show_rounds("rounds", sum(job.experiment.training.rounds for job in jobs)) as update:
-        for job in run_jobs(jobs, processes):
-            finished += job is not None
-            update(sum(count_rounds(other.out) for other in jobs), f"{finished}/{len(jobs)} runs")
-            if job is not None and not quiet:
-                _print_finished(job.out, terminal)
+
+        def show() -> None:
+            done = sum(count_rounds(job.out) for job in jobs)
+            update(done, f"{len(finished)}/{len(jobs)} runs")
+
+        with refresh(show):
+            for job in run_jobs(jobs, processes):
+                finished.append(job)
+                if not quiet:
+                    _print_finished(job.out, terminal)
 
 
 def _print_finished(folder: Path, terminal: bool) -> None:

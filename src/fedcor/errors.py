@@ -7,9 +7,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-__all__ = ["ConfigError", "DataError", "FedcorError", "MissingExtraError", "RecordError", "suggest"]
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "FedcorError",
+    "MissingExtraError",
+    "RecordError",
+    "RunExistsError",
+    "suggest",
+]
 
 
 class FedcorError(Exception):
@@ -39,6 +48,21 @@ class DataError(FedcorError):
 
 class RecordError(FedcorError):
     """A run folder that cannot be used: taken, locked, damaged, or from another experiment."""
+
+
+class RunExistsError(RecordError):
+    """A folder that already holds this run, where a new one was asked for.
+
+    Attributes:
+        folder: The folder of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        super().__init__(f"{folder} already holds a run: resume it, or choose another folder")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.folder,)
 
 
 class MissingExtraError(FedcorError, ImportError):

@@ -21,15 +21,15 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
+from fedcor.build import build_simulation, experiment_header, use_one_thread
 from fedcor.engine.faults import Faults
 from fedcor.engine.optimisers import Optimiser
-from fedcor.errors import ConfigError, MissingExtraError, RecordError
+from fedcor.errors import ConfigError, MissingExtraError, RunExistsError
 from fedcor.experiment import Experiment
 from fedcor.flower.client import answers_probes
 from fedcor.flower.strategy import SelectingStrategy
 from fedcor.flower.wire import LOG
 from fedcor.record import RoundRecord, has_run
-from fedcor.runner import build_simulation, experiment_header, use_one_thread
 from fedcor.simulate import LearningRate, Simulation
 
 __all__ = [
@@ -69,9 +69,7 @@ def run_on_flower(
     if find_spec("ray") is None:
         raise MissingExtraError("ray", "flower-sim")
     if has_run(out) and not resume:
-        raise RecordError(
-            f"{out} already holds a run: add --resume to go on with it, or choose another folder"
-        )
+        raise RunExistsError(out)
     simulate(
         server_app(experiment, seed, out, on_round),
         client_app(experiment, seed),
