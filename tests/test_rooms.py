@@ -16,8 +16,9 @@ from fedcor.cli import main
 SOURCE = Path(fedcor.__file__).parent
 # A room may import only rooms that stand before it (and itself).
 ORDER = [
-    "errors", "types", "rng", "checks", "config", "plugins", "guard", "ledger", "header", "record",
-    "progress", "selection", "gp", "selectors", "testing", "data", "engine", "simulate", "experiment", "runner", "analysis", "report",
+    "errors", "types", "rng", "checks", "config", "plugins", "files", "guard", "ledger", "header",
+    "record", "run_folder", "progress", "processes", "selection", "gp", "selectors", "testing",
+    "data", "engine", "simulate", "experiment", "build", "runner", "analysis", "report",
     "reproduce", "flower", "cli", "__main__",
 ]  # fmt: skip
 NEVER = {
@@ -189,4 +190,4 @@ sys.exit(main())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 130
-    assert done.stderr == "fedcor: interrupted before anything began\n"
+    assert done.stderr == "fedcor: interrupted before anything started\n"

@@ -17,7 +17,7 @@ from fedcor.guard import screen_losses
 from fedcor.ledger import ANSWER_BYTES, CURRENT, Ledger
 from fedcor.rng import stream
 from fedcor.selectors.base import Memoryless
-from fedcor.simulate import LearningRate, SimulatedRound
+from fedcor.simulate import LearningRate
 
 DIGITS = load("digits")
 N, C = 50, 10
@@ -312,7 +312,7 @@ def test_selectors_with_one_seed_meet_the_same_federation():
     changes = ("faults.availability=0.5",)
     for t in range(5):
         a, b = (
-            SimulatedRound(s, dataclasses.replace(s.start, round=t)).available
+            s.open_round(dataclasses.replace(s.start, round=t)).available
             for s in (simulation("random", *changes), simulation("afl", *changes))
         )
         assert np.array_equal(a, b)
@@ -321,10 +321,10 @@ def test_selectors_with_one_seed_meet_the_same_federation():
 def test_the_same_client_in_the_same_round_from_the_same_model_gives_the_same_bits():
     """Whoever trains beside it, chosen directly or tried out first."""
     a = scripted(lambda f: [3, 5, 9])
-    results = SimulatedRound(a, a.start)
+    results = a.open_round(a.start)
     results._train(np.array([3, 5, 9]))
     b = scripted(lambda f: [9])
-    others = SimulatedRound(b, b.start)
+    others = b.open_round(b.start)
     others.loss_changes(np.array([9, 30]))
     others._train(np.array([9, 1, 2, 3]))
     assert torch.equal(results._trained[9], others._trained[9])
@@ -373,7 +373,7 @@ def test_a_round_that_nobody_survives_leaves_the_model_and_what_is_known():
 
 def test_stragglers_deliver_what_they_had_time_for():
     s = dataclasses.replace(simulation(), faults=Faults(stragglers=0.9))
-    federation = SimulatedRound(s, s.start)
+    federation = s.open_round(s.start)
     federation._train(np.arange(C))
     steps = s.faults.steps(1, 0, N, s.engine.how.local_steps)
     assert len(set(steps[:C].tolist())) > 1
@@ -386,7 +386,7 @@ def test_stragglers_deliver_what_they_had_time_for():
 
 def test_the_dead_neither_answer_nor_deliver():
     s = dataclasses.replace(simulation(), faults=Faults(dropout=0.5))
-    federation = SimulatedRound(s, s.start)
+    federation = s.open_round(s.start)
     dead = s.faults.dropped(1, 0, N)
     losses = federation.losses(np.arange(N))
     assert np.array_equal(np.isnan(losses), dead)
@@ -400,7 +400,7 @@ def test_the_dead_neither_answer_nor_deliver():
 
 def test_the_dead_are_billed_once_a_round():
     s = dataclasses.replace(simulation(), faults=Faults(dropout=0.5))
-    federation = SimulatedRound(s, s.start)
+    federation = s.open_round(s.start)
     everyone, M = np.arange(N), s.engine.model_bytes
     federation.losses(everyone)
     assert (federation.ledger.bytes_down, federation.ledger.questions) == (N * M, N)
@@ -442,7 +442,7 @@ def test_losses_that_are_absurd_are_refused_and_counted(monkeypatch):
         "losses",
         lambda model, clients: np.where(clients < 4, lies[clients % 4], honest(model, clients)),
     )
-    federation = SimulatedRound(s, s.start)
+    federation = s.open_round(s.start)
     answers = federation.losses(np.arange(6))
     assert np.isnan(answers[:4]).all()
     assert np.isfinite(answers[4:]).all()

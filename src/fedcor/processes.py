@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import joblib
@@ -53,7 +54,7 @@ def for_each(
             function(item)
             yield item
         return
-    # Without pgrep, loky warns that it ends the workers alone and not their children: they have none.
+    # Without pgrep, loky warns that it ends the workers but not their children. They have none.
     warnings.filterwarnings("ignore", "Failed to kill subprocesses")
     workers = joblib.Parallel(
         n_jobs=processes,
@@ -64,7 +65,9 @@ def for_each(
         max_nbytes=None,
         **_worker_options(backend),
     )
-    done = workers(joblib.delayed(_call)(function, i, item) for i, item in enumerate(items))
+    calls = [joblib.delayed(_call)(function, i, item) for i, item in enumerate(items)]
+    with _ignoring_interrupts():
+        done = workers(calls)
     try:
         for index in done:
             yield items[index]
@@ -82,6 +85,24 @@ def for_each(
 def _call(function: Callable[[T], object], index: int, item: T) -> int:
     function(item)
     return index
+
+
+@contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
+    """Processes that start in the block inherit that they ignore interrupts.
+
+    Ctrl-C goes to every process of a terminal, and one that is still importing would print a
+    traceback. An interrupt that comes within the block, a few milliseconds, is lost.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _worker_options(backend: str) -> dict[str, Any]:
