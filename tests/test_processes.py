@@ -54,6 +54,11 @@ def test_several_processes_share_the_items(tmp_path):
     assert len({os.getpid(), *(int(path.read_text()) for path in paths)}) == 3
 
 
+def test_another_backend_of_joblib(tmp_path):
+    paths = [tmp_path / "a", tmp_path / "b"]
+    assert sorted(for_each(note_process, paths, 2, backend="threading")) == paths
+
+
 def test_an_error_crosses_as_it_is_and_ends_the_others(tmp_path):
     def work(number):
         if number == 1:
