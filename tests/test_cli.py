@@ -299,7 +299,7 @@ def test_what_the_system_refuses_is_a_sentence(tmp_path, capsys, monkeypatch):
     def full(path, arrays):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedcor.record.save_arrays", full)
+    monkeypatch.setattr("fedcor.run_folder.save_arrays", full)
     assert (
         main(
             [
