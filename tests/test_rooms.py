@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -167,6 +169,21 @@ def test_every_public_name_has_a_docstring():
         for name in undocumented(parse(path))
     ]
     assert not missing, "no docstring:\n" + "\n".join(missing)
+
+
+def modules_with_examples() -> list[str]:
+    return [
+        ".".join(("fedcor", *path.relative_to(SOURCE).with_suffix("").parts))
+        for path in sorted(SOURCE.rglob("*.py"))
+        if ">>>" in path.read_text(encoding="utf-8") and path.name != "__init__.py"
+    ]
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_the_examples_in_docstrings_run(name):
+    failed, attempted = doctest.testmod(importlib.import_module(name))
+    assert attempted
+    assert not failed
 
 
 def test_a_simulator_without_torch_says_what_to_install():

@@ -1,8 +1,11 @@
-"""The round loop.
+"""The round loop. Every round has three steps:
 
-decide      the selector chooses clients; what it asks for is answered and billed
-train       the chosen clients train, and their updates are aggregated
-observe     the selector sees the outcome
+    decide      the selector chooses clients; what it asks for is answered and billed
+    train       the chosen clients train, and their updates are aggregated
+    observe     the selector sees the outcome
+
+Everything that is drawn comes from streams named by the seed and the round, so that a round is a
+function of the state before it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """For tests of selectors, ours and yours: a fake federation, and the rules of every selector.
 
-from fedcor.testing import check_selector
+A test of your own selector:
 
-def test_my_selector():
-    check_selector(MySelector(clients_per_round=3))
+    from fedcor.testing import check_selector
+
+    def test_my_selector():
+        check_selector(MySelector(clients_per_round=3))
 """
 
 from fedcor.testing.fake import FakeFederation

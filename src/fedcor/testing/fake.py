@@ -1,7 +1,9 @@
-"""A fake federation whose clients have quadratic losses, so each answer is known in closed form.
+"""A fake federation of clients with quadratic losses.
 
-l_k(w) = h_k/2 |w - c_k|^2
-w_k = c_k + (1 - eta h_k)^E (w - c_k)       after E steps of size eta from w
+Each answer is known in closed form:
+
+    l_k(w) = h_k/2 |w - c_k|^2
+    w_k = c_k + (1 - eta h_k)^E (w - c_k)       after E steps of size eta from w
 """
 
 from __future__ import annotations
