@@ -21,9 +21,9 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
+from fedcor.build import build_simulation
 from fedcor.experiment import load_experiment
 from fedcor.flower import bridge, select_with
-from fedcor.runner import build_simulation
 from fedcor.selectors import Random
 
 

@@ -1,10 +1,12 @@
-"""Speed, as ratios to something measured in the same run: the machine's own matrix product, a plain twin, a dense form.
+"""Speed, as ratios to something measured in the same run: the machine's own matrix product, a plain
+implementation, a dense form.
 
     python benchmarks/run.py            every measurement; a few minutes
-    python benchmarks/run.py --quick    a smoke test of this file: too few repeats to be believed
+    python benchmarks/run.py --quick    a test of this file: small sizes, too few repeats to trust
     python benchmarks/run.py --json     the same as JSON
 
-Each pair is measured alternately and the best of several repeats is taken, since these machines are shared. One thread.
+Everything runs in one thread. What is compared is measured in turn, and the best of several repeats
+is taken, since machines are shared.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fedcor.build import build_simulation
 from fedcor.data import Dataset
 from fedcor.engine import Engine, LocalTraining, build_model
 from fedcor.engine.models import ModelVector
@@ -32,12 +35,27 @@ from fedcor.engine.plain import train_plainly
 from fedcor.engine.train import Assignment
 from fedcor.experiment import load_experiment
 from fedcor.gp import Samples, fit, select
-from fedcor.runner import build_simulation
 from fedcor.selectors.matching import match
 
 
 @dataclass(frozen=True)
+class Effort:
+    """How much is measured."""
+
+    repeats: int  # of what takes milliseconds
+    repeats_of_long: int  # of what takes tenths of a second
+    large: int  # clients of the large problems; the small ones have a tenth
+    rounds: int  # of the whole runs
+
+
+FULL = Effort(repeats=16, repeats_of_long=7, large=100_000, rounds=500)
+QUICK = Effort(repeats=1, repeats_of_long=1, large=2_000, rounds=2)
+
+
+@dataclass(frozen=True)
 class Result:
+    """One line of the table."""
+
     what: str
     ratio: float
     goal: str
@@ -45,13 +63,13 @@ class Result:
 
 
 def best(repeats: int, *works: Callable[[], object]) -> list[float]:
-    """Seconds of each work: the best of `repeats`, taken in turn, after one that does not count."""
+    """Seconds of each: the best of `repeats`, in turn. The first of several does not count."""
     seconds = [float("inf")] * len(works)
-    for repeat in range(repeats + 1):
+    for repeat in range(repeats):
         for i, work in enumerate(works):
             started = time.perf_counter()
             work()
-            if repeat:
+            if repeat or repeats == 1:
                 seconds[i] = min(seconds[i], time.perf_counter() - started)
     return seconds
 
@@ -73,13 +91,16 @@ def fmnist_round(repeats: int) -> list[Result]:
         lambda: square @ square,
         one_round,
         lambda: engine.train(model, clients, 3, 0.005),
-        lambda: train_plainly(engine.module, model, work, engine._x, engine._y, engine.local_training),
+        lambda: train_plainly(
+            engine.module, model, work, engine._x, engine._y, engine.local_training
+        ),
         lambda: engine.losses(model, everyone),
         lambda: [engine.losses(model, everyone[k : k + 1]) for k in everyone],
     )
-    rate = 2 * 2048**3 / product  # operations a second of this machine, now
+    rate = 2 * 2048**3 / product  # operations per second of this machine, now
     first, rest = 784 * 64, 64 * 30 + 30 * 10
-    # Forward and weight gradient for the first layer, the input gradient too for the others; forward alone to evaluate.
+    # Training: forward and weight gradient, and the input gradient too but for the first layer.
+    # Evaluation: forward alone.
     training = 5 * 20 * 64 * (4 * first + 6 * rest)
     evaluation = 10_000 * 2 * (first + rest)
     ideal, ideal_losses = (training + evaluation) / rate, 60_000 * 2 * (first + rest) / rate
@@ -100,7 +121,8 @@ def fmnist_round(repeats: int) -> list[Result]:
             "losses of 100 clients / their arithmetic at matrix-product speed",
             losses / ideal_losses,
             "",
-            f"{losses * 1e3:.0f} ms against {ideal_losses * 1e3:.0f} ms; asked one by one {loop * 1e3:.0f} ms",
+            f"{losses * 1e3:.0f} ms against {ideal_losses * 1e3:.0f} ms; "
+            f"asked one by one {loop * 1e3:.0f} ms",
         ),
     ]
 
@@ -123,7 +145,7 @@ def cnn_layouts(repeats: int) -> list[Result]:
         lambda: train_plainly(plain, engine.initial_model, work, xs, ys, training),
         lambda: vmap_steps(plain, xs.view(5, 50, 3, 32, 32), ys.view(5, 50), 2),
     )
-    detail = f"{fast / 500 * 1e6:.0f} us a sample against {{:.0f}} us"
+    detail = f"{fast / 500 * 1e6:.0f} us per sample against {{:.0f}} us"
     return [
         Result(
             "CNN, default layout / channels-last loop",
@@ -141,7 +163,7 @@ def cnn_layouts(repeats: int) -> list[Result]:
 
 
 def vmap_steps(module: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> None:
-    """The path not taken: all clients' gradients by torch.func.vmap."""
+    """What the engine does not do: all clients' gradients by torch.func.vmap."""
     parameters = {
         k: v.detach().expand(len(x), *v.shape).clone() for k, v in module.named_parameters()
     }
@@ -156,8 +178,10 @@ def vmap_steps(module: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) 
             parameter.sub_(gradients[name], alpha=0.01)
 
 
-def gaussian_process(repeats: int) -> list[Result]:
-    """Selection and fitting in d dimensions against the dense forms, and their growth with the number of clients."""
+def gaussian_process(repeats: int, many: int) -> list[Result]:
+    """Selection and fitting in d dimensions: against the dense forms, and from `many`/10 to `many`
+    clients."""
+    few = many // 10
 
     def problem(N: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         rng = np.random.default_rng(N)
@@ -177,10 +201,10 @@ def gaussian_process(repeats: int) -> list[Result]:
 
     X, p, Y = problem(500)
     fast, dense, large, small = best(
-        repeats, choose(500), lambda: dense_choice(X, p, 10), choose(100_000), choose(10_000)
+        repeats, choose(500), lambda: dense_choice(X, p, 10), choose(many), choose(few)
     )
     fit_fast, fit_dense, fit_large, fit_small = best(
-        repeats, refit(500), lambda: dense_steps(X, Y, 10), refit(100_000), refit(10_000)
+        repeats, refit(500), lambda: dense_steps(X, Y, 10), refit(many), refit(few)
     )
     ms = 1e3
     return [
@@ -191,7 +215,7 @@ def gaussian_process(repeats: int) -> list[Result]:
             f"{dense * ms:.1f} against {fast * ms:.2f} ms",
         ),
         Result(
-            "selection, 100,000 clients / 10,000",
+            f"selection, {many:,} clients / {few:,}",
             large / small,
             "about 10: linear",
             f"{large * ms:.0f} against {small * ms:.1f} ms",
@@ -203,7 +227,7 @@ def gaussian_process(repeats: int) -> list[Result]:
             f"{fit_dense * ms:.0f} against {fit_fast * ms:.1f} ms for ten steps",
         ),
         Result(
-            "refit, 100,000 clients / 10,000",
+            f"refit, {many:,} clients / {few:,}",
             fit_large / fit_small,
             "about 10: linear",
             f"{fit_large * ms:.0f} against {fit_small * ms:.0f} ms for ten steps",
@@ -226,13 +250,14 @@ def dense_steps(X: np.ndarray, Y: np.ndarray, steps: int) -> None:
         X = X + 1e-6 * (solved.T @ (solved @ X) - 2 * inverse @ X)
 
 
-def mean_matching(repeats: int) -> list[Result]:
-    """Complement's choice of ten, with its swaps: one product for each who comes in, against trying every group's mean."""
+def mean_matching(repeats: int, many: int) -> list[Result]:
+    """Complement's choice of ten, by one product per client that comes in: against trying the mean
+    of every group, and from `many`/10 to `many` clients."""
+    few = many // 10
 
     def problem(N: int) -> tuple[np.ndarray, np.ndarray]:
-        U = np.random.default_rng(N).standard_normal(
-            (N, 310)
-        )  # as many numbers as the MLP's output layer has
+        # As many numbers as the output layer of the MLP has.
+        U = np.random.default_rng(N).standard_normal((N, 310))
         return U, U.mean(axis=0)
 
     def choose(N: int, swaps: int = 20) -> Callable[[], object]:
@@ -241,7 +266,7 @@ def mean_matching(repeats: int) -> list[Result]:
 
     fixed = problem(500)
     greedy, obvious, large, small = best(
-        repeats, choose(500, 0), lambda: obvious_choice(*fixed, 10), choose(50_000), choose(5_000)
+        repeats, choose(500, 0), lambda: obvious_choice(*fixed, 10), choose(many), choose(few)
     )
     ms = 1e3
     return [
@@ -252,7 +277,7 @@ def mean_matching(repeats: int) -> list[Result]:
             f"{obvious * ms:.0f} against {greedy * ms:.2f} ms",
         ),
         Result(
-            "matching with swaps, 50,000 clients / 5,000",
+            f"matching with swaps, {many:,} clients / {few:,}",
             large / small,
             "about 10: linear",
             f"{large * ms:.0f} against {small * ms:.0f} ms",
@@ -264,13 +289,12 @@ def obvious_choice(U: np.ndarray, target: np.ndarray, count: int) -> None:
     group = [0]
     while len(group) < count:
         rest = [k for k in range(len(U)) if k not in group]
-        group.append(
-            min(rest, key=lambda k: float(np.linalg.norm(U[[*group, k]].mean(axis=0) - target)))
-        )
+        gaps = [np.linalg.norm(U[[*group, k]].mean(axis=0) - target) for k in rest]
+        group.append(rest[int(np.argmin(gaps))])
 
 
 def whole_run(rounds: int) -> list[Result]:
-    """A whole FedCor run against a random one of the same length: what the probes and refits cost in time."""
+    """A whole FedCor run against a random one: what its questions and refits cost in time."""
     seconds = {}
     for name in ("random", "fedcor"):
         simulation = build_simulation(load_experiment("fmnist-2spc", selector=name), 1)
@@ -278,15 +302,9 @@ def whole_run(rounds: int) -> list[Result]:
         for _ in simulation.run(rounds):
             pass
         seconds[name] = time.perf_counter() - started
-    detail = f"{seconds['fedcor']:.0f} s against {seconds['random']:.0f} s for {rounds} rounds on one core"
-    return [
-        Result(
-            "FedCor run / random run, FMNIST 2SPC",
-            seconds["fedcor"] / seconds["random"],
-            "",
-            detail,
-        )
-    ]
+    fedcor, random = seconds["fedcor"], seconds["random"]
+    detail = f"{fedcor:.0f} s against {random:.0f} s for {rounds} rounds on one core"
+    return [Result("FedCor run / random run, FMNIST 2SPC", fedcor / random, "", detail)]
 
 
 def model_sizes() -> str:
@@ -304,13 +322,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    repeats = 1 if options.quick else 15
+    effort = QUICK if options.quick else FULL
     results = [
-        *fmnist_round(repeats),
-        *cnn_layouts(1 if options.quick else 5),
-        *gaussian_process(1 if options.quick else 7),
-        *mean_matching(1 if options.quick else 5),
-        *whole_run(20 if options.quick else 500),
+        *fmnist_round(effort.repeats),
+        *cnn_layouts(effort.repeats_of_long),
+        *gaussian_process(effort.repeats_of_long, effort.large),
+        *mean_matching(effort.repeats_of_long, effort.large // 2),
+        *whole_run(effort.rounds),
     ]
     if options.json:
         print(json.dumps([asdict(result) for result in results], indent=2))

@@ -1,4 +1,4 @@
-"""What every test shares: one thread for torch, a gentle hypothesis profile, the simulator's smallest experiments."""
+"""What every test shares: one thread for torch, a profile for hypothesis, an empty folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 hypothesis.settings.register_profile("fedcor", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.load_profile("fedcor")
 torch.set_num_threads(1)
-# A shell that starts this in the background lets interrupts be ignored, and our children would inherit that.
+# In the background of a shell, interrupts are ignored, and our children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

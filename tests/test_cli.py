@@ -311,7 +311,7 @@ def test_what_the_system_refuses_is_a_sentence(capsys, monkeypatch):
 
     command = "run digits --selector random --rounds 12 --out o"
     with monkeypatch.context() as patched:
-        patched.setattr("fedcor.record.save_arrays", full)
+        patched.setattr("fedcor.run_folder.save_arrays", full)
         assert fedcor(command) == 2
     assert "No space left on device; what was recorded before is kept" in capsys.readouterr().err
     assert fedcor(f"{command} --resume") == 0

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedcor.build import build_simulation
 from fedcor.engine.models import ModelVector, build_model
 from fedcor.errors import ConfigError
 from fedcor.experiment import load_experiment
 from fedcor.record import read_run
-from fedcor.runner import build_simulation, run
+from fedcor.runner import run
 from fedcor.selectors import Complement
 from fedcor.selectors.matching import match
 from fedcor.selectors.relatives import Combined, EqualTarget, Herding, UpdateProcess

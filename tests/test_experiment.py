@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedcor.build import build_simulation
 from fedcor.config import build_dataclass
 from fedcor.engine import Faults
 from fedcor.engine.models import MODELS
@@ -33,7 +34,7 @@ from fedcor.errors import (
 from fedcor.experiment import load_experiment, parse_experiment, preset_names
 from fedcor.model_options import MODEL_OPTIONS
 from fedcor.optimisers import build_optimiser, optimiser_names
-from fedcor.runner import build_simulation, compare_jobs
+from fedcor.runner import compare_jobs
 from fedcor.selectors import AFL, FedCor, PowerOfChoice
 from fedcor.simulate import LearningRate
 

@@ -7,10 +7,12 @@ import json
 import numpy as np
 import pytest
 
+from fedcor.build import build_simulation
 from fedcor.cli import main
 from fedcor.experiment import load_experiment
-from fedcor.record import read_run, write_client_names
-from fedcor.runner import build_simulation, run
+from fedcor.record import read_run
+from fedcor.run_folder import write_client_names
+from fedcor.runner import run
 from fedcor.selectors import AFL, FedCor, PowerOfChoice
 from fedcor.testing import FakeFederation
 

@@ -1,10 +1,12 @@
-"""Records and resume: kill it at any moment, and the record comes out the same."""
+"""Records and resume: kill a run at any moment, and its record comes out the same."""
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -16,17 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcor.errors import ConfigError, FedcorError, RecordError
+from fedcor.errors import ConfigError, FedcorError, RecordError, RunExistsError
 from fedcor.experiment import load_experiment
-from fedcor.record import (
-    CHECKPOINT,
-    RECORD,
-    count_rounds,
-    open_run,
-    read_run,
-    read_runs,
-    write_whole,
-)
+from fedcor.files import write_whole
+from fedcor.record import CHECKPOINT, RECORD, count_rounds, read_run, read_runs
+from fedcor.report.summary import summarise
+from fedcor.run_folder import open_run
 from fedcor.runner import run
 
 HEADER = {
@@ -37,11 +34,17 @@ HEADER = {
 }
 
 
+# Processes that start quickly: their server has imported the packages already.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["fedcor.runner", "sklearn.datasets"])
+
+
 def lines_without_seconds(folder: Path) -> list[dict]:
     entries = [json.loads(line) for line in (folder / RECORD).read_text().splitlines()]
     return [{key: value for key, value in entry.items() if key != "seconds"} for entry in entries]
 
 
+@functools.cache
 def digits(selector="fedcor", rounds=25, *changes):
     small = [
         "selectors.fedcor.warmup=4",
@@ -51,59 +54,97 @@ def digits(selector="fedcor", rounds=25, *changes):
     return load_experiment("digits", [f"training.rounds={rounds}", *small, *changes], selector)
 
 
-@pytest.mark.parametrize("selector", ["fedcor", "afl", "random"])
-@pytest.mark.parametrize("stop", [3, 10, 17, 24])
-def test_an_interrupted_run_goes_on_to_the_same_record(tmp_path, selector, stop):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    run(digits(selector), 1, whole)
+class Interrupted(Exception):
+    pass
 
-    class Interrupted(Exception):
-        pass
 
-    def interrupt(record):
-        if record.round == stop:
+def interrupt_after(last):
+    """An `on_round` that ends the run after round `last`."""
+
+    def on_round(record):
+        if record.round == last:
             raise Interrupted
 
-    with pytest.raises(Interrupted):
-        run(digits(selector), 1, broken, on_round=interrupt)
-    run(digits(selector), 1, broken, resume=True)
-    assert lines_without_seconds(broken) == lines_without_seconds(whole)
+    return on_round
 
 
-def test_kill_9_at_any_moment(tmp_path):
-    """A real process, really killed, again and again at odd moments, until the run is through."""
-    arguments = [
-        "run",
-        "digits",
-        "--selector",
-        "fedcor",
-        "--rounds",
-        "60",
-        "--set",
-        "selectors.fedcor.warmup=5",
-    ]
-    command = [sys.executable, "-m", "fedcor", *arguments]
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    subprocess.run([*command, "--out", whole], check=True, capture_output=True, cwd=tmp_path)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Uninterrupted runs of 25 rounds, each made once: selector -> folder."""
+
+    @functools.cache
+    def make(selector):
+        folder = tmp_path_factory.mktemp("whole") / selector
+        run(digits(selector), 1, folder)
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize("selector", ["fedcor", "afl", "random"])
+def test_an_interrupted_run_resumes_to_the_same_record(tmp_path, selector, whole):
+    """Interrupted before the first checkpoint, just before and after one, and before the last."""
+    for last in (3, 10, 17, 24):
+        with pytest.raises(Interrupted):
+            run(digits(selector), 1, tmp_path, resume=True, on_round=interrupt_after(last))
+    run(digits(selector), 1, tmp_path, resume=True)
+    assert lines_without_seconds(tmp_path) == lines_without_seconds(whole(selector))
+
+
+def kill_repeatedly(folder, targets, start):
+    """Start a process again and again, and kill each when the record has `targets` rounds."""
     kills = 0
-    for target in (2, 9, 23, 41, 55):
-        process = subprocess.Popen(
-            [*command, "--out", broken, "--resume"], stdout=subprocess.DEVNULL, cwd=tmp_path
-        )
-        while process.poll() is None and count_rounds(broken) < target:
+    for target in targets:
+        process = start()
+        while process.is_alive() and count_rounds(folder) < target:
             time.sleep(0.002)
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
+        if process.is_alive():
+            process.kill()
             kills += 1
-        process.wait()
-    subprocess.run(
-        [*command, "--out", broken, "--resume"], check=True, capture_output=True, cwd=tmp_path
-    )
+        process.join()
+    return kills
+
+
+def test_kill_9_at_any_moment(tmp_path, whole):
+    """Real processes, really killed at odd moments."""
+
+    def start():
+        process = PROCESSES.Process(
+            target=run, args=(digits(), 1, tmp_path), kwargs={"resume": True}, daemon=True
+        )
+        process.start()
+        return process
+
+    kills = kill_repeatedly(tmp_path, (1, 2, 9, 12, 17, 21, 23), start)
+    run(digits(), 1, tmp_path, resume=True)
+    assert kills >= 3
+    assert lines_without_seconds(tmp_path) == lines_without_seconds(whole("fedcor"))
+
+
+@pytest.mark.slow
+def test_kill_9_of_the_command_at_any_moment(tmp_path):
+    """The command as a user starts it, killed again and again, until the run is done."""
+    arguments = "run digits --selector fedcor --rounds 60 --set selectors.fedcor.warmup=5 --resume"
+    command = [sys.executable, "-m", "fedcor", *arguments.split(), "--out"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+
+    class Command(subprocess.Popen):
+        def is_alive(self):
+            return self.poll() is None
+
+        join = subprocess.Popen.wait
+
+    def start():
+        return Command([*command, broken], stdout=subprocess.DEVNULL, cwd=tmp_path)
+
+    kills = kill_repeatedly(broken, (2, 9, 23, 41, 55), start)
+    for folder in (whole, broken):
+        subprocess.run([*command, folder], check=True, capture_output=True, cwd=tmp_path)
     assert kills >= 3
     assert lines_without_seconds(broken) == lines_without_seconds(whole)
 
 
-def test_resuming_a_finished_run_changes_nothing_and_a_longer_one_goes_on(tmp_path):
+def test_resuming_a_finished_run_changes_nothing_and_it_can_get_more_rounds(tmp_path):
     run(digits("random", 10), 1, tmp_path / "run")
     before = (tmp_path / "run" / RECORD).read_bytes()
     run(digits("random", 10), 1, tmp_path / "run", resume=True)
@@ -120,7 +161,7 @@ def test_a_shorter_or_a_refused_resume_leaves_the_record_as_it_is(tmp_path):
     assert (tmp_path / "run" / RECORD).read_bytes() == before
 
 
-def test_what_cannot_be_built_begins_nothing(tmp_path):
+def test_what_cannot_be_built_starts_nothing(tmp_path):
     with pytest.raises(ConfigError, match="partition.clients"):
         run(digits("random", 5, "partition.clients=5000"), 1, tmp_path / "run")
     assert not (tmp_path / "run" / RECORD).exists()
@@ -130,31 +171,21 @@ def test_what_cannot_be_built_begins_nothing(tmp_path):
 def test_a_checkpoint_of_a_record_that_is_gone_is_not_trusted(tmp_path):
     run(digits("random", 20), 1, tmp_path / "run")
     (tmp_path / "run" / RECORD).unlink()
-
-    def stop(record):
-        if record.round == 8:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(digits("random", 20), 2, tmp_path / "run", on_round=stop)
+    with pytest.raises(Interrupted):
+        run(digits("random", 20), 2, tmp_path / "run", on_round=interrupt_after(8))
     run(digits("random", 20), 2, tmp_path / "run", resume=True)
     run(digits("random", 20), 2, tmp_path / "whole")
     assert lines_without_seconds(tmp_path / "run") == lines_without_seconds(tmp_path / "whole")
 
 
 def test_a_checkpoint_inside_the_warm_up_keeps_who_holds_and_what_is_known(tmp_path):
-    """Then the next round's bytes depend on the round before: on the holders and on the known losses."""
+    """Then the bytes of a round depend on the round before: on its holders and known losses."""
     experiment = load_experiment(
         "digits", ["training.rounds=14", "selectors.fedcor.warmup=14"], "fedcor"
     )
     run(experiment, 1, tmp_path / "whole")
-
-    def stop(record):
-        if record.round == 11:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(experiment, 1, tmp_path / "broken", on_round=stop)
+    with pytest.raises(Interrupted):
+        run(experiment, 1, tmp_path / "broken", on_round=interrupt_after(11))
     run(experiment, 1, tmp_path / "broken", resume=True)
     assert lines_without_seconds(tmp_path / "broken") == lines_without_seconds(tmp_path / "whole")
     with np.load(tmp_path / "whole" / CHECKPOINT) as archive:
@@ -180,7 +211,7 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path):
     assert (tmp_path / "there").is_dir()
 
 
-def test_a_run_that_died_in_its_first_round_is_begun_again(tmp_path):
+def test_a_run_that_died_in_its_first_round_starts_over(tmp_path):
     with open_run(tmp_path / "run", HEADER, resume=False) as writer:
         writer.begin()
     changed = {**HEADER, "config": {"training": {"rounds": 5}, "target": 0.7}}
@@ -195,22 +226,31 @@ def test_resuming_is_advised_only_where_it_would_help(tmp_path):
         writer.begin()
         writer.append({"round": 0})
     changed = {**HEADER, "config": {"training": {"rounds": 5}, "target": 0.7, "new": True}}
-    told = r"other settings \(new is not set there, True here; target is 0.5 there, 0.7 here\); choose another folder"
-    with pytest.raises(RecordError, match=told), open_run(tmp_path / "run", changed, resume=False):
-        pass
+    refused = (
+        r"other settings \(new is not set there, True here; target is 0.5 there, 0.7 here\); "
+        "choose another folder"
+    )
     with (
-        pytest.raises(RecordError, match="add --resume"),
+        pytest.raises(RecordError, match=refused) as other,
+        open_run(tmp_path / "run", changed, resume=False),
+    ):
+        pass
+    assert not isinstance(other.value, RunExistsError)
+    with (
+        pytest.raises(RunExistsError, match="already holds a run: resume it") as same,
         open_run(tmp_path / "run", HEADER, resume=False),
     ):
         pass
+    assert same.value.folder == tmp_path / "run"
+    assert pickle.loads(pickle.dumps(same.value)).folder == tmp_path / "run"
 
 
 def test_a_run_is_never_overwritten(tmp_path):
     run(digits("random", 2), 1, tmp_path / "run")
     before = (tmp_path / "run" / RECORD).read_bytes()
-    with pytest.raises(RecordError, match="already holds a run: add --resume"):
+    with pytest.raises(RunExistsError, match="already holds a run: resume it"):
         run(digits("random", 2), 1, tmp_path / "run")
-    for other, seed, told in (
+    for other, seed, refused in (
         (digits("afl", 2), 1, "selector is 'random'"),
         (digits("random", 2), 2, "seed is 1, not 2"),
         (
@@ -219,7 +259,7 @@ def test_a_run_is_never_overwritten(tmp_path):
             "training.learning_rate is 0.05 there, 0.07 here",
         ),
     ):
-        with pytest.raises(RecordError, match=told):
+        with pytest.raises(RecordError, match=refused):
             run(other, seed, tmp_path / "run", resume=True)
     assert (tmp_path / "run" / RECORD).read_bytes() == before
 
@@ -231,9 +271,8 @@ def hold(folder, started, release):
 
 
 def test_two_processes_on_one_folder(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    started, release = context.Event(), context.Event()
-    process = context.Process(target=hold, args=(tmp_path, started, release))
+    started, release = PROCESSES.Event(), PROCESSES.Event()
+    process = PROCESSES.Process(target=hold, args=(tmp_path, started, release))
     process.start()
     assert started.wait(30)
     try:
@@ -273,7 +312,7 @@ def test_a_torn_tail_is_tolerated(tmp_path_factory, cut):
     assert count_rounds(folder) == 2
 
 
-def test_a_torn_header_is_a_run_that_never_began(tmp_path):
+def test_a_torn_header_is_a_run_that_never_started(tmp_path):
     (tmp_path / RECORD).write_text('{"kind": "hea')
     with pytest.raises(RecordError, match="no header yet"):
         read_run(tmp_path)
@@ -319,7 +358,7 @@ def test_a_checkpoint_that_is_ahead_of_its_record_is_refused(tmp_path):
     lines = (tmp_path / RECORD).read_text().splitlines()
     (tmp_path / RECORD).write_text("\n".join(lines[:2]) + "\n")
     with (
-        pytest.raises(RecordError, match="has 1 rounds, but the checkpoint"),
+        pytest.raises(RecordError, match="has 1 rounds, but its checkpoint"),
         open_run(tmp_path, HEADER, resume=True),
     ):
         pass
@@ -371,3 +410,114 @@ def test_writing_whole_leaves_the_old_file_when_it_fails(tmp_path, monkeypatch):
         write_whole(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+# --- records of earlier versions ------------------------------------------------------------------
+
+FEDCOR = {"clients_per_round": 3, "warmup_history": 10}
+
+
+def header_of(selector, options=None, **more):
+    """A header with the settings of one selector, as the simulator writes it."""
+    config = {"selector": selector, "selectors": {selector: options or {}}}
+    config["training"] = {"rounds": 5}
+    return {"experiment": "e", "selector": selector, "seed": 1, "config": config, **more}
+
+
+def of_flower(header):
+    """The same as a Flower app writes it: no selector beside the tables, and Flower's version."""
+    config = {key: value for key, value in header["config"].items() if key != "selector"}
+    return {**header, "config": config, "versions": {"flwr": "1.41"}}
+
+
+def write_rounds(folder, header):
+    with open_run(folder, header, resume=False) as writer:
+        writer.begin()
+        for t in range(3):
+            writer.append({"round": t, "test_accuracy": 0.1, "bytes_up": 4, "bytes_down": 4})
+        writer.save({"round": np.array(3)})
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (header_of("fedcor", {**FEDCOR, "scale": 1.0}), header_of("fedcor", FEDCOR)),
+        (
+            of_flower(header_of("fedcor", {**FEDCOR, "scale": 1.0})),
+            of_flower(header_of("fedcor", FEDCOR)),
+        ),
+        (
+            of_flower(header_of("powerofchoice", {"candidates": 7})),
+            of_flower(header_of("power_of_choice", {"candidates": 7})),
+        ),
+        (
+            header_of("fedcor.selectors.relatives:Herding", {"carry": 0.5}),
+            header_of("fedcor.reproduce.relatives:Herding", {"carry": 0.5}),
+        ),
+    ],
+    ids=["scale", "scale on Flower", "power of choice on Flower", "relatives"],
+)
+def test_an_old_record_is_read_reported_and_resumed_under_its_new_name(tmp_path, old, new):
+    write_rounds(tmp_path, old)
+    record = read_run(tmp_path)
+    name = new["selector"]
+    assert record.header == {"kind": "header", **new}
+    (experiment,) = summarise([record]).experiments
+    assert [selector.name for selector in experiment.selectors] == [name]
+    with open_run(tmp_path, new, resume=True) as writer:
+        assert writer.done == 3
+        writer.begin()
+    first_line = json.loads((tmp_path / RECORD).read_text().splitlines()[0])
+    assert first_line == {"kind": "header", **new}
+    assert count_rounds(tmp_path) == 3
+
+
+@pytest.mark.parametrize(
+    ("class_name", "name"), [("mine", "my_module:Mine"), ("mybest", "my_best")], ids=str
+)
+def test_a_flower_apps_own_selector_resumes_under_its_full_name(tmp_path, class_name, name):
+    write_rounds(tmp_path, of_flower(header_of(class_name, {"beta": 0.5})))
+    assert read_run(tmp_path).header["selector"] == class_name  # its module is unknown until then
+    new = of_flower(header_of(name, {"beta": 0.5}))
+    with open_run(tmp_path, new, resume=True) as writer:
+        writer.begin()
+    assert read_run(tmp_path).header == {"kind": "header", **new}
+
+
+def test_a_selector_of_the_simulator_is_not_taken_for_a_class_of_that_name(tmp_path):
+    write_rounds(tmp_path, header_of("random"))
+    with (
+        pytest.raises(RecordError, match="its selector is 'random', not 'mine:Random'"),
+        open_run(tmp_path, header_of("mine:Random"), resume=True),
+    ):
+        pass
+
+
+def test_a_run_with_another_scale_is_refused(tmp_path):
+    """It multiplied the recorded gains, so its lines cannot be continued."""
+    write_rounds(tmp_path, header_of("fedcor", {**FEDCOR, "scale": 2.0}))
+    assert read_run(tmp_path).header["config"]["selectors"]["fedcor"]["scale"] == 2.0
+    refused = r"selectors.fedcor.scale is 2.0 there, not set here\); choose another folder"
+    with (
+        pytest.raises(RecordError, match=refused),
+        open_run(tmp_path, header_of("fedcor", FEDCOR), resume=True),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"selector": 3},
+        {"selector": "powerofchoice"},
+        {"selector": "powerofchoice", "config": 1},
+        {"selector": "powerofchoice", "config": {"selectors": [1]}},
+        {"selector": "fedcor", "config": {"selectors": {"fedcor": None}}},
+    ],
+    ids=str,
+)
+def test_a_header_that_is_not_understood_is_read_as_it_is(tmp_path, header):
+    (tmp_path / RECORD).write_text(json.dumps({"kind": "header", **header}) + "\n")
+    found = read_run(tmp_path).header
+    assert found.get("config") == header.get("config")
+    assert found["selector"] in (header["selector"], "power_of_choice")

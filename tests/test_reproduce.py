@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedcor.build import build_simulation
 from fedcor.cli import main
 from fedcor.errors import ConfigError
 from fedcor.experiment import load_experiment
@@ -21,7 +22,6 @@ from fedcor.record import differences, read_run
 from fedcor.report.summary import ratio_of
 from fedcor.reproduce import EXPERIMENTS, NAMES, Plan
 from fedcor.reproduce.paper import TABLE_1
-from fedcor.runner import build_simulation
 
 FIGURES = {
     "table1": [],

@@ -1,8 +1,10 @@
-"""The shape of the package: imports point one way, the core is light, the public names are these."""
+"""The shape of the package: imports point one way, the core is light, every name is explained."""
 
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +18,10 @@ from fedcor.cli import main
 SOURCE = Path(fedcor.__file__).parent
 # A room may import only rooms that stand before it (and itself).
 ORDER = [
-    "errors", "types", "rng", "checks", "config", "plugins", "guard", "ledger", "header", "record",
-    "progress", "selection", "gp", "selectors", "testing", "data", "faults", "optimisers", "model_options",
-    "experiment", "engine", "simulate", "runner", "analysis", "report", "reproduce", "flower", "cli", "__main__",
+    "errors", "types", "rng", "checks", "config", "plugins", "files", "guard", "ledger", "header",
+    "record", "run_folder", "progress", "processes", "selection", "gp", "selectors", "testing",
+    "data", "faults", "optimisers", "model_options", "experiment", "engine", "simulate", "build",
+    "runner", "analysis", "report", "reproduce", "flower", "cli", "__main__",
 ]  # fmt: skip
 NEVER = {
     ("engine", "selectors"),
@@ -29,9 +32,13 @@ NEVER = {
 GP_MAY_IMPORT = {"gp", "types"}
 
 
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported_rooms(path: Path) -> set[str]:
     rooms = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parse(path)):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = (
@@ -60,17 +67,9 @@ def test_imports_point_one_way():
 
 def test_only_the_flower_room_imports_flower():
     for path in SOURCE.rglob("*.py"):
-        modules = [
-            n.module or ""
-            for n in ast.walk(ast.parse(path.read_text()))
-            if isinstance(n, ast.ImportFrom)
-        ]
-        modules += [
-            a.name
-            for n in ast.walk(ast.parse(path.read_text()))
-            if isinstance(n, ast.Import)
-            for a in n.names
-        ]
+        nodes = list(ast.walk(parse(path)))
+        modules = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
+        modules += [a.name for n in nodes if isinstance(n, ast.Import) for a in n.names]
         if any(name.split(".")[0] in ("flwr", "ray") for name in modules):
             assert path.parent.name == "flower", path
 
@@ -91,10 +90,8 @@ def test_modules_within_a_room_do_not_import_in_circles():
         name = ".".join(("fedcor", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(
             ".__init__"
         )
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        graph[name] = {
-            n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module
-        }
+        imports = [n for n in ast.walk(parse(path)) if isinstance(n, ast.ImportFrom)]
+        graph[name] = {n.module for n in imports if n.module}
     done: set[str] = set()
 
     def visit(name: str, trail: tuple[str, ...]) -> None:
@@ -138,11 +135,55 @@ except ImportError as error:
 def test_public_names():
     assert fedcor.__all__ == sorted(fedcor.__all__)
     assert set(fedcor.__all__) == {
-        "AFL", "Complement", "FedCor", "Federation", "Full", "Outcome", "Population", "PowerOfChoice", "Proxy", "Random",
-        "Selector", "State", "build_selector",
+        "AFL", "Complement", "FedCor", "Federation", "Full", "Outcome", "Population",
+        "PowerOfChoice", "Proxy", "Random", "Selector", "State", "build_selector",
     }  # fmt: skip
     assert all(hasattr(fedcor, name) for name in fedcor.__all__)
     assert fedcor.testing.__all__ == ["FakeFederation", "check_selector", "round_trip"]
+
+
+def undocumented(node: ast.AST) -> list[str]:
+    """The public classes, functions, methods and properties in `node` that have no docstring."""
+    missing = []
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If | ast.Try):
+            missing += undocumented(child)
+        if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        decorators = {
+            ast.unparse(decorator).rpartition(".")[2] for decorator in child.decorator_list
+        }
+        if child.name.startswith("_") or decorators & {"overload", "setter", "deleter"}:
+            continue
+        if ast.get_docstring(child) is None:
+            missing.append(child.name)
+        if isinstance(child, ast.ClassDef):
+            missing += [f"{child.name}.{name}" for name in undocumented(child)]
+    return missing
+
+
+def test_every_public_name_has_a_docstring():
+    missing = [
+        f"{path.relative_to(SOURCE)}: {name}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        for name in undocumented(parse(path))
+    ]
+    assert not missing, "no docstring:\n" + "\n".join(missing)
+
+
+def modules_with_examples() -> list[str]:
+    return [
+        ".".join(("fedcor", *path.relative_to(SOURCE).with_suffix("").parts))
+        for path in sorted(SOURCE.rglob("*.py"))
+        if ">>>" in path.read_text(encoding="utf-8") and path.name != "__init__.py"
+    ]
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_the_examples_in_docstrings_run(name):
+    failed, attempted = doctest.testmod(importlib.import_module(name))
+    assert attempted
+    assert not failed
 
 
 def test_a_simulator_without_torch_says_what_to_install():
@@ -187,4 +228,4 @@ sys.exit(main())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 130
-    assert done.stderr == "fedcor: interrupted before anything began\n"
+    assert done.stderr == "fedcor: interrupted before anything started\n"

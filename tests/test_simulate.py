@@ -1,4 +1,4 @@
-"""The round loop: the ledger by hand-counted rounds, pairing, faults, and bad numbers that never reach the model."""
+"""The round loop: bytes counted by hand, pairing, faults, and bad numbers kept from the model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedcor.build import build_simulation
 from fedcor.data import load
 from fedcor.engine import Faults, FedAvg
 from fedcor.errors import FedcorError
@@ -15,9 +16,8 @@ from fedcor.experiment import load_experiment
 from fedcor.guard import screen_losses
 from fedcor.ledger import ANSWER_BYTES, CURRENT, Ledger
 from fedcor.rng import stream
-from fedcor.runner import build_simulation
 from fedcor.selectors.base import StatelessSelector
-from fedcor.simulate import LearningRate, SimulatedRound
+from fedcor.simulate import LearningRate
 
 DIGITS = load("digits")
 N, C = 50, 10
@@ -46,7 +46,7 @@ def scripted(script, *changes):
     return dataclasses.replace(simulation("random", *changes), selector=Scripted(script))
 
 
-# --- the ledger -----------------------------------------------------------------------------------------------------
+# --- the ledger -----------------------------------------------------------------------------------
 
 
 def test_random_moves_c_models_down_and_c_up():
@@ -57,7 +57,7 @@ def test_random_moves_c_models_down_and_c_up():
 
 
 def test_fmnist_2spc_by_hand():
-    """The issue of every byte, at the paper's size: 52,500 parameters, 100 clients, 5 chosen, warm-up, refit."""
+    """Every byte at the paper's size: 52,500 parameters, 100 clients, 5 chosen, warm-up, refit."""
     M, n, c = 4 * 52_500, 100, 5
     random = build_simulation(load_experiment("fmnist-2spc", selector="random"), 1)
     for record, _ in random.run(2):
@@ -70,15 +70,18 @@ def test_fmnist_2spc_by_hand():
     ]
     fedcor = build_simulation(load_experiment("fmnist-2spc", changes, "fedcor"), 1)
     rounds = [record for record, _ in fedcor.run(4)]
-    # Round 0: the first model to all, which serves the training too; the candidate to all; all answer for both.
+    # Round 0: the first model to all, which serves the training too; the candidate to all; all
+    # answer for both.
     assert rounds[0].bytes_down == n * M + n * M
     assert rounds[0].bytes_up == c * M + 2 * n * ANSWER_BYTES
-    # Round 1: the candidate became the model, so all have it, and their losses are known: only the new candidate goes out.
+    # Round 1: the candidate became the model, so all have it, and their losses are known. Only the
+    # new candidate is sent.
     assert rounds[1].bytes_down == n * M
     assert rounds[1].bytes_up == c * M + n * ANSWER_BYTES
     # Round 2: an ordinary round, and again everyone holds the model already.
     assert (rounds[2].bytes_down, rounds[2].bytes_up, rounds[2].probed) == (0, c * M, 0)
-    # Round 3, a refit: the model to all, two candidates to all; 2 trainings and the round's own, each client once.
+    # Round 3, a refit: the model to all, two candidates to all; two trainings and the round's own,
+    # each client once.
     assert rounds[3].bytes_down == 3 * n * M
     assert rounds[3].probed == 3 * n
     trainings = (rounds[3].bytes_up - 3 * n * ANSWER_BYTES) / M
@@ -111,13 +114,11 @@ def test_asking_costs_the_model_once_and_the_answer_once():
             lambda: federation.losses(np.array([1, 2, 3])),  # three models, three answers
             lambda: federation.losses(np.array([3, 2])),  # known already: nothing
             lambda: federation.losses(np.array([3, 4])),  # one of them new
-            lambda: federation.loss_changes(
-                np.array([1, 2])
-            ),  # the model to the rest, the candidate to all
+            # the model to the rest, the candidate to all
+            lambda: federation.loss_changes(np.array([1, 2])),
             lambda: federation.loss_changes(np.array([2, 1])),  # the same candidate: nothing
-            lambda: federation.loss_changes(
-                np.array([2, 5])
-            ),  # one more training, one more candidate
+            # one more training, one more candidate
+            lambda: federation.loss_changes(np.array([2, 5])),
         ):
             before = federation.ledger.bytes_down, federation.ledger.bytes_up
             ask()
@@ -159,9 +160,8 @@ def test_a_client_that_trained_and_is_asked_pays_the_answer_only():
 def test_power_of_choice_pays_for_its_candidates():
     M = simulation().engine.model_bytes
     for record in records("power_of_choice", 3):
-        assert (
-            record.bytes_down == 2 * C * M
-        )  # the chosen are among the candidates and have the model
+        # The chosen are among the candidates and have the model.
+        assert record.bytes_down == 2 * C * M
         assert record.bytes_up == C * M + 2 * C * ANSWER_BYTES
         assert record.probed == 2 * C
 
@@ -179,11 +179,11 @@ def test_the_ledger_forgets_candidates_and_keeps_the_adopted():
     assert not ledger.holders(CURRENT).any()
 
 
-# --- what a question means --------------------------------------------------------------------------------------------
+# --- what a question means ------------------------------------------------------------------------
 
 
 def test_loss_changes_are_those_of_the_round_that_follows():
-    """Measured before the choice, they equal the difference of all losses around the very round, bit for bit."""
+    """Measured before the choice, they are the change of all losses in the round, bit for bit."""
     seen = {}
 
     def script(federation):
@@ -199,14 +199,14 @@ def test_loss_changes_are_those_of_the_round_that_follows():
 
 
 def test_asking_moves_no_model():
-    quiet = [progress.model for _, progress in scripted(lambda f: [1, 2]).run(3)]
+    quiet = [state.model for _, state in scripted(lambda f: [1, 2]).run(3)]
 
     def curious(federation):
         federation.loss_changes(np.array([4, 5]))
         federation.losses(np.array([9]))
         return [1, 2]
 
-    asking = [progress.model for _, progress in scripted(curious).run(3)]
+    asking = [state.model for _, state in scripted(curious).run(3)]
     assert all(torch.equal(a, b) for a, b in zip(quiet, asking, strict=True))
 
 
@@ -241,13 +241,13 @@ def test_the_outcome_brings_losses_and_updates():
             return state
 
     s = dataclasses.replace(simulation(), selector=Watching(lambda f: [6, 4]))
-    progress = next(iter(s.run(1)))[1]
+    state = next(iter(s.run(1)))[1]
     (outcome,) = seen
     assert outcome.participated.tolist() == [4, 6]
     assert outcome.losses == pytest.approx(
         s.engine.losses(s.engine.initial_model, np.array([4, 6]))
     )
-    moved = progress.model - s.engine.initial_model
+    moved = state.model - s.engine.initial_model
     assert np.allclose(outcome.updates.mean(axis=0), moved.numpy(), atol=1e-7)
 
 
@@ -257,7 +257,7 @@ def test_a_choice_of_someone_who_is_not_there_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "refused"),
     [
         ([1.5], "not a list of client ids"),
         ([[1, 2]], "not a list of client ids"),
@@ -265,8 +265,8 @@ def test_a_choice_of_someone_who_is_not_there_is_an_error():
         (3, "not a list"),
     ],
 )
-def test_a_choice_that_is_no_choice_is_an_error(choice, told):
-    with pytest.raises(FedcorError, match=told):
+def test_a_choice_that_is_no_choice_is_an_error(choice, refused):
+    with pytest.raises(FedcorError, match=refused):
         list(scripted(lambda f: choice).run(1))
 
 
@@ -292,12 +292,12 @@ def test_a_state_that_no_checkpoint_takes_is_an_error(state):
 
 
 def test_choosing_nobody_is_a_round_without_participants():
-    (record, progress), *_ = scripted(lambda f: []).run(1)
+    (record, state), *_ = scripted(lambda f: []).run(1)
     assert record.participated == []
-    assert progress.round == 1
+    assert state.round == 1
 
 
-# --- pairing ----------------------------------------------------------------------------------------------------------
+# --- pairing --------------------------------------------------------------------------------------
 
 
 def test_selectors_with_one_seed_meet_the_same_federation():
@@ -312,7 +312,7 @@ def test_selectors_with_one_seed_meet_the_same_federation():
     changes = ("faults.availability=0.5",)
     for t in range(5):
         a, b = (
-            SimulatedRound(s, dataclasses.replace(s.start, round=t)).available
+            s.open_round(dataclasses.replace(s.start, round=t)).available
             for s in (simulation("random", *changes), simulation("afl", *changes))
         )
         assert np.array_equal(a, b)
@@ -321,10 +321,10 @@ def test_selectors_with_one_seed_meet_the_same_federation():
 def test_the_same_client_in_the_same_round_from_the_same_model_gives_the_same_bits():
     """Whoever trains beside it, chosen directly or tried out first."""
     a = scripted(lambda f: [3, 5, 9])
-    results = SimulatedRound(a, a.start)
+    results = a.open_round(a.start)
     results._train(np.array([3, 5, 9]))
     b = scripted(lambda f: [9])
-    others = SimulatedRound(b, b.start)
+    others = b.open_round(b.start)
     others.loss_changes(np.array([9, 30]))
     others._train(np.array([9, 1, 2, 3]))
     assert torch.equal(results._trained[9], others._trained[9])
@@ -332,7 +332,7 @@ def test_the_same_client_in_the_same_round_from_the_same_model_gives_the_same_bi
 
 
 def test_fedcors_warm_up_is_randoms_first_rounds():
-    """Both draw uniformly from the round's stream, so while FedCor only learns, the two runs are one."""
+    """Both draw uniformly from the round's stream, so until FedCor has learned, they are equal."""
     random, fedcor = records("random", 3), records("fedcor", 3)
     assert [r.selected for r in random] == [r.selected for r in fedcor]
     assert [r.test_accuracy for r in random] == [r.test_accuracy for r in fedcor]
@@ -345,7 +345,7 @@ def test_a_run_repeats_bit_for_bit():
     ]
 
 
-# --- faults and bad numbers -------------------------------------------------------------------------------------------
+# --- faults and bad numbers -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -363,17 +363,17 @@ def test_every_selector_lives_through_faults(selector):
 
 def test_a_round_that_nobody_survives_leaves_the_model_and_what_is_known():
     s = dataclasses.replace(scripted(lambda f: [1, 2]), faults=Faults(dropout=1.0))
-    (record, progress), *_ = s.run(1)
+    (record, state), *_ = s.run(1)
     assert record.participated == []
     assert record.bytes_down == 2 * s.engine.model_bytes  # it was sent
     assert record.bytes_up == 0  # and nothing came back
-    assert torch.equal(progress.model, s.engine.initial_model)
-    assert not progress.holders.any()
+    assert torch.equal(state.model, s.engine.initial_model)
+    assert not state.holders.any()
 
 
 def test_stragglers_deliver_what_they_had_time_for():
     s = dataclasses.replace(simulation(), faults=Faults(stragglers=0.9))
-    federation = SimulatedRound(s, s.start)
+    federation = s.open_round(s.start)
     federation._train(np.arange(C))
     steps = s.faults.steps(1, 0, N, s.engine.local_training.local_steps)
     assert len(set(steps[:C].tolist())) > 1
@@ -386,7 +386,7 @@ def test_stragglers_deliver_what_they_had_time_for():
 
 def test_the_dead_neither_answer_nor_deliver():
     s = dataclasses.replace(simulation(), faults=Faults(dropout=0.5))
-    federation = SimulatedRound(s, s.start)
+    federation = s.open_round(s.start)
     dead = s.faults.dropped(1, 0, N)
     losses = federation.losses(np.arange(N))
     assert np.array_equal(np.isnan(losses), dead)
@@ -400,7 +400,7 @@ def test_the_dead_neither_answer_nor_deliver():
 
 def test_the_dead_are_billed_once_a_round():
     s = dataclasses.replace(simulation(), faults=Faults(dropout=0.5))
-    federation = SimulatedRound(s, s.start)
+    federation = s.open_round(s.start)
     everyone, M = np.arange(N), s.engine.model_bytes
     federation.losses(everyone)
     assert (federation.ledger.bytes_down, federation.ledger.questions) == (N * M, N)
@@ -427,10 +427,10 @@ def test_updates_that_are_not_finite_are_refused_and_counted(monkeypatch):
         return results
 
     monkeypatch.setattr(s.engine, "train", poisoned)
-    (record, progress), *_ = s.run(1)
+    (record, state), *_ = s.run(1)
     assert record.participated == [1, 3]
     assert record.refused == 1
-    assert torch.isfinite(progress.model).all()
+    assert torch.isfinite(state.model).all()
 
 
 def test_losses_that_are_absurd_are_refused_and_counted(monkeypatch):
@@ -442,7 +442,7 @@ def test_losses_that_are_absurd_are_refused_and_counted(monkeypatch):
         "losses",
         lambda model, clients: np.where(clients < 4, lies[clients % 4], honest(model, clients)),
     )
-    federation = SimulatedRound(s, s.start)
+    federation = s.open_round(s.start)
     answers = federation.losses(np.arange(6))
     assert np.isnan(answers[:4]).all()
     assert np.isfinite(answers[4:]).all()

@@ -32,14 +32,15 @@ __all__ = [
     "build_selector",
 ]
 
+_TYPES = ("Federation", "Outcome", "Population", "Selector", "State")
+
 
 def __getattr__(name: str) -> Any:
-    """Names are brought when they are first used, so that the command line answers (and can be interrupted) at once."""
+    """Import a name when it is first used.
+
+    So the command line answers at once, and can be interrupted at once.
+    """
     if name not in __all__:
         raise AttributeError(f"module 'fedcor' has no attribute {name!r}")
-    room = (
-        "types"
-        if name in ("Federation", "Outcome", "Population", "Selector", "State")
-        else "selectors"
-    )
-    return getattr(importlib.import_module(f"fedcor.{room}"), name)
+    module = "fedcor.types" if name in _TYPES else "fedcor.selectors"
+    return getattr(importlib.import_module(module), name)

@@ -1,6 +1,7 @@
-"""The first line of a record: what was run, with which settings and versions. One form for every engine.
+"""The first line of a record: what was run, with which settings and versions.
 
-Records of earlier versions are read as if they had been written today (`upgrade`).
+Every engine writes the same form. Records of earlier versions are read as if they had been written
+today (`upgrade`).
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["named_alike", "rename_selector", "run_header", "upgrade"]
+__all__ = ["restore_name", "run_header", "upgrade"]
 
 FORMAT = 1
-# Names of selectors in earlier records -> their names now.
+# Selectors and modules that earlier records call by another name -> their name now.
 _RENAMED = {"powerofchoice": "power_of_choice"}
-_MOVED = ("fedcor.selectors.relatives:", "fedcor.reproduce.relatives:")
+_MOVED = {"fedcor.selectors.relatives": "fedcor.reproduce.relatives"}
 
 
 def run_header(
@@ -30,13 +31,15 @@ def run_header(
 ) -> dict[str, Any]:
     """The header of a run.
 
-    experiment  name of the experiment
-    selector    registered name of the selector, or module:Class
-    seed        of everything that is drawn
-    config      every setting, as plain values; `config["selectors"][selector]` are the selector's own
-    versions    of the engine's packages, beside those of fedcor, Python and NumPy
-    engine      None for the simulator and for a Flower app of the user's; "flower" for an
-                experiment of the simulator that runs on Flower
+    Args:
+        experiment: Name of the experiment.
+        selector: Registered name of the selector, or `module:Class`.
+        seed: Seed of everything that is drawn.
+        config: Every setting, as plain values. `config["selectors"][selector]` holds those of the
+            selector.
+        versions: Versions of the engine's packages. Those of fedcor, Python and NumPy are added.
+        engine: None for the simulator and for a user's own Flower app; "flower" for an experiment
+            of the simulator that runs on Flower.
     """
     header = {
         "format": FORMAT,
@@ -55,41 +58,51 @@ def run_header(
 
 
 def upgrade(header: Mapping[str, Any]) -> dict[str, Any]:
-    """A header of any version, in today's words. Fields that it does not understand stay as they are."""
+    """A header of any version with today's names. What it does not understand stays as it is."""
     selector = header.get("selector")
     if not isinstance(selector, str):
         return dict(header)
-    name = _RENAMED.get(selector, selector)
-    if name.startswith(_MOVED[0]):
-        name = _MOVED[1] + name.removeprefix(_MOVED[0])
-    return {**rename_selector(header, name), "selector": name}
+    module, colon, cls = selector.rpartition(":")
+    name = f"{_MOVED.get(module, module)}:{cls}" if colon else _RENAMED.get(selector, selector)
+    return _rename_selector(header, name)
 
 
-def rename_selector(header: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The header with its selector called `name`, in its settings too."""
-    config, old = header.get("config"), header.get("selector")
-    if not isinstance(config, Mapping):
-        return {**header, "selector": name}
-    config = dict(config)
-    if config.get("selector") == old:
-        config["selector"] = name
-    tables = config.get("selectors")
-    if isinstance(tables, Mapping):
-        config["selectors"] = {
-            name if key == old else key: _current_options(options)
-            for key, options in tables.items()
-        }
-    return {**header, "selector": name, "config": config}
+def restore_name(header: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The header with its selector called `name`, if that is the selector its record means.
+
+    Records of Flower apps used to give the class of a selector in lower case: "mine" where they now
+    give its registered name or "my_module:Mine". Any other header is returned as it is.
+    """
+    versions = header.get("versions")
+    of_flower_app = isinstance(versions, Mapping) and "flwr" in versions
+    cls = name.rpartition(":")[2].lower()
+    if of_flower_app and header.get("selector") in (cls, cls.replace("_", "")):
+        return _rename_selector(header, name)
+    return header
+
+
+def _rename_selector(header: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A copy in which the selector is called `name`, in the settings too."""
+    old, config = header.get("selector"), header.get("config")
+    renamed = {**header, "selector": name}
+    if isinstance(config, Mapping):
+        renamed["config"] = config = dict(config)
+        if config.get("selector") == old:
+            config["selector"] = name
+        tables = config.get("selectors")
+        if isinstance(tables, Mapping):
+            config["selectors"] = {
+                name if key == old else key: _current_options(options)
+                for key, options in tables.items()
+            }
+    return renamed
 
 
 def _current_options(options: Any) -> Any:
-    """Without FedCor's `scale`, which multiplied every gain and so changed no choice."""
+    """A selector's settings without those that are gone.
+
+    FedCor had a `scale` that multiplied every gain. Without it, gains are what they were at 1.
+    """
     if isinstance(options, Mapping) and options.get("scale") == 1.0 and "warmup_history" in options:
         return {key: value for key, value in options.items() if key != "scale"}
     return options
-
-
-def named_alike(old: str, new: str) -> bool:
-    """Whether `old` is how earlier versions wrote the selector `new` of a Flower app: its class in
-    small letters."""
-    return old == new.rpartition(":")[2].replace("_", "").lower()

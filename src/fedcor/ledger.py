@@ -1,7 +1,8 @@
-"""Who received which model version: the bytes of a round, down and up.
+"""The bytes of a round, down and up, from who received which version of the model.
 
-A model costs its bytes for every client that does not hold that version yet; a training that comes back costs a model; an
-answer to a question costs one float. What rides along with an update (its loss) is free, and so is protocol overhead.
+A model costs its bytes for every client that does not hold that version yet. An update that comes
+back costs a model. An answer to a question costs one float. What comes along with an update (its
+loss) is free, and protocol overhead is not counted.
 """
 
 from __future__ import annotations
@@ -17,43 +18,73 @@ CURRENT = 0  # the version of the global model; candidates of a round are 1, 2, 
 
 
 class Ledger:
-    """The account of one round. Of the models it saw, only the one that becomes current outlives it."""
+    """The account of one round.
+
+    Of the models that it saw, only the one that becomes the current model outlives the round.
+
+    Args:
+        clients: N, the number of clients.
+        model_bytes: Bytes of one model.
+        holders: (N,) Which clients hold the current model already; nobody if it is not given.
+
+    Attributes:
+        bytes_down: Bytes sent to clients so far.
+        bytes_up: Bytes received from clients so far.
+        questions: How many losses clients were asked for so far.
+
+    Example:
+        >>> ledger = Ledger(clients=3, model_bytes=100)
+        >>> everyone, alive = np.arange(3), np.ones(3, dtype=bool)
+        >>> ledger.send(CURRENT, everyone, alive)
+        >>> ledger.send(CURRENT, everyone, alive)  # they hold it already
+        >>> ledger.question(asked=3, answered=3)
+        >>> ledger.bytes_down, ledger.bytes_up
+        (300, 12)
+    """
 
     def __init__(self, clients: int, model_bytes: int, holders: BoolArray | None = None) -> None:
         self.model_bytes = model_bytes
         current = np.zeros(clients, dtype=bool) if holders is None else holders.copy()
-        self._holders: dict[int, BoolArray] = {CURRENT: current}  # version -> (N,) who has it
-        self._sent: dict[int, BoolArray] = {
-            CURRENT: current.copy()
-        }  # version -> (N,) who was sent it, the dead too
+        # version -> (N,) who has it; and who was sent it, dropped clients included
+        self._holders: dict[int, BoolArray] = {CURRENT: current}
+        self._sent: dict[int, BoolArray] = {CURRENT: current.copy()}
         self.bytes_down = self.bytes_up = self.questions = 0
 
-    def holders(self, version: int = CURRENT) -> BoolArray:  # (N,)
+    def holders(self, version: int = CURRENT) -> BoolArray:
+        """(N,) Which clients hold a version."""
         return self._holders[version]
 
     def new_version(self) -> int:
+        """The number of a new candidate model, which nobody holds yet."""
         version = max(self._holders) + 1
         self._holders[version] = np.zeros_like(self._holders[CURRENT])
         self._sent[version] = np.zeros_like(self._holders[CURRENT])
         return version
 
     def send(self, version: int, clients: IntArray, alive: BoolArray) -> None:
-        """The model goes once to each of `clients` that lacks it; the dead do not receive it, but the bytes have gone."""
+        """Send a version once to each of `clients` that was not sent it yet.
+
+        Clients that are not `alive` (N,) do not receive it, but its bytes are spent.
+        """
         missing = clients[~self._sent[version][clients]]
         self.bytes_down += len(missing) * self.model_bytes
         self._sent[version][missing] = True
         self._holders[version][missing] = alive[missing]
 
     def question(self, asked: int, answered: int) -> None:
+        """Count a question to `asked` clients, of which `answered` gave an answer."""
         self.questions += asked
         self.bytes_up += answered * ANSWER_BYTES
 
     def training(self, delivered: int) -> None:
+        """Count the updates of `delivered` clients."""
         self.bytes_up += delivered * self.model_bytes
 
     def close_round(self, adopted: int | None) -> None:
-        """The candidate `adopted` becomes the current model (None: a model that nobody has seen), the others are forgotten."""
-        current = (
-            np.zeros_like(self._holders[CURRENT]) if adopted is None else self._holders[adopted]
-        )
-        self._holders = {CURRENT: current}
+        """End the round.
+
+        The candidate `adopted` becomes the current model; None means a model that nobody has
+        received. All other versions are forgotten.
+        """
+        nobody = np.zeros_like(self._holders[CURRENT])
+        self._holders = {CURRENT: nobody if adopted is None else self._holders[adopted]}

@@ -1,8 +1,9 @@
-"""How far long work has come: a live line on a terminal, nothing elsewhere."""
+"""Progress of long work: a live bar on a terminal, nothing or a few lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -20,10 +21,12 @@ from rich.progress import (
 )
 from rich.text import Text
 
-__all__ = ["show_download", "show_rounds"]
+__all__ = ["refresh", "show_download", "show_rounds"]
 
 
-class _Rate(ProgressColumn):
+class _RoundsPerSecond(ProgressColumn):
+    """The column with the rate."""
+
     def render(self, task: Task) -> Text:
         return Text("" if task.speed is None else f"{task.speed:.1f} rounds/s")
 
@@ -34,17 +37,59 @@ def _console() -> Console:
 
 @contextmanager
 def show_rounds(title: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """Yields `update(rounds done, a note)`: a bar with rate and time left on a terminal, silent elsewhere."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))  # fmt: skip  # noqa: E501
+    """A bar with rate and time left on a terminal; nothing elsewhere.
+
+    Args:
+        title: What the bar is called.
+        total: How many rounds there are.
+
+    Yields:
+        `update(done, note)`: shows the number of rounds that are done, and a note at the end.
+    """
     console = _console()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _RoundsPerSecond(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=total, note="")
         yield lambda done, note: bar.update(task, completed=done, note=note)
 
 
 @contextmanager
+def refresh(show: Callable[[], None], seconds: float = 0.5) -> Iterator[None]:
+    """Call `show` every few `seconds` in a thread while the block runs, and once when it is done.
+
+    For work in other processes, whose progress is read from the files that they write.
+    """
+    finished = threading.Event()
+
+    def repeat() -> None:
+        while not finished.wait(seconds):
+            show()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join()
+    show()
+
+
+@contextmanager
 def show_download() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Yields `update(stage, bytes done, bytes in all)`: a bar a stage on a terminal, a line a stage elsewhere."""
+    """One bar per stage of a download on a terminal; one line per stage elsewhere.
+
+    Yields:
+        `update(stage, done, total)`: shows the number of bytes that are done; `total` is None where
+        it is unknown.
+    """
     console = _console()
     columns = (
         TextColumn("{task.description}"),

@@ -1,139 +1,24 @@
-"""Runs in folders: one, or many paired ones beside each other, one process a core and one thread a process."""
+"""Runs in folders: a single one, or many paired ones in several processes of one thread each."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import multiprocessing
-import multiprocessing.connection
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-from threadpoolctl import threadpool_limits
-
-from fedcor.data import Dataset, load, randomise_labels
-from fedcor.engine import Engine, LocalTraining, build_model
-from fedcor.errors import (
-    ConfigError,
-    FedcorError,
-    RecordError,
-    RunExistsError,
-    WorkerDiedError,
-)
+from fedcor.build import build_simulation, experiment_header, use_one_thread
+from fedcor.errors import ConfigError, FedcorError, RecordError, RunExistsError
 from fedcor.experiment import Experiment
-from fedcor.header import run_header
-from fedcor.record import RoundRecord, count_rounds, has_run, open_run
-from fedcor.rng import stream
-from fedcor.simulate import LearningRate, Simulation, SimulationState
+from fedcor.processes import for_each
+from fedcor.record import RoundRecord, count_rounds, has_run
+from fedcor.run_folder import open_run
+from fedcor.simulate import Simulation, SimulationState
 from fedcor.types import Array
 
-__all__ = [
-    "Job",
-    "build_simulation",
-    "compare_jobs",
-    "experiment_header",
-    "in_processes",
-    "run",
-    "run_jobs",
-    "use_one_thread",
-]
+__all__ = ["Job", "compare_jobs", "folder_name", "run", "run_jobs"]
 
 CHECKPOINT_EVERY = 10  # rounds
-LABEL_NOISE = "label noise"  # the stream that says whose labels are random, and which
-
-_load = functools.lru_cache(maxsize=1)(load)  # the runs of one process share the data
-
-
-def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = None) -> Simulation:
-    """The experiment's federation for one seed: the same for every selector."""
-    training = experiment.training
-    data = data or _load(experiment.data.name)
-    optimiser = experiment.build_optimiser()
-    try:
-        parts = experiment.partition.split(data.train_y, stream(seed, "partition"))
-    except ConfigError as error:
-        raise error.under("partition") from None
-    if experiment.data.noisy_clients:
-        try:
-            noise = randomise_labels(
-                data.train_y,
-                data.classes,
-                parts,
-                experiment.data.noisy_clients,
-                stream(seed, LABEL_NOISE),
-            )
-        except ConfigError as error:
-            raise error.under("data") from None
-        data = dataclasses.replace(data, train_y=noise)
-    options = {key: value for key, value in experiment.model.items() if key != "name"}
-    try:
-        module = build_model(
-            experiment.model["name"], data.train_x.shape[1:], data.classes, seed, options
-        )
-    except ConfigError as error:
-        raise error.under("model") from None
-    local_training = LocalTraining(
-        training.batch_size,
-        training.local_steps,
-        training.learning_rate,
-        training.weight_decay,
-        optimiser.proximal,
-    )
-    engine = Engine(
-        data,
-        parts,
-        module,
-        local_training,
-        seed,
-        holdout=experiment.data.holdout,
-        device=_device(training.device),
-    )
-    rate = LearningRate(training.learning_rate, training.milestones, training.factor)
-    return Simulation(engine, experiment.build_selector(), optimiser, experiment.faults, rate, seed)
-
-
-def _device(wanted: str) -> str:
-    if wanted == "auto":
-        return (
-            "cuda"
-            if torch.cuda.is_available()
-            else "mps"
-            if torch.backends.mps.is_available()
-            else "cpu"
-        )
-    try:
-        torch.empty(1, device=wanted)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            "training.device", wanted, f"cannot be used here: {str(error).splitlines()[0]}"
-        ) from None
-    return wanted
-
-
-def use_one_thread() -> None:
-    """Sums in one order, however many cores there are: runs are equal bit for bit."""
-    torch.set_num_threads(1)
-    threadpool_limits(1)
-
-
-def experiment_header(
-    experiment: Experiment, seed: int, engine: str | None = None
-) -> dict[str, Any]:
-    """The header of a run of `experiment`, on the simulator or on another `engine`."""
-    config = experiment.describe()
-    config["training"]["device"] = _device(
-        experiment.training.device
-    )  # never "auto": it may be another one next time
-    versions = {"torch": torch.__version__}
-    return run_header(experiment.name, experiment.selector, seed, config, versions, engine)
 
 
 def run(
@@ -144,44 +29,58 @@ def run(
     resume: bool = False,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> None:
-    """One run in the folder `out`; with `resume`, from where it was left. A finished run is left as it is."""
+    """Run an experiment in a folder. A finished run is left as it is.
+
+    Args:
+        experiment: All settings but the seed.
+        seed: Fixes everything that is drawn.
+        out: The run's folder.
+        resume: Whether to resume a run that is in the folder already; else it is refused.
+        on_round: Called after each round with its record.
+
+    Example:
+        >>> from fedcor.experiment import load_experiment
+        >>> run(load_experiment("digits", ["training.rounds=3"], "random"), 1, Path("runs/a"))
+        >>> count_rounds(Path("runs/a"))
+        3
+    """
     use_one_thread()
     rounds = experiment.training.rounds
     with open_run(out, experiment_header(experiment, seed), resume=resume) as writer:
         if writer.done >= rounds:
             return
+        # Built before anything is written: only the data can tell that some settings cannot work.
         simulation = build_simulation(experiment, seed)
-        writer.begin()  # after what only the data can tell was not refused
-        start = _progress(writer.checkpoint, simulation, out) if writer.checkpoint else None
-        for record, progress in simulation.run(rounds, start):
+        writer.begin()
+        start = _restore(writer.checkpoint, simulation, out) if writer.checkpoint else None
+        for record, state in simulation.run(rounds, start):
             writer.append(dataclasses.asdict(record))
-            if progress.round % CHECKPOINT_EVERY == 0 or progress.round == rounds:
-                writer.save(progress.to_arrays())
+            if state.round % CHECKPOINT_EVERY == 0 or state.round == rounds:
+                writer.save(state.to_arrays())
             if on_round is not None:
                 on_round(record)
 
 
-def _progress(
-    checkpoint: Mapping[str, Array], simulation: Simulation, out: Path
-) -> SimulationState:
+def _restore(checkpoint: Mapping[str, Array], simulation: Simulation, out: Path) -> SimulationState:
+    """The state in a checkpoint; refuses one that is not of this simulation."""
     try:
-        progress = SimulationState.from_arrays(checkpoint, simulation.engine.device)
+        state = SimulationState.from_arrays(checkpoint, simulation.engine.device)
         fits = (
-            progress.model.shape == simulation.engine.initial_model.shape
-            and progress.known.shape == progress.holders.shape
+            state.model.shape == simulation.engine.initial_model.shape
+            and state.known.shape == state.holders.shape
         )
     except (KeyError, TypeError, ValueError):
         fits = False
     if not fits:
         raise RecordError(
-            f"the checkpoint in {out} does not fit this run; delete it to begin this run again"
+            f"the checkpoint in {out} does not fit this run; delete it to start this run over"
         )
-    return progress
+    return state
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a comparison."""
+    """One run of many: the arguments of `run`."""
 
     experiment: Experiment
     seed: int
@@ -197,38 +96,51 @@ def compare_jobs(
     *,
     resume: bool,
 ) -> list[Job]:
-    """Every selector on every seed, seed by seed, each in `out/<selector>/seed-<n>`."""
+    """The runs of a comparison: every selector on every seed.
+
+    Args:
+        experiment: All settings but the selector and the seed.
+        selectors: Names of the selectors.
+        seeds: The seeds. Runs with the same seed meet the same federation.
+        out: The folder; each run gets `out/<selector>/seed-<n>`.
+        resume: Whether to resume runs that are there already. Otherwise one such run is enough to
+            refuse them all, before any starts.
+
+    Returns:
+        The jobs, seed by seed.
+    """
     variants = [experiment.with_selector(name) for name in selectors]
     jobs = [
         Job(variant, seed, out / folder_name(variant.selector) / f"seed-{seed}", resume)
         for seed in seeds
         for variant in variants
     ]
-    taken = [job.out for job in jobs if has_run(job.out)]
-    if taken and not resume:  # all are looked at before any is begun
-        raise RunExistsError(taken[0])
+    for job in jobs:
+        if has_run(job.out) and not resume:
+            raise RunExistsError(job.out)
     return jobs
 
 
 def folder_name(selector: str) -> str:
-    """A selector's name as a folder: a user's `module:Class` has a character that some systems do not take."""
+    """A selector's name as a folder: some systems do not take the colon of `module:Class`."""
     return selector.replace(":", ".")
 
 
-def run_jobs(jobs: Sequence[Job], processes: int) -> Iterator[Job | None]:
-    """Run them all, `processes` at once. Yields each job when it is finished, and None now and then between."""
-    done_before = [
+def run_jobs(jobs: Sequence[Job], processes: int) -> Iterator[Job]:
+    """Run all jobs, up to `processes` at once. Yields each job when it is finished.
+
+    With one process, they run in this process. Whatever ends this generator early ends the worker
+    processes; the unfinished runs can be resumed.
+    """
+    finished = [
         job
         for job in jobs
         if job.resume and count_rounds(job.out) >= job.experiment.training.rounds
     ]
-    for job in done_before:  # checked, and left as they are: no process need start for that
-        run(job.experiment, job.seed, job.out, resume=True)
+    for job in finished:  # checked, and left as they are: no process need start for that
+        _run_job(job)
         yield job
-    jobs = [job for job in jobs if job not in done_before]
-    tasks: dict[Callable[[], None], Job] = {functools.partial(_run_job, job): job for job in jobs}
-    for task in in_processes(list(tasks), processes):
-        yield None if task is None else tasks[task]
+    yield from for_each(_run_job, [job for job in jobs if job not in finished], processes)
 
 
 def _run_job(job: Job) -> None:
@@ -238,50 +150,3 @@ def _run_job(job: Job) -> None:
         raise
     except FedcorError as error:  # of many runs, say which
         raise FedcorError(f"{job.out}: {error}") from error
-
-
-def in_processes(
-    tasks: Sequence[Callable[[], None]], processes: int
-) -> Iterator[Callable[[], None] | None]:
-    """Call each task in one of several processes. Yields each when it is done, and None twice a second between.
-
-    Whatever ends this generator early (an error in a task, an interrupt, a killed worker) ends the workers too: what they were
-    doing can be resumed. They also end by themselves when this process dies.
-    """
-    if not tasks:
-        return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(
-        max(1, min(processes, len(tasks))), mp_context=context, initializer=_begin_worker
-    )
-    try:
-        pending: dict[Future[None], Callable[[], None]] = {
-            pool.submit(task): task for task in tasks
-        }
-        while pending:
-            done, _ = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
-            for future in done:
-                future.result()
-                yield pending.pop(future)
-            yield None
-    except BrokenProcessPool:
-        raise WorkerDiedError(
-            "a worker process died (killed, or out of memory?); what was recorded is kept, and can be resumed"
-        ) from None
-    finally:
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _begin_worker() -> None:
-    """A worker leaves interrupts to its parent, and ends when its parent dies: else it would hold its run's lock."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-
-
-def _end_with(sentinel: int) -> None:
-    multiprocessing.connection.wait([sentinel])
-    os._exit(1)

@@ -1,7 +1,7 @@
-"""One round of selection, the same on every engine: decide who trains, explain it, observe the outcome.
+"""One round of selection, the same on every engine: decide who trains, and observe the outcome.
 
-A selector may be a user's own. So what it returns is checked, and an error in it is reported with the
-round, the verb and the line where it happened.
+A selector may be a user's own. So what it returns is checked, and an error in it is reported with
+the round, the method and the line where it happened.
 """
 
 from __future__ import annotations
@@ -22,11 +22,17 @@ __all__ = ["Decision", "check_state", "decide", "init_state", "join_clients", "o
 
 @dataclass(frozen=True)
 class Decision:
-    """Who trains in a round, what the selector remembers now, and why it chose so."""
+    """What a selector decided in a round.
 
-    chosen: IntArray  # (C,) in the order of choice
+    Attributes:
+        chosen: (C,) The clients that train, in the order of choice.
+        state: The selector's state after the choice.
+        why: Its reasons as they are recorded: a name -> one number per chosen client.
+    """
+
+    chosen: IntArray
     state: State
-    why: Mapping[str, list[float | None]]  # reason -> one number per chosen client, as recorded
+    why: Mapping[str, list[float | None]]
 
 
 def init_state(selector: Selector, population: Population) -> State:
@@ -42,7 +48,11 @@ def decide(
 ) -> Decision:
     """Ask the selector who trains in this round, and why.
 
-    `number` is what messages call the round, where that is not `federation.round`.
+    Args:
+        selector: Ours or a user's own.
+        state: Its state.
+        federation: Answers its questions.
+        number: What error messages call the round, where that is not `federation.round`.
     """
     number = federation.round if number is None else number
     with _blame(f"round {number}: the selector failed in select"):
@@ -63,7 +73,7 @@ def observe(selector: Selector, state: State, outcome: Outcome, number: int | No
 
 
 def join_clients(selector: Selector, state: State, population: Population) -> State | None:
-    """The state for a population that has grown or changed; None for a selector that cannot adapt it."""
+    """The state for a population that has grown; None for a selector without `join`."""
     join = getattr(selector, "join", None)
     if join is None:
         return None
@@ -83,7 +93,7 @@ def check_state(state: State) -> None:
         plain = isinstance(value, np.ndarray) and not value.dtype.hasobject
         if not isinstance(name, str) or not plain:
             raise FedcorError(
-                f"the selector's state {name!r} is not a plain NumPy array, which every checkpoint needs"
+                f"the selector's state {name!r} is not a plain NumPy array, as checkpoints need"
             )
 
 
@@ -101,7 +111,7 @@ def _explain(
 
 @contextmanager
 def _blame(what: str) -> Iterator[None]:
-    """Report an error in a selector with the verb and the line where it happened, not as ours."""
+    """Report an error in a selector with the method and the line where it happened."""
     try:
         yield
     except FedcorError:

@@ -1,8 +1,9 @@
-"""The records and protocols that cross rooms. Imports nothing of ours.
+"""The types that selectors and engines share. This module imports nothing of fedcor.
 
-A *selector* decides who trains next; a *federation* answers its questions in one round. Only what is
-defined here stands between them, so the same selector object runs in the simulator, in a real
-federation, and against a fake one in a test.
+A *selector* decides who trains next. A *federation* answers its questions in one round. An
+*engine*, the simulator or Flower, calls the selector and trains the clients. Selectors and engines
+know of each other only what is defined here, so the same selector object runs in the simulator, in
+a real federation, and against a fake one in a test.
 
 Notation
     N       number of clients; clients are the ids 0 .. N-1
@@ -46,10 +47,10 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 # What a selector remembers: named arrays and nothing else, so that any selector's state can be
-# written to a checkpoint without pickle.
+# written to a checkpoint without pickle. A number is an array too: np.array(3).
 State: TypeAlias = Mapping[str, Array]
 
-# Why a choice was made: the name of a reason -> one number per chosen client.
+# Why a choice was made: the name of a reason -> (C,) one number per chosen client.
 Reasons: TypeAlias = Mapping[str, FloatArray]
 
 
@@ -57,11 +58,15 @@ Reasons: TypeAlias = Mapping[str, FloatArray]
 class Population:
     """Who is in the federation.
 
-    >>> Population(np.array([30, 10])).weights
-    array([0.75, 0.25])
+    Args:
+        sizes: (N,) n_k, the number of training samples of each client.
+
+    Example:
+        >>> Population(np.array([30, 10])).weights
+        array([0.75, 0.25])
     """
 
-    sizes: IntArray  # (N,) n_k, number of training samples of each client
+    sizes: IntArray
 
     @property
     def count(self) -> int:
@@ -70,27 +75,31 @@ class Population:
 
     @cached_property
     def weights(self) -> FloatArray:
-        """(N,) p_k, each client's share of all samples."""
+        """(N,) p_k, each client's fraction of all samples."""
         weights: FloatArray = self.sizes / self.sizes.sum()
         return weights
 
 
 class Federation(Protocol):
-    """What a selector may ask in one round. Every answer costs communication, and a ledger counts it."""
+    """What a selector may ask in one round.
+
+    Answers cost communication, which the record of the run shows. An answer that was given in this
+    round is not paid for again.
+    """
 
     @property
     def round(self) -> int:
-        """The number of this round, from 0."""
+        """t, the number of this round, from 0."""
         ...
 
     @property
     def weights(self) -> FloatArray:
-        """(N,) p_k, proportional to local data."""
+        """(N,) p_k, proportional to local data. Read-only."""
         ...
 
     @property
     def available(self) -> IntArray:
-        """Sorted ids of the clients that may be asked or chosen this round."""
+        """Sorted ids of the clients that may be asked or chosen this round. Read-only."""
         ...
 
     @property
@@ -99,79 +108,114 @@ class Federation(Protocol):
         ...
 
     def losses(self, clients: IntArray) -> FloatArray:
-        """(len(clients),) l_k(w^t) of each; NaN where no usable answer came."""
+        """(len(clients),) l_k(w^t) of each; NaN where no usable answer came.
+
+        Raises FedcorError for a client that is not available.
+        """
         ...
 
     def loss_changes(self, selection: IntArray) -> FloatArray:
-        """(N,) change of every client's loss if `selection` trained now; NaN where unknown.
+        """(N,) l_k(w') - l_k(w^t), where w' is the model that training `selection` would give.
 
-        Trains `selection` from the current model and evaluates the result on all clients that can be
-        reached. The global model does not change. If `selection` is then chosen, this training is
-        reused and not paid for again.
+        NaN where it is unknown: for clients that are not available or do not answer, and for
+        everyone if nobody of `selection` delivers. The global model does not change. If `selection`
+        is then chosen, this training is reused and not paid for again.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came back from a round for free: who took part, and what they sent anyway.
+    """What came back from a round: who took part, and what they sent anyway.
 
-    Losses and updates are computed when first read, so a selector that ignores them does not pay
-    for them. An engine that does not know a client's step size or weight gives 1.
+    Reading it costs no communication. Losses and updates are computed when they are first read, so
+    a selector that ignores them does not pay for them in time either.
+
+    Attributes:
+        round: t, the number of the round.
+        selected: (C,) The clients as chosen; a client may be in it twice.
+        participated: (m,) Sorted ids of the clients that trained and delivered, each once.
+        step_sizes: (m,) Learning rate x local steps of each participant: an update divided by it is
+            minus a mean gradient. 1 where the engine does not know it.
+        aggregation_weights: (m,) Weight of each update in the mean, up to a common factor; 1 where
+            the engine does not know it.
+        read_losses: Computes `losses`.
+        read_updates: Computes `updates`.
+        head: Where the parameters of the output layer are in an update; all of it if unknown.
     """
 
     round: int
-    selected: IntArray  # (C,) as chosen
-    participated: IntArray  # (m,) sorted ids of those who trained and delivered
-    step_sizes: (
-        FloatArray  # (m,) learning rate x local steps: what turns an update into a direction
-    )
-    aggregation_weights: FloatArray  # (m,) weight of each update in the mean, up to a common factor
+    selected: IntArray
+    participated: IntArray
+    step_sizes: FloatArray
+    aggregation_weights: FloatArray
     read_losses: Callable[[], FloatArray]
     read_updates: Callable[[], Array]
-    # Where the output layer's parameters are in an update.
     head: slice = field(default_factory=lambda: slice(None))
 
     @cached_property
     def losses(self) -> FloatArray:
-        """(m,) l_k(w^t) of those who took part; NaN where unusable."""
+        """(m,) l_k(w^t) of each participant, before it trained; NaN where unusable."""
         return self.read_losses()
 
     @cached_property
     def updates(self) -> Array:
-        """(m, P) w_k - w^t, one flat model change per participant."""
+        """(m, P) w_k - w^t, the change of the model by each participant, flattened."""
         return self.read_updates()
 
 
 @runtime_checkable
 class Selector(Protocol):
-    """Who trains next: a frozen dataclass of hyper-parameters with three pure verbs.
+    """Who trains next: a frozen dataclass of hyper-parameters with three methods.
 
-    A selector never changes. What it remembers is a `State`, which the engine keeps, checkpoints and
-    hands back; each verb returns a new state and leaves the one it was given as it was. In every
-    round the engine calls `select`, trains the chosen clients, and calls `observe`.
+    A selector never changes. What it remembers is a `State`, which the engine keeps, saves in
+    checkpoints and passes in; each method returns a new state and leaves the given one as it was.
 
-    Two more verbs are optional:
+    In every round the engine calls `select`, trains the chosen clients, and calls `observe`.
+
+    Two more methods are optional:
 
     `join(state, population) -> State`
         Called before `select` when clients have joined (they stand at the end of the population) or
-        when sizes became known. A selector without it starts from `init` when a client joins.
+        when their sizes became known. A selector without it starts over from `init` when a client
+        joins. In the simulator, nobody joins.
     `reasons(state, federation, chosen) -> Reasons`
-        Called after `select` with the state that it returned: why these clients. It may repeat a
-        question that was asked in this round, which is free, but ask no new one.
+        Called after `select`, with the state that it returned: why it chose these clients. It may
+        repeat a question that was asked in this round, which is free, but not ask a new one.
 
-    Some attributes tell an engine more; `SelectorTraits` lists them, all optional.
+    Some attributes tell an engine more. `SelectorTraits` lists them; all are optional.
+
+    `fedcor.testing.check_selector` tests that a selector keeps these rules.
+
+    Example:
+        Always the clients with the most data::
+
+            @dataclass(frozen=True)
+            class Largest:
+                clients_per_round: int
+
+                def init(self, population):
+                    return {"sizes": population.sizes}
+
+                def select(self, state, federation):
+                    order = np.argsort(-state["sizes"][federation.available], kind="stable")
+                    return federation.available[order[: self.clients_per_round]], state
+
+                def observe(self, state, outcome):
+                    return state
     """
 
     def init(self, population: Population) -> State:
-        """The state before the first round. Called once per run, and it must not draw at random."""
+        """The state before the first round. Called once per run; it must not draw at random."""
         ...
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
-        """(C,) ids of available clients that train now, in the order of choice, and the new state.
+        """Choose who trains now. Called once per round.
 
-        Called once per round. It may ask `federation` for losses, which is billed, and draw from
-        `federation.rng`.
+        It may ask `federation` for losses, which is billed, and draw from `federation.rng`.
+
+        Returns:
+            (C,) ids of available clients in the order of choice, and the new state.
         """
         ...
 
@@ -185,19 +229,29 @@ class Selector(Protocol):
 
 @dataclass(frozen=True)
 class SelectorTraits:
-    """What an engine reads from a selector beside its verbs: attributes, each with a default.
+    """What an engine reads from a selector besides its methods: attributes, each with a default.
 
-    Declare those that apply as fields of your selector, or as class variables.
+    Declare those that apply as fields or as class variables of your selector.
+
+    Attributes:
+        clients_per_round: C, the number of clients that it chooses, if it is fixed. Fewer are
+            chosen when fewer are available.
+        warmup: Rounds of uniform choice before the selector's own rule starts.
+        candidates: How many clients it asks before it chooses, if it is fixed.
+        replacement: Whether it may choose a client twice in a round. Such a client trains once and
+            counts twice in the mean.
+        needs_updates: Whether it reads the updates of single clients, which secure aggregation
+            hides.
     """
 
-    clients_per_round: int | None = None  # C; the suite checks that so many are chosen
-    warmup: int = 0  # rounds of uniform choice before the selector's own rule begins
-    candidates: int | None = None  # clients that it asks before it chooses, at most all there are
-    replacement: bool = False  # may choose a client twice; it trains once and counts twice
-    needs_updates: bool = False  # reads single updates, which secure aggregation hides
+    clients_per_round: int | None = None
+    warmup: int = 0
+    candidates: int | None = None
+    replacement: bool = False
+    needs_updates: bool = False
 
 
 def selector_traits(selector: Selector) -> SelectorTraits:
-    """The traits of `selector`; the default of each that it does not declare."""
+    """The traits of `selector`, with the default of each that it does not declare."""
     default = dataclasses.asdict(SelectorTraits())
     return SelectorTraits(**{name: getattr(selector, name, default[name]) for name in default})

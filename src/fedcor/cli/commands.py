@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from fedcor.cli.output import print_finished, print_tables, warn_about_warmup
 from fedcor.errors import MissingExtraError
-from fedcor.progress import show_download, show_rounds
+from fedcor.progress import refresh, show_download, show_rounds
 from fedcor.record import RoundRecord, count_rounds, read_run, read_runs
 
 if TYPE_CHECKING:
@@ -195,11 +195,16 @@ def _changes(options: argparse.Namespace) -> list[str]:
 def _run_all(jobs: Sequence[Job], processes: int, *, quiet: bool = False) -> None:
     from fedcor.runner import run_jobs
 
-    finished = 0
     terminal = sys.stdout.isatty()  # asked here: a live bar replaces stdout
+    finished: list[Job] = []
     with show_rounds("rounds", sum(job.experiment.training.rounds for job in jobs)) as update:
-        for job in run_jobs(jobs, processes):
-            finished += job is not None
-            update(sum(count_rounds(other.out) for other in jobs), f"{finished}/{len(jobs)} runs")
-            if job is not None and not quiet:
-                print_finished(job.out, terminal)
+
+        def show() -> None:
+            done = sum(count_rounds(job.out) for job in jobs)
+            update(done, f"{len(finished)}/{len(jobs)} runs")
+
+        with refresh(show):
+            for job in run_jobs(jobs, processes):
+                finished.append(job)
+                if not quiet:
+                    print_finished(job.out, terminal)

@@ -21,6 +21,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
+from fedcor.build import build_simulation, experiment_header, use_one_thread
 from fedcor.errors import ConfigError, MissingExtraError, RunExistsError
 from fedcor.experiment import Experiment
 from fedcor.faults import Faults
@@ -29,7 +30,6 @@ from fedcor.flower.strategy import SelectingStrategy
 from fedcor.flower.wire import LOG
 from fedcor.optimisers import Optimiser
 from fedcor.record import RoundRecord, has_run
-from fedcor.runner import build_simulation, experiment_header, use_one_thread
 from fedcor.simulate import LearningRate, Simulation
 
 __all__ = [

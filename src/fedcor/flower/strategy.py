@@ -40,7 +40,8 @@ from fedcor.flower.screen import Unusable, clean_evaluation, metrics_of, number,
 from fedcor.flower.wire import LOG, version_of
 from fedcor.guard import screen_losses
 from fedcor.header import run_header
-from fedcor.record import RoundRecord, RunWriter, open_run, write_client_names
+from fedcor.record import RoundRecord
+from fedcor.run_folder import RunWriter, open_run, write_client_names
 from fedcor.selection import decide, init_state, join_clients, observe
 from fedcor.selectors import FedCor, build_selector, selector_name
 from fedcor.types import Array, IntArray, Outcome, Population, Selector, State

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedcor.errors import MissingExtraError
-from fedcor.record import write_whole
+from fedcor.files import write_whole
 from fedcor.report.tables import NAMES
 
 try:

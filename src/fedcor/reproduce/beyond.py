@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedcor.build import LABEL_NOISE, build_simulation
 from fedcor.data import noisy_clients
 from fedcor.errors import ConfigError, RecordError
-from fedcor.record import RunRecord, read_checkpoint, write_whole
+from fedcor.files import write_whole
+from fedcor.record import RunRecord, read_checkpoint
 from fedcor.report.summary import (
     METRICS,
     Estimate,
@@ -25,7 +27,6 @@ from fedcor.report.tables import NAMES, difference_text, estimate_text, markdown
 from fedcor.reproduce.comparison import as_numbers, compared, draw_curves, mean_std, times_chosen
 from fedcor.reproduce.plan import FOUR, Plan, Runs, Scenario, Variant
 from fedcor.rng import stream
-from fedcor.runner import LABEL_NOISE, build_simulation
 from fedcor.types import FloatArray
 
 __all__ = ["ablation", "confirmation", "fairness", "limits", "table"]

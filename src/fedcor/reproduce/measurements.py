@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +16,14 @@ from fedcor.analysis.embedding import chance_purity, project, purity
 from fedcor.analysis.normality import principal_components
 from fedcor.analysis.stationarity import cosine_similarity, expected_similarity
 from fedcor.analysis.toy import play
+from fedcor.build import build_simulation
 from fedcor.experiment import Experiment
-from fedcor.record import save_arrays
+from fedcor.files import save_arrays
+from fedcor.processes import for_each
+from fedcor.progress import refresh
 from fedcor.reproduce.paper import STATIONARITY_BOUND
 from fedcor.reproduce.plan import Plan
 from fedcor.rng import stream
-from fedcor.runner import build_simulation, in_processes
 from fedcor.selectors.base import uniform
 from fedcor.selectors.fedcor import FedCor
 from fedcor.simulate import Simulation, SimulationState
@@ -228,18 +229,15 @@ def _measure(plan: Plan, jobs: Sequence[_Job]) -> None:
     wanted = [path for *_, rounds, _, folder in jobs for path in (_file(folder, t) for t in rounds)]
     missing = [job for job in jobs if not all(_file(job[4], t).exists() for t in job[2])]
     with plan.progress("rounds measured", len(wanted)) as update:
-        for _ in in_processes(
-            [functools.partial(_measure_run, *job) for job in missing], plan.jobs
-        ):
-            update(sum(path.exists() for path in wanted), "")
-        update(len(wanted), "")
+        with refresh(lambda: update(sum(path.exists() for path in wanted), "")):
+            for _ in for_each(_measure_run, missing, plan.jobs):
+                pass
 
 
-def _measure_run(
-    experiment: Experiment, seed: int, rounds: Sequence[int], selections: int, folder: Path
-) -> None:
+def _measure_run(job: _Job) -> None:
     """Follow a run of random selection, and measure the loss changes of `selections` random selections in each of `rounds`."""
     torch.set_num_threads(1)
+    experiment, seed, rounds, selections, folder = job
     simulation = build_simulation(dataclasses.replace(experiment, selector="random"), seed)
     progress = simulation.start
     for t in rounds:

@@ -12,7 +12,9 @@ from typing import Any
 
 from fedcor.errors import ConfigError, suggest
 from fedcor.experiment import Experiment, load_experiment
-from fedcor.record import RunRecord, count_rounds, read_run, write_whole
+from fedcor.files import write_whole
+from fedcor.progress import refresh
+from fedcor.record import RunRecord, count_rounds, read_run
 from fedcor.runner import Job, run_jobs
 
 __all__ = ["FOUR", "SETTINGS", "Plan", "Runs", "Scenario", "Variant"]
@@ -143,14 +145,17 @@ class Plan:
             for scenario in scenarios
             for variant in variants
         ]
-        finished = 0
+        finished: list[Job] = []
         with self.progress(
             f"{self.dataset} runs", sum(job.experiment.training.rounds for job in jobs)
         ) as update:
-            for job in run_jobs(jobs, self.jobs):
-                finished += job is not None
+
+            def show() -> None:
                 done = sum(min(count_rounds(j.out), j.experiment.training.rounds) for j in jobs)
-                update(done, f"{finished}/{len(jobs)} runs")
+                update(done, f"{len(finished)}/{len(jobs)} runs")
+
+            with refresh(show):
+                finished.extend(run_jobs(jobs, self.jobs))
         return {
             scenario.name: {
                 variant.label: [self._read(scenario, variant, seed) for seed in self.seeds]

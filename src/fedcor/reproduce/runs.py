@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcor.record import write_whole
+from fedcor.files import write_whole
 from fedcor.report.summary import METRICS, Estimate, summarise
 from fedcor.report.tables import NAMES, difference_text, estimate_text, markdown
 from fedcor.reproduce.comparison import draw_curves, mean_std, times_chosen

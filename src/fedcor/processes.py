@@ -1,0 +1,126 @@
+"""A function called on many items, in several processes at once.
+
+joblib runs the processes. Its default backend, loky, needs no `if __name__ == "__main__"` in a
+user's script, and takes functions and classes that a script or a notebook defines.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import joblib
+
+from fedcor.errors import WorkerDiedError
+
+__all__ = ["for_each"]
+
+T = TypeVar("T")
+
+CHECK_PARENT_EVERY = 0.2  # seconds
+
+
+def for_each(
+    function: Callable[[T], object], items: Sequence[T], processes: int, backend: str = "loky"
+) -> Iterator[T]:
+    """Call `function` on each of `items`, in up to `processes` processes.
+
+    With one process, or one item, everything runs in this process. Whatever else ends this
+    generator early (an error in a call, an interrupt, a dead worker) ends the worker processes too.
+    They also end by themselves when this process dies.
+
+    Args:
+        function: What is called. What it returns is not sent back.
+        items: What it is called with, in this order.
+        processes: How many processes work at once, at most.
+        backend: A backend of joblib.
+
+    Yields:
+        Each item when its call is done, in the order in which they finish.
+
+    Raises:
+        WorkerDiedError: A worker process died. An error in a call is raised as it is.
+    """
+    processes = min(processes, len(items))
+    if processes <= 1:
+        for item in items:
+            function(item)
+            yield item
+        return
+    # Without pgrep, loky warns that it ends the workers but not their children. They have none.
+    warnings.filterwarnings("ignore", "Failed to kill subprocesses")
+    workers = joblib.Parallel(
+        n_jobs=processes,
+        backend=backend,
+        return_as="generator_unordered",
+        batch_size=1,
+        pre_dispatch="all",
+        max_nbytes=None,
+        **_worker_options(backend),
+    )
+    calls = [joblib.delayed(_call)(function, i, item) for i, item in enumerate(items)]
+    with _ignoring_interrupts():
+        done = workers(calls)
+    try:
+        for index in done:
+            yield items[index]
+    except BrokenProcessPool:
+        raise WorkerDiedError(
+            "a worker process died (killed, or out of memory?); what was recorded is kept, and can "
+            "be resumed"
+        ) from None
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # joblib warns that calls were cancelled
+            done.close()
+
+
+def _call(function: Callable[[T], object], index: int, item: T) -> int:
+    function(item)
+    return index
+
+
+@contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
+    """Processes that start in the block inherit that they ignore interrupts.
+
+    Ctrl-C goes to every process of a terminal, and one that is still importing would print a
+    traceback. An interrupt that comes within the block, a few milliseconds, is lost.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _worker_options(backend: str) -> dict[str, Any]:
+    if backend != "loky":
+        return {}
+    return {"initializer": _begin_worker, "initargs": (os.getpid(),)}
+
+
+def _begin_worker(parent: int) -> None:
+    """Leave interrupts to the parent process, and end when it dies.
+
+    A worker that outlived it would hold the lock of its run.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(CHECK_PARENT_EVERY)
+    os._exit(1)

@@ -1,0 +1,138 @@
+"""The round loop. Every round has three steps:
+
+    decide      the selector chooses clients; what it asks for is answered and billed
+    train       the chosen clients train, and their updates are aggregated
+    observe     the selector sees the outcome
+
+Everything that is drawn comes from streams named by the seed and the round, so that a round is a
+function of the state before it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from torch import Tensor
+
+from fedcor.engine import Engine, Faults
+from fedcor.optimisers import Optimiser
+from fedcor.record import RoundRecord
+from fedcor.selection import Decision, decide, init_state, observe
+from fedcor.simulate.round import SimulatedRound
+from fedcor.simulate.state import SimulationState
+from fedcor.types import Outcome, Selector
+
+__all__ = ["LearningRate", "Simulation"]
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """The clients' learning rate: `initial`, multiplied by `factor` at each milestone.
+
+    Args:
+        initial: The rate in round 0.
+        milestones: The rounds at which it changes.
+        factor: What it is multiplied by.
+
+    Example:
+        >>> LearningRate(0.1, milestones=(100,), factor=0.5).at(100)
+        0.05
+    """
+
+    initial: float
+    milestones: tuple[int, ...] = ()
+    factor: float = 0.5
+
+    def at(self, round: int) -> float:
+        """The learning rate in `round`."""
+        passed = sum(round >= milestone for milestone in self.milestones)
+        return self.initial * math.pow(self.factor, passed)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A federation in one process, and the selector that chooses in it.
+
+    `fedcor.build.build_simulation` makes one from an experiment.
+
+    Attributes:
+        engine: The clients' data and the model; trains and evaluates.
+        selector: Chooses the clients.
+        optimiser: Aggregates their updates.
+        faults: Which clients are unavailable, drop out, or are slow.
+        learning_rate: The clients' learning rate over the rounds.
+        seed: Fixes everything that is drawn.
+    """
+
+    engine: Engine
+    selector: Selector
+    optimiser: Optimiser
+    faults: Faults
+    learning_rate: LearningRate
+    seed: int
+
+    @cached_property
+    def start(self) -> SimulationState:
+        """The state before the first round."""
+        clients = self.engine.population.count
+        unknown, nobody = np.full(clients, np.nan), np.zeros(clients, dtype=bool)
+        state = init_state(self.selector, self.engine.population)
+        return SimulationState(0, self.engine.initial_model, unknown, nobody, state)
+
+    def open_round(self, state: SimulationState) -> SimulatedRound:
+        """The round that follows from `state`."""
+        rate = self.learning_rate.at(state.round)
+        return SimulatedRound(self.engine, self.optimiser, self.faults, rate, self.seed, state)
+
+    def run(
+        self, rounds: int, state: SimulationState | None = None
+    ) -> Iterator[tuple[RoundRecord, SimulationState]]:
+        """Run round after round.
+
+        Args:
+            rounds: The round before which to stop: `run(30)` ends after round 29.
+            state: Where to start; before the first round if it is not given.
+
+        Yields:
+            The record of each round, and the state after it.
+        """
+        state = state or self.start
+        for _ in range(state.round, rounds):
+            started = time.perf_counter()
+            federation = self.open_round(state)
+            decision = decide(self.selector, state.selector, federation)
+            state, outcome = federation.close(decision.chosen, decision.state)
+            observed = observe(self.selector, decision.state, outcome)
+            state = dataclasses.replace(state, selector=observed)
+            yield self._record(federation, decision, outcome, state.model, started), state
+
+    def _record(
+        self,
+        federation: SimulatedRound,
+        decision: Decision,
+        outcome: Outcome,
+        model: Tensor,
+        started: float,
+    ) -> RoundRecord:
+        """The line of the record for a round that is over."""
+        scores = self.engine.test(model)
+        return RoundRecord(
+            round=federation.round,
+            selected=outcome.selected.tolist(),
+            participated=outcome.participated.tolist(),
+            test_accuracy=scores.accuracy,
+            test_loss=scores.loss,
+            learning_rate=federation.learning_rate,
+            probed=federation.ledger.questions,
+            refused=federation.refused,
+            bytes_down=federation.ledger.bytes_down,
+            bytes_up=federation.ledger.bytes_up,
+            seconds=round(time.perf_counter() - started, 6),
+            why=decision.why,
+        )

@@ -1,0 +1,55 @@
+"""What one round of a simulation hands to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcor.types import Array, BoolArray, FloatArray, State
+
+__all__ = ["SimulationState"]
+
+
+@dataclass(frozen=True)
+class SimulationState:
+    """Everything that one round hands to the next. Saved, it is a checkpoint.
+
+    Attributes:
+        round: The number of the next round, t.
+        model: (P,) The global model w^t.
+        known: (N,) The losses l_k(w^t) that clients have reported; NaN where unknown.
+        holders: (N,) Which clients have received w^t.
+        selector: The selector's state.
+    """
+
+    round: int
+    model: Tensor
+    known: FloatArray
+    holders: BoolArray
+    selector: State
+
+    def to_arrays(self) -> dict[str, Array]:
+        """The state as named arrays, for a checkpoint."""
+        selector = {f"selector/{name}": np.asarray(value) for name, value in self.selector.items()}
+        return {
+            "round": np.array(self.round),
+            "model": self.model.cpu().numpy(),
+            "known": self.known,
+            "holders": self.holders,
+            **selector,
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array], device: torch.device) -> SimulationState:
+        """The state that `to_arrays` gave; KeyError, TypeError or ValueError for other arrays."""
+        selector = {
+            name.removeprefix("selector/"): array
+            for name, array in arrays.items()
+            if name.startswith("selector/")
+        }
+        model = torch.from_numpy(arrays["model"]).to(device)
+        return cls(int(arrays["round"]), model, arrays["known"], arrays["holders"], selector)

@@ -1,0 +1,157 @@
+"""The rules that every selector keeps, as checks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedcor.testing.fake import FakeFederation
+from fedcor.types import IntArray, Selector, State, selector_traits
+
+__all__ = ["check_selector", "round_trip"]
+
+
+def round_trip(state: State) -> State:
+    """The state as a checkpoint gives it back: named arrays, through a file without pickle.
+
+    Raises AssertionError if a checkpoint could not take it.
+
+    Example:
+        >>> round_trip({"seen": np.array([True, False])})
+        {'seen': array([ True, False])}
+    """
+    for name, array in state.items():
+        assert isinstance(array, np.ndarray), (
+            f"the state {name!r} is a {type(array).__name__}, not a NumPy array"
+        )
+        assert not array.dtype.hasobject, (
+            f"the state {name!r} holds Python objects, which no checkpoint takes"
+        )
+    file = io.BytesIO()
+    np.savez(file, **{f"selector/{name}": array for name, array in state.items()})  # type: ignore[arg-type]
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as archive:
+        return {name.removeprefix("selector/"): archive[name] for name in archive.files}
+
+
+def check_selector(selector: Selector, clients: int = 12, rounds: int = 25) -> None:
+    """Check that a selector keeps the rules of `fedcor.types.Selector`.
+
+    It is run on fake federations: whole ones, with few clients available, with clients that never
+    answer, and with clients that join. It must choose available clients, as many as it declares,
+    the same ones when it is run again or resumed from a checkpoint, and change no state in place.
+
+    Args:
+        selector: Yours; fewer than `clients` per round, and a warm-up shorter than `rounds`.
+        clients: N, the number of fake clients.
+        rounds: How many rounds each of the runs has.
+
+    Raises:
+        AssertionError: It breaks a rule; the message says which.
+
+    Example:
+        >>> from fedcor import Random
+        >>> check_selector(Random(clients_per_round=3))
+    """
+    parameters = getattr(selector, "__dataclass_params__", None)
+    assert parameters is not None and parameters.frozen, (  # noqa: PT018
+        "a selector is a frozen dataclass: its hyper-parameters never change, "
+        "and its state is kept outside it"
+    )
+
+    choices = _play(selector, FakeFederation.example(clients), rounds)
+    repeated = _play(selector, FakeFederation.example(clients), rounds)
+    assert _same(choices, repeated), (
+        "two runs with the same streams chose differently: draw from federation.rng alone"
+    )
+    resumed = _play(selector, FakeFederation.example(clients), rounds, checkpoint=True)
+    assert _same(choices, resumed), (
+        "a state that went through a checkpoint led to other choices: keep it all in the state"
+    )
+
+    for few in (1, clients // 2):
+        _play(selector, FakeFederation.example(clients, available=range(0, 2 * few, 2)), rounds)
+    _play(selector, FakeFederation.example(clients, silent=range(clients // 2)), rounds)
+    _play(selector, FakeFederation.example(clients, silent=range(clients)), rounds)
+    _check_join(selector, clients, rounds)
+
+
+def _check_join(selector: Selector, clients: int, rounds: int) -> None:
+    """Half of the clients join when the others have trained for a while."""
+    join = getattr(selector, "join", None)
+    if join is None:
+        return
+    early, late = FakeFederation.example(clients // 2), FakeFederation.example(clients)
+    state = selector.init(early.population)
+    for _ in range(rounds):
+        chosen, state = selector.select(state, early)
+        state = selector.observe(state, early.train(chosen))
+    _play(selector, late, rounds, state=join(round_trip(state), late.population))
+
+
+def _same(one: list[IntArray], other: list[IntArray]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _play(
+    selector: Selector,
+    federation: FakeFederation,
+    rounds: int,
+    *,
+    checkpoint: bool = False,
+    state: State | None = None,
+) -> list[IntArray]:
+    """Every round's choice, checked. With `checkpoint`, each state goes through a checkpoint."""
+    state = selector.init(federation.population) if state is None else state
+    choices = []
+    for _ in range(rounds):
+        before = {name: array.copy() for name, array in state.items()}
+        answer = selector.select(state, federation)
+        assert isinstance(answer, tuple) and len(answer) == 2, (  # noqa: PT018
+            f"select returned {answer!r}, not (choice, state)"
+        )
+        chosen, after = answer
+        _check_choice(selector, federation, chosen)
+        _check_reasons(selector, after, federation, chosen)
+        observed = selector.observe(after, federation.train(chosen))
+        assert isinstance(observed, Mapping), f"observe returned {observed!r}, not a state"
+        for name, array in before.items():
+            same = np.array_equal(array, state[name], equal_nan=array.dtype.kind == "f")
+            assert same, f"select or observe changed the state {name!r} in place: return a new one"
+        state = round_trip(observed) if checkpoint else observed
+        choices.append(chosen)
+    return choices
+
+
+def _check_reasons(
+    selector: Selector, state: State, federation: FakeFederation, chosen: IntArray
+) -> None:
+    give = getattr(selector, "reasons", None)
+    for name, values in ({} if give is None else give(state, federation, chosen)).items():
+        assert len(values) == len(chosen), (
+            f"{len(values)} reasons {name!r} for {len(chosen)} chosen clients"
+        )
+
+
+def _check_choice(selector: Selector, federation: FakeFederation, chosen: IntArray) -> None:
+    traits = selector_traits(selector)
+    assert isinstance(chosen, np.ndarray), f"the choice is a {type(chosen).__name__}, not an array"
+    assert chosen.ndim == 1, f"the choice has {chosen.ndim} dimensions, not one"
+    assert chosen.dtype.kind == "i", f"the choice has the type {chosen.dtype}, not whole numbers"
+    unavailable = np.setdiff1d(chosen, federation.available)
+    assert not len(unavailable), (
+        f"round {federation.round}: chose clients that are not available: {unavailable}"
+    )
+    if not traits.replacement:
+        assert len(np.unique(chosen)) == len(chosen), (
+            f"round {federation.round}: chose a client twice: {chosen}"
+        )
+    if traits.clients_per_round is not None:
+        wanted = traits.clients_per_round
+        if not traits.replacement:
+            wanted = min(wanted, len(federation.available))
+        assert len(chosen) == wanted, (
+            f"round {federation.round}: chose {len(chosen)} clients, not {wanted}"
+        )
