@@ -17,16 +17,11 @@ from rich.console import Console
 from scipy import stats
 
 from fedcor.errors import RecordError
-from fedcor.report.summary import (
-    METRICS,
-    Estimate,
-    ExperimentSummary,
-    SelectorSummary,
-    curve_of,
-    ratio_of,
-    summarise,
-)
-from fedcor.report.tables import difference_text, estimate_text, render, to_csv, to_json
+from fedcor.report.estimates import Estimate, ratio_estimate
+from fedcor.report.metrics import METRICS, read_curve
+from fedcor.report.summary import ExperimentSummary, SelectorSummary, summarise
+from fedcor.report.tables import render, to_csv, to_json
+from fedcor.report.text import difference_text, display_name, estimate_text
 
 METRIC = {metric.key: metric for metric in METRICS}
 
@@ -380,7 +375,7 @@ def test_an_unknown_baseline_is_answered_with_a_suggestion() -> None:
 
 
 def test_a_curve_is_cut_without_touching_the_run() -> None:
-    curve = curve_of(run([0.1, 0.2, 0.3]))
+    curve = read_curve(run([0.1, 0.2, 0.3]))
     assert curve.first(2).done == 2
     assert (curve.done, curve.down.sum()) == (3, 300)
 
@@ -542,7 +537,7 @@ pairs = st.lists(
 def test_a_ratios_interval_holds_what_a_paired_test_does_not_reject(values):
     """Fieller's interval by its definition: at its ends, parts - R wholes is just significant."""
     d, g = (np.array(column) for column in zip(*values, strict=True))
-    ratio = ratio_of(d, g)
+    ratio = ratio_estimate(d, g)
     critical = stats.t.ppf(0.975, len(d) - 1)
 
     def t(r):
@@ -560,6 +555,6 @@ def test_a_ratios_interval_holds_what_a_paired_test_does_not_reject(values):
 
 
 def test_a_ratio_of_one_pair_has_no_interval_and_of_none_no_value():
-    assert ratio_of([0.5], [2.0]) == Estimate(0.25, None, None, None, 1, 1)
-    assert ratio_of([], []) == Estimate(None, None, None, None, 0, 0)
-    assert ratio_of([1.0], [0.0]).mean is None
+    assert ratio_estimate([0.5], [2.0]) == Estimate(0.25, None, None, None, 1, 1)
+    assert ratio_estimate([], []) == Estimate(None, None, None, None, 0, 0)
+    assert ratio_estimate([1.0], [0.0]).mean is None

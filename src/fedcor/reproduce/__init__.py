@@ -1,40 +1,93 @@
-"""The paper, reproduced, and what goes beyond it: each table and figure by one command that can be interrupted and goes on.
+"""The paper's table and figures, and what goes beyond them: one function per experiment.
 
-Numbers are computed and saved first (`OUT/<what>-<dataset>.json`), figures are drawn from them (`.svg`, `.png`).
+Numbers are computed and saved first (`<what>-<dataset>.json`), figures are drawn from them (`.svg`,
+`.png`). An experiment that was interrupted resumes when it is started again. Importing this package
+is cheap: an experiment is imported, with the packages it needs, when it is asked for.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
-from fedcor.reproduce import beyond
-from fedcor.reproduce.measurements import embedding, normality, stationarity, toy
+from fedcor.checks import check_one_of
+from fedcor.errors import MissingExtraError
 from fedcor.reproduce.plan import Plan
-from fedcor.reproduce.runs import annealing, convergence, interval, table1
 
-__all__ = ["EXPERIMENTS", "Plan", "reproduce"]
+__all__ = ["EXPERIMENTS", "GROUPS", "NAMES", "Plan", "load_function", "reproduce"]
 
-EXPERIMENTS: dict[str, Callable[[Plan], list[Path]]] = {
-    "table1": table1,
-    "convergence": convergence,
-    "toy": toy,
-    "normality": normality,
-    "stationarity": stationarity,
-    "interval": interval,
-    "annealing": annealing,
-    "embedding": embedding,
-    "beyond-table": beyond.table,
-    "beyond-ablation": beyond.ablation,
-    "beyond-limits": beyond.limits,
-    "beyond-fairness": beyond.fairness,
-    "beyond-confirmation": beyond.confirmation,
+
+class Entry(NamedTuple):
+    """Where an experiment's function is, below this package, and what it shows."""
+
+    module: str
+    function: str
+    description: str
+
+
+EXPERIMENTS: dict[str, Entry] = {
+    "table1": Entry("table1", "table1", "Table 1: rounds to the target accuracy"),
+    "convergence": Entry("curves", "convergence", "Figure 4: accuracy over rounds"),
+    "toy": Entry("toy", "toy", "Figure 1: three ways to choose two of forty clients"),
+    "normality": Entry("measurements", "normality", "are loss changes Gaussian?"),
+    "stationarity": Entry("measurements", "stationarity", "Figure 3: does their covariance stay?"),
+    "interval": Entry("curves", "interval", "Figure 5: how rarely may the process be refitted?"),
+    "annealing": Entry("curves", "annealing", "Figure 6: the annealing coefficient"),
+    "embedding": Entry("measurements", "embedding", "Figure 7: the map of clients"),
+    "beyond-table": Entry("beyond.table", "table", "complement beside every other selector"),
+    "beyond-ablation": Entry("beyond.ablation", "ablation", "which of its parts matter"),
+    "beyond-limits": Entry("beyond.limits", "limits", "where it may fail"),
+    "beyond-fairness": Entry("beyond.fairness", "fairness", "which clients it serves"),
+    "beyond-confirmation": Entry("beyond.table", "confirmation", "the same on fresh seeds"),
+}
+GROUPS: dict[str, tuple[str, ...]] = {
+    "paper": tuple(name for name in EXPERIMENTS if not name.startswith("beyond-")),
+    "beyond": tuple(name for name in EXPERIMENTS if name.startswith("beyond-")),
+    "all": tuple(EXPERIMENTS),
+}
+NAMES: tuple[str, ...] = (*EXPERIMENTS, *GROUPS)
+
+# Packages that an experiment may miss -> what they are called, and the extra that installs them.
+_EXTRAS = {
+    "torch": ("PyTorch", "sim"),
+    "threadpoolctl": ("threadpoolctl", "sim"),
+    "matplotlib": ("matplotlib", "plot"),
 }
 
 
 def reproduce(what: str, plan: Plan) -> list[Path]:
-    """The files that one experiment, all of the paper's (`paper`), all that go `beyond` it, or simply `all`, have written."""
-    groups = {
-        "paper": [name for name in EXPERIMENTS if not name.startswith("beyond-")],
-        "beyond": [name for name in EXPERIMENTS if name.startswith("beyond-")],
-        "all": list(EXPERIMENTS),
-    }
-    return [path for name in groups.get(what, [what]) for path in EXPERIMENTS[name](plan)]
+    """Run an experiment, or all experiments of a group, as far as they are not done yet.
+
+    Args:
+        what: one of `NAMES`: an experiment, or the group `paper`, `beyond` or `all`
+        plan: how much of it to run, and where to
+
+    Returns:
+        The files written.
+
+    Example:
+        >>> from fedcor.progress import show_rounds
+        >>> plan = Plan(Path("runs/reproduce"), show_rounds, jobs=2)
+        >>> reproduce("table1", plan.quick())
+    """
+    check_one_of("what", what, NAMES)
+    # All of them first: a missing package is noticed before anything runs.
+    functions = [load_function(name) for name in GROUPS.get(what, (what,))]
+    return [path for function in functions for path in function(plan)]
+
+
+def load_function(name: str) -> Callable[[Plan], list[Path]]:
+    """Import the function of the experiment `name`: takes a plan, returns the files written."""
+    entry = EXPERIMENTS[name]
+    try:
+        module = import_module(f"{__name__}.{entry.module}")
+    except MissingExtraError:
+        raise
+    except ImportError as error:
+        if error.name not in _EXTRAS:
+            raise
+        raise MissingExtraError(*_EXTRAS[error.name]) from error
+    function: Callable[[Plan], list[Path]] = getattr(module, entry.function)
+    return function
