@@ -20,22 +20,29 @@ __all__ = ["EXPERIMENTS", "GROUPS", "NAMES", "Plan", "load_function", "reproduce
 
 
 class Entry(NamedTuple):
-    """Where an experiment's function is, below this package, and what it shows."""
+    """Where an experiment's function is, below this package; what it shows; and which packages
+    it needs that fedcor installs only on request."""
 
     module: str
     function: str
     description: str
+    packages: tuple[str, ...] = ("torch", "matplotlib")
 
 
 EXPERIMENTS: dict[str, Entry] = {
-    "table1": Entry("table1", "table1", "Table 1: rounds to the target accuracy"),
+    "table1": Entry("table1", "table1", "Table 1: rounds to the target accuracy", ("torch",)),
     "convergence": Entry("curves", "convergence", "Figure 4: accuracy over rounds"),
-    "toy": Entry("toy", "toy", "Figure 1: three ways to choose two of forty clients"),
+    "toy": Entry("toy", "toy", "Figure 1: three ways to choose two clients", ("matplotlib",)),
     "normality": Entry("measurements", "normality", "are loss changes Gaussian?"),
     "stationarity": Entry("measurements", "stationarity", "Figure 3: does their covariance stay?"),
     "interval": Entry("curves", "interval", "Figure 5: how rarely may the process be refitted?"),
     "annealing": Entry("curves", "annealing", "Figure 6: the annealing coefficient"),
-    "embedding": Entry("measurements", "embedding", "Figure 7: the map of clients"),
+    "embedding": Entry(
+        "measurements",
+        "embedding",
+        "Figure 7: the map of clients",
+        ("torch", "sklearn", "matplotlib"),
+    ),
     "beyond-table": Entry("beyond.table", "table", "complement beside every other selector"),
     "beyond-ablation": Entry("beyond.ablation", "ablation", "which of its parts matter"),
     "beyond-limits": Entry("beyond.limits", "limits", "where it may fail"),
@@ -49,10 +56,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 NAMES: tuple[str, ...] = (*EXPERIMENTS, *GROUPS)
 
-# Packages that an experiment may miss -> what they are called, and the extra that installs them.
+# Package -> what it is called, and the extra that installs it.
 _EXTRAS = {
     "torch": ("PyTorch", "sim"),
-    "threadpoolctl": ("threadpoolctl", "sim"),
+    "sklearn": ("scikit-learn", "sim"),
     "matplotlib": ("matplotlib", "plot"),
 }
 
@@ -81,13 +88,11 @@ def reproduce(what: str, plan: Plan) -> list[Path]:
 def load_function(name: str) -> Callable[[Plan], list[Path]]:
     """Import the function of the experiment `name`: takes a plan, returns the files written."""
     entry = EXPERIMENTS[name]
-    try:
-        module = import_module(f"{__name__}.{entry.module}")
-    except MissingExtraError:
-        raise
-    except ImportError as error:
-        if error.name not in _EXTRAS:
-            raise
-        raise MissingExtraError(*_EXTRAS[error.name]) from error
+    for package in entry.packages:
+        try:
+            import_module(package)
+        except ImportError as error:
+            raise MissingExtraError(*_EXTRAS[package]) from error
+    module = import_module(f"{__name__}.{entry.module}")
     function: Callable[[Plan], list[Path]] = getattr(module, entry.function)
     return function
