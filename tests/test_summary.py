@@ -21,7 +21,7 @@ from fedcor.report.estimates import Estimate, ratio_estimate
 from fedcor.report.metrics import METRICS, read_curve
 from fedcor.report.summary import ExperimentSummary, SelectorSummary, summarise
 from fedcor.report.tables import render, to_csv, to_json
-from fedcor.report.text import difference_text, estimate_text
+from fedcor.report.text import difference_text, display_name, estimate_text
 
 METRIC = {metric.key: metric for metric in METRICS}
 
