@@ -21,9 +21,14 @@ from fedcor.analysis.embedding import project
 from fedcor.cli import main
 from fedcor.errors import ConfigError, MissingExtraError
 from fedcor.experiment import load_experiment
-from fedcor.record import differences, read_run
-from fedcor.report.estimates import ratio_estimate
+from fedcor.record import differences as setting_differences
+from fedcor.record import read_run
+from fedcor.report.estimates import Estimate, ratio_estimate
+from fedcor.report.figures import curves, differences
+from fedcor.report.measured_figures import histograms
 from fedcor.reproduce import EXPERIMENTS, NAMES, Plan, load_function, reproduce
+from fedcor.reproduce.beyond.table import _share_text
+from fedcor.reproduce.comparison import mean_std
 from fedcor.reproduce.curves import BETAS, _fedcor_variant
 from fedcor.reproduce.paper import TABLE_1
 from fedcor.reproduce.plan import _DIGITS
@@ -254,7 +259,7 @@ def test_an_ablation_changes_one_thing_and_a_limit_one_scenario(folder):
         "-swaps-0-start-oldest": "start",
         "-swaps-0-sketch-16": "sketch",
     }.items():
-        changed = differences(
+        changed = setting_differences(
             greedy["selectors"], settings("2spc", f"complement{variant}")["selectors"]
         )
         assert list(changed) == [f"complement.{change}"]
@@ -264,7 +269,7 @@ def test_an_ablation_changes_one_thing_and_a_limit_one_scenario(folder):
         "noise": ["data.noisy_clients"],
         "dropouts": ["faults.availability", "faults.dropout"],
     }.items():
-        changed = differences(as_is, settings(scenario, "complement"))
+        changed = setting_differences(as_is, settings(scenario, "complement"))
         assert [key for key in changed if key != "name"] == changes
     assert list(numbers(folder, "beyond-limits-digits")["summary"]) == [
         "iid",
@@ -356,14 +361,39 @@ def test_all_of_it_in_processes_and_again(tmp_path):
 
 
 def test_a_lost_measurement_is_measured_again_the_same(folder):
-    (lost,) = folder.glob("measured/normality-*/digits-1spc-seed-1/round-*.npz")
+    first, lost = sorted(folder.glob("measured/stationarity-*/digits-1spc-seed-1/round-*.npz"))
     with np.load(lost) as archive:
         before = archive["changes"]
     lost.unlink()
-    arguments = ["--settings", "1spc", "--out", str(folder)]
-    assert main(["reproduce", "normality", *SMALL, *arguments]) == 0
+    untouched = first.stat().st_mtime_ns
+    arguments = ["--settings", ",".join(PAPER), "--out", str(folder)]
+    assert main(["reproduce", "stationarity", *SMALL, *arguments]) == 0
     with np.load(lost) as archive:
         assert np.array_equal(archive["changes"], before)
+    assert first.stat().st_mtime_ns == untouched
+
+
+def test_cells_with_and_without_an_interval():
+    assert _share_text(Estimate(0.924, None, 0.88, 0.98, 5, 5)) == "92% [88%, 98%]"
+    assert _share_text(Estimate(-0.001, None, None, None, 1, 1)) == "0%"
+    assert _share_text(Estimate(None, None, None, None, 0, 5)) == "N/A"
+    assert mean_std(Estimate(94.8, 18.44, 70.0, 120.0, 5, 5)) == "94.8 ± 18.4"
+    assert mean_std(Estimate(94.8, None, None, None, 1, 1)) == "94.8"
+    assert mean_std(Estimate(None, None, None, None, 3, 5)) == "N/A (3/5)"
+
+
+def test_figures_of_little():
+    """Components that are missing, one seed without an interval, no target."""
+    component = {"scores": [0.0, 1.0], "share": 0.5, "skewness": 0.0, "excess_kurtosis": 0.0}
+    grid = histograms({"2spc": [component] * 2, "dir": [component]}, "").axes
+    assert [ax.get_visible() for ax in grid] == [True, True, True, False]
+    row = {"mean": 0.1, "low": None, "high": None}
+    (ax,) = differences({"iid": {"fedcor": row}}, "", "").axes
+    assert [line.get_marker() for line in ax.lines] == ["None", "o"]  # the zero line and the mean
+    curve = {"round": [1], "mean": [0.5], "low": [0.5], "high": [0.5]}
+    (ax,) = curves({"mine": {"random": curve}}, "", {}).axes
+    assert ax.get_title() == "mine"
+    assert not ax.texts
 
 
 def test_narrowing(tmp_path, capsys):
