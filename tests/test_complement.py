@@ -15,10 +15,10 @@ from fedcor.engine.models import ModelVector, build_model
 from fedcor.errors import ConfigError
 from fedcor.experiment import load_experiment
 from fedcor.record import read_run
+from fedcor.reproduce.relatives import Combined, EqualTarget, Herding, UpdateProcess
 from fedcor.runner import run
 from fedcor.selectors import Complement
 from fedcor.selectors.matching import match
-from fedcor.selectors.relatives import Combined, EqualTarget, Herding, UpdateProcess
 from fedcor.selectors.sketch import count_sketch
 from fedcor.testing import FakeFederation, check_selector
 from fedcor.types import Population

@@ -1,4 +1,4 @@
-"""`fedcor explain`: the reasons in the record are the selector's own, and they say why."""
+"""`fedcor explain`: the reasons in the record are the selector's own."""
 
 from __future__ import annotations
 
@@ -80,18 +80,12 @@ def test_a_person_reads_it(folder, capsys):
 def test_a_program_reads_it(folder, capsys):
     write_client_names(folder, [f"site\t{k}" for k in range(50)])
     assert main(["explain", str(folder), "--round", "4", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["round"] == 4
-    assert [row["client"] for row in told["chosen"]] == read_run(folder).rounds[4]["selected"]
-    assert set(told["chosen"][0]) == {
-        "client",
-        "name",
-        "delivered",
-        "gain",
-        "redundancy",
-        "annealing",
-    }
-    assert told["chosen"][0]["name"] == f"site\\t{told['chosen'][0]['client']}"
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["round"] == 4
+    assert [row["client"] for row in shown["chosen"]] == read_run(folder).rounds[4]["selected"]
+    columns = {"client", "name", "delivered", "gain", "redundancy", "annealing"}
+    assert set(shown["chosen"][0]) == columns
+    assert shown["chosen"][0]["name"] == f"site\\t{shown['chosen'][0]['client']}"
 
 
 def test_a_round_that_is_not_there(folder, tmp_path, capsys):

@@ -1,7 +1,8 @@
-"""The paper's convergence theorem on strongly convex quadratic clients: the proxy algorithm falls like 1/T.
+"""The paper's convergence theorem on strongly convex quadratic clients, for the proxy algorithm.
 
-Client k has l_k(w) = m/2 |w - c_k|^2, so its gradient is m (w - c_k), the embedding X = G (B = I), and the learning rate is the
-theorem's beta / (t + gamma) with beta > 1/m. The theorem bounds the squared distance by nu / (gamma + t).
+Client k has l_k(w) = m/2 |w - c_k|^2, so its gradient is m (w - c_k), the embedding X = G (B = I),
+and the learning rate is the theorem's beta / (t + gamma) with beta > 1/m. The theorem bounds the
+squared distance by nu / (gamma + t).
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def uniform(gradients, p, rng):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_distance_of_the_proxy_algorithm_falls_like_1_over_t(seed):
-    """Measured: |w - w*| falls like 1/T, so its square falls like 1/T^2, well below the theorem's bound of 1/T."""
+    """Measured: |w - w*| falls like 1/T, so its square falls like 1/T^2, well below the theorem's
+    bound of 1/T."""
     squared = distances(seed, 10_000, proxy)
     assert slope(np.sqrt(squared)) == pytest.approx(-1.0, abs=0.15)
     bound = squared[0] * 8.0 / (np.arange(len(squared)) + 8.0)
@@ -58,5 +60,6 @@ def test_the_distance_of_the_proxy_algorithm_falls_like_1_over_t(seed):
 
 
 def test_uniform_choice_does_not_reach_the_weighted_optimum():
-    """The contrast that shows the slope is the choice's doing: uniform choice settles elsewhere when clients weigh unequally."""
+    """So the slope above is due to the choice: with unequal weights, uniform choice converges to
+    another point."""
     assert slope(np.sqrt(distances(0, 10_000, uniform))) > -0.5

@@ -1,8 +1,11 @@
-"""`fedcor reproduce`: every experiment of the paper in its quick version, resumable, with figures that are there."""
+"""`fedcor reproduce`: every experiment in miniature, from command to files; resumable."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
+import io
 import json
 import struct
 import subprocess
@@ -14,14 +17,22 @@ import numpy as np
 import pytest
 import torch
 
+from fedcor.analysis.embedding import project
 from fedcor.build import build_simulation
 from fedcor.cli import main
-from fedcor.errors import ConfigError
+from fedcor.errors import ConfigError, MissingExtraError
 from fedcor.experiment import load_experiment
-from fedcor.record import differences, read_run
-from fedcor.report.summary import ratio_of
-from fedcor.reproduce import EXPERIMENTS, NAMES, Plan
+from fedcor.record import differences as setting_differences
+from fedcor.record import read_run
+from fedcor.report.estimates import Estimate, ratio_estimate
+from fedcor.report.figures import curves, differences
+from fedcor.report.measured_figures import histograms
+from fedcor.reproduce import EXPERIMENTS, NAMES, Plan, load_function, reproduce
+from fedcor.reproduce.beyond.table import _share_text
+from fedcor.reproduce.comparison import mean_std
+from fedcor.reproduce.curves import BETAS, _fedcor_variant
 from fedcor.reproduce.paper import TABLE_1
+from fedcor.reproduce.plan import _DIGITS
 
 FIGURES = {
     "table1": [],
@@ -40,27 +51,30 @@ FIGURES = {
 }
 
 
+# The miniature: the paper's experiments in two settings, the others in the third.
+SMALL = ["--quick", "--rounds", "12", "--selections", "40"]
+PAPER, BEYOND = ("1spc", "dir"), ("2spc",)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _fewer_steps():
+    """Of FedCor's process."""
+    fewer = ["selectors.fedcor.warmup_steps=40", "selectors.fedcor.refit_steps=40"]
+    with pytest.MonkeyPatch.context() as patch:
+        for setting, changes in _DIGITS.items():
+            patch.setitem(_DIGITS, setting, [*changes, *fewer])
+        yield
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """All of it once, as CI and a newcomer run it."""
-    out = tmp_path_factory.mktemp("reproduce")
-    command = [
-        sys.executable,
-        "-m",
-        "fedcor",
-        "reproduce",
-        "all",
-        "--quick",
-        "--jobs",
-        "2",
-        "--rounds",
-        "15",
-        "--out",
-        str(out),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    """Every experiment once, from command to files."""
+    out, errors = tmp_path_factory.mktemp("reproduce"), io.StringIO()
+    with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+        for group, settings in (("paper", PAPER), ("beyond", BEYOND)):
+            arguments = ["--settings", ",".join(settings), "--out", str(out)]
+            assert main(["reproduce", group, *SMALL, *arguments]) == 0, errors.getvalue()
+    assert errors.getvalue() == ""
     return out
 
 
@@ -68,9 +82,88 @@ def numbers(folder: Path, what: str) -> dict:
     return json.loads((folder / f"{what}.json").read_text())
 
 
-def test_every_experiment_is_offered():
-    assert (*EXPERIMENTS, "paper", "beyond", "all") == NAMES
-    assert set(FIGURES) == set(EXPERIMENTS)
+def test_every_experiment_is_offered(capsys):
+    assert [*EXPERIMENTS, "paper", "beyond", "all"] == list(NAMES)
+    assert list(FIGURES) == list(EXPERIMENTS)
+    with pytest.raises(SystemExit):
+        main(["reproduce", "--help"])
+    shown = "".join(capsys.readouterr().out.split())
+    assert all(name in shown for name in NAMES)
+
+
+def test_names_and_plan_need_neither_torch_nor_matplotlib():
+    program = """
+import sys
+import fedcor.reproduce, fedcor.reproduce.relatives
+fedcor.reproduce.Plan(None, None)
+print({"torch", "matplotlib", "sklearn"} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "shown", "extra", "independent"),
+    [
+        ("torch", "PyTorch", "sim", {"toy"}),
+        ("matplotlib", "matplotlib", "plot", {"table1"}),
+        ("sklearn", "scikit-learn", "sim", set(EXPERIMENTS) - {"embedding"}),
+    ],
+)
+def test_a_missing_package_is_named_before_anything_runs(
+    package, shown, extra, independent, monkeypatch
+):
+    imported = []
+    monkeypatch.setattr("fedcor.reproduce.import_module", lambda name: hidden(name))
+
+    def hidden(name):
+        if name == package:
+            raise ImportError(name)
+        imported.append(name)
+        return importlib.import_module(name)
+
+    for name in EXPERIMENTS:
+        if name in independent:
+            assert callable(load_function(name))
+            continue
+        imported.clear()
+        with pytest.raises(MissingExtraError) as caught:
+            load_function(name)
+        assert (caught.value.package, caught.value.extra) == (shown, extra)
+        assert not any(module.startswith("fedcor") for module in imported)
+
+
+def test_the_toy_needs_no_torch_and_the_rest_says_what_to_install(tmp_path):
+    """In an interpreter that has no PyTorch."""
+    program = """
+import sys
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hide())
+from fedcor.cli import main
+from fedcor.reproduce import load_function
+assert callable(load_function("toy"))
+sys.exit(main(["reproduce", "all", "--quick"]))
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "needs PyTorch, which is not installed: pip install 'fedcor[sim]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_scikit_learn_the_map_of_clients_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    with pytest.raises(MissingExtraError, match=r"scikit-learn.*fedcor\[sim\]"):
+        project(np.eye(5), seed=1)
+
+
+def test_an_unknown_experiment_gets_a_suggestion(tmp_path):
+    with pytest.raises(ConfigError, match='did you mean "table1"'):
+        reproduce("table", Plan(tmp_path, None))
 
 
 @pytest.mark.parametrize("name", [name for names in FIGURES.values() for name in names])
@@ -78,7 +171,7 @@ def test_figures_exist_and_are_not_empty(folder, name):
     png = (folder / f"{name}.png").read_bytes()
     assert png.startswith(b"\x89PNG")
     width, height = struct.unpack(">II", png[16:24])
-    assert width > 600
+    assert width > 400
     assert height > 300
     drawn = ET.parse(folder / f"{name}.svg").getroot()
     assert len(list(drawn.iter())) > 100
@@ -86,56 +179,55 @@ def test_figures_exist_and_are_not_empty(folder, name):
 
 def test_table1_has_every_number(folder):
     table = numbers(folder, "table1-digits")
-    for setting in ("2spc", "1spc", "dir"):
+    assert list(table["settings"]) == list(PAPER)
+    for setting in PAPER:
         for name in ("random", "afl", "power_of_choice", "fedcor"):
             entry = table["settings"][setting]["selectors"][name]
-            assert entry["rounds_done"] == [15, 15]
+            assert entry["rounds_done"] == [12, 12]
             assert entry["estimates"]["mean_accuracy"]["n"] == 2
             if name != "random":
                 assert entry["paired"]["random"]["mean_accuracy"]["low"] is not None
     page = (folder / "table1-digits.md").read_text()
-    assert page.count("| FedCor |") == 3
+    assert page.count("| FedCor |") == len(PAPER)
 
 
 def test_the_numbers_behind_the_figures(folder):
     curves = numbers(folder, "convergence-digits")["curves"]["1spc"]["fedcor"]
-    assert len(curves["round"]) == len(curves["mean"]) == 6  # 15 rounds, ten-round means
+    assert len(curves["round"]) == len(curves["mean"]) == 3  # 12 rounds, ten-round means
     similarity = numbers(folder, "stationarity-digits")
     assert all(0 <= s <= 1 for of in similarity["series"].values() for s in of["similarity"])
     assert similarity["minimum"]["dir"] == min(similarity["series"]["dir"]["similarity"])
-    component = numbers(folder, "normality-digits")["components"]["2spc"][0]
-    assert len(component["scores"]) == 60
+    component = numbers(folder, "normality-digits")["components"]["1spc"][0]
+    assert len(component["scores"]) == 40
     assert np.std(component["scores"]) == pytest.approx(1, abs=0.01)
     for result in numbers(folder, "embedding-digits")["results"]:
         assert result["purity"] > 2 * result["chance"]
     chosen = numbers(folder, "annealing-frequencies-digits")["times_chosen"]["1spc"]
-    assert all(sum(counts) == pytest.approx(15 * 10, abs=1) for counts in chosen.values())
+    assert all(sum(counts) == pytest.approx(12 * 10, abs=1) for counts in chosen.values())
     assert set(chosen) == {"β = 0.5", "β = 0.75", "β = 0.95", "random"}
-    assert set(numbers(folder, "interval-digits")["curves"]["2spc"]) == {
-        "Δt = 5",
-        "Δt = 10",
-        "Δt = 500",
-        "random",
-    }
+    intervals = numbers(folder, "interval-digits")["curves"]["1spc"]
+    assert set(intervals) == {"Δt = 5", "Δt = 10", "Δt = 500", "random"}
 
 
 def test_the_gap_to_everyone(folder):
     def mean_accuracy(selector, seed):
-        run = read_run(folder / "runs" / "digits-1spc" / selector / f"seed-{seed}")
-        return np.mean([entry["test_accuracy"] for entry in run.rounds[:15]])
+        run = read_run(folder / "runs" / "digits-2spc" / selector / f"seed-{seed}")
+        return np.mean([entry["test_accuracy"] for entry in run.rounds[:12]])
 
     gained = [mean_accuracy("complement", seed) - mean_accuracy("random", seed) for seed in (1, 2)]
     possible = [mean_accuracy("full", seed) - mean_accuracy("random", seed) for seed in (1, 2)]
-    saved = numbers(folder, "beyond-digits")["gap_closed"]["1spc"]
-    assert saved["complement"] == pytest.approx(dataclasses.asdict(ratio_of(gained, possible)))
+    saved = numbers(folder, "beyond-digits")["gap_closed"]["2spc"]
+    assert saved["complement"] == pytest.approx(
+        dataclasses.asdict(ratio_estimate(gained, possible))
+    )
     assert set(saved) == {"afl", "power_of_choice", "fedcor", "complement"}
     page = (folder / "beyond-digits.md").read_text()
-    assert page.count("| complement |") == 3
+    assert page.count("| complement |") == len(BEYOND)
     ahead = [mean_accuracy("complement", seed) - mean_accuracy("fedcor", seed) for seed in (1, 2)]
-    paired = numbers(folder, "beyond-digits")["mean_accuracy_paired_to_fedcor"]["1spc"]
+    paired = numbers(folder, "beyond-digits")["mean_accuracy_paired_to_fedcor"]["2spc"]
     assert paired["complement"]["mean"] == pytest.approx(np.mean(ahead))
-    assert page.count("| everyone trains |") == 3
-    seeds = numbers(folder, "beyond-digits")["summary"]["1spc"]["fedcor"]["seeds"]
+    assert page.count("| everyone trains |") == len(BEYOND)
+    seeds = numbers(folder, "beyond-digits")["summary"]["2spc"]["fedcor"]["seeds"]
     assert {seed: values["mean_accuracy"] for seed, values in seeds.items()} == pytest.approx(
         {str(seed): mean_accuracy("fedcor", seed) for seed in (1, 2)}
     )
@@ -152,7 +244,7 @@ def test_an_ablation_changes_one_thing_and_a_limit_one_scenario(folder):
         "-swaps-0-start-oldest": "start",
         "-swaps-0-sketch-16": "sketch",
     }.items():
-        changed = differences(
+        changed = setting_differences(
             greedy["selectors"], settings("2spc", f"complement{variant}")["selectors"]
         )
         assert list(changed) == [f"complement.{change}"]
@@ -162,7 +254,7 @@ def test_an_ablation_changes_one_thing_and_a_limit_one_scenario(folder):
         "noise": ["data.noisy_clients"],
         "dropouts": ["faults.availability", "faults.dropout"],
     }.items():
-        changed = differences(as_is, settings(scenario, "complement"))
+        changed = setting_differences(as_is, settings(scenario, "complement"))
         assert [key for key in changed if key != "name"] == changes
     assert list(numbers(folder, "beyond-limits-digits")["summary"]) == [
         "iid",
@@ -188,7 +280,7 @@ def test_picks_of_noisy_clients_are_counted(folder):
         noisy = [k for k, (one, other) in enumerate(pairs) if not torch.equal(one[2], other[2])]
         hits += sum(client in noisy for entry in run.rounds for client in entry["selected"])
     saved = numbers(folder, "beyond-limits-digits")["picks_of_noisy_clients"]["random"]
-    assert saved == pytest.approx(hits / (2 * 15 * 5))
+    assert saved == pytest.approx(hits / (2 * 12 * 5))
 
 
 def test_fairness_is_that_of_the_last_model(folder):
@@ -199,38 +291,21 @@ def test_fairness_is_that_of_the_last_model(folder):
     worst = []
     for seed in (1, 2):
         engine = build_simulation(experiment, seed).engine
-        with np.load(
-            folder
-            / "runs"
-            / "digits-2spc"
-            / "complement"
-            / f"seed-{seed}"
-            / "checkpoint"
-            / "state.npz"
-        ) as a:
-            assert a["round"] == 15
-            model = torch.from_numpy(a["model"])
+        state = folder / f"runs/digits-2spc/complement/seed-{seed}/checkpoint/state.npz"
+        with np.load(state) as arrays:
+            assert arrays["round"] == 12
+            model = torch.from_numpy(arrays["model"])
         worst.append(np.mean(sorted(engine.accuracies(model, np.arange(50)))[:5]))
     assert saved["worst_tenth"]["mean"] == pytest.approx(np.mean(worst))
-    assert sum(saved["times_chosen"]) == pytest.approx(15 * 5, abs=0.5)
+    assert sum(saved["times_chosen"]) == pytest.approx(12 * 5, abs=0.5)
     assert numbers(folder, "beyond-confirmation-digits")["plan"]["seeds"] == [6, 7]
 
 
 def test_fairness_refuses_models_of_other_ages(folder, capsys):
-    """The runs there have 15 rounds: their records can be cut to 10, their last model cannot."""
-    arguments = [
-        "reproduce",
-        "beyond-fairness",
-        "--quick",
-        "--rounds",
-        "10",
-        "--settings",
-        "dir",
-        "--out",
-        str(folder),
-    ]
-    assert main(arguments) == 2
-    assert "that of 15 rounds, but 10 are to be compared" in capsys.readouterr().err
+    """The runs there have 12 rounds: their records can be cut to 10, their last model cannot."""
+    arguments = ["--quick", "--rounds", "10", "--settings", "2spc", "--out", str(folder)]
+    assert main(["reproduce", "beyond-fairness", *arguments]) == 2
+    assert "that of 12 rounds, but 10 are to be compared" in capsys.readouterr().err
 
 
 def test_fresh_seeds_are_fresh(tmp_path, capsys):
@@ -238,100 +313,112 @@ def test_fresh_seeds_are_fresh(tmp_path, capsys):
     assert "seeds 6, 7, 8 are kept for the confirmation" in capsys.readouterr().err
 
 
-def test_running_it_again_goes_on_and_changes_nothing(folder):
-    before = {
-        path: path.read_bytes()
-        for path in folder.rglob("*.*")
-        if path.name != "run.lock" and path.is_file()
-    }
-    assert (
-        main(["reproduce", "all", "--quick", "--jobs", "2", "--rounds", "15", "--out", str(folder)])
-        == 0
-    )
-    after = {path: path.read_bytes() for path in before}
-    changed = [
-        path.name for path in before if before[path] != after[path] and path.suffix != ".svg"
-    ]
-    assert changed == []
+def contents(folder: Path) -> dict[Path, bytes]:
+    files = (path for path in folder.rglob("*.*") if path.is_file() and path.name != "run.lock")
+    return {path: path.read_bytes() for path in files if path.suffix != ".svg"}
+
+
+@pytest.mark.parametrize(
+    ("what", "settings"),
+    [("table1", PAPER), ("stationarity", PAPER), ("beyond-fairness", BEYOND)],
+)
+def test_running_it_again_changes_nothing(folder, what, settings):
+    before = contents(folder)
+    arguments = ["--settings", ",".join(settings), "--out", str(folder)]
+    assert main(["reproduce", what, *SMALL, *arguments]) == 0
+    assert contents(folder) == before
+
+
+@pytest.mark.slow
+def test_all_of_it_in_processes_and_again(tmp_path):
+    """As a newcomer runs it."""
+    command = [sys.executable, "-m", "fedcor", "reproduce", "all", *SMALL, "--jobs", "2"]
+    written = []
+    for _ in range(2):
+        done = subprocess.run([*command, "--out", tmp_path], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        written.append(contents(tmp_path))
+    assert written[0] == written[1]
+    for name in [name for names in FIGURES.values() for name in names]:
+        assert (tmp_path / f"{name}.png").exists()
+    table = numbers(tmp_path, "table1-digits")
+    assert list(table["settings"]) == ["2spc", "1spc", "dir"]
 
 
 def test_a_lost_measurement_is_measured_again_the_same(folder):
-    (lost,) = folder.glob("measured/normality-*/digits-2spc-seed-1/round-*.npz")
+    first, lost = sorted(folder.glob("measured/stationarity-*/digits-1spc-seed-1/round-*.npz"))
     with np.load(lost) as archive:
         before = archive["changes"]
     lost.unlink()
-    assert (
-        main(
-            [
-                "reproduce",
-                "normality",
-                "--quick",
-                "--rounds",
-                "15",
-                "--settings",
-                "2spc",
-                "--out",
-                str(folder),
-            ]
-        )
-        == 0
-    )
+    untouched = first.stat().st_mtime_ns
+    arguments = ["--settings", ",".join(PAPER), "--out", str(folder)]
+    assert main(["reproduce", "stationarity", *SMALL, *arguments]) == 0
     with np.load(lost) as archive:
         assert np.array_equal(archive["changes"], before)
+    assert first.stat().st_mtime_ns == untouched
+
+
+def test_cells_with_and_without_an_interval():
+    assert _share_text(Estimate(0.924, None, 0.88, 0.98, 5, 5)) == "92% [88%, 98%]"
+    assert _share_text(Estimate(-0.001, None, None, None, 1, 1)) == "0%"
+    assert _share_text(Estimate(None, None, None, None, 0, 5)) == "N/A"
+    assert mean_std(Estimate(94.8, 18.44, 70.0, 120.0, 5, 5)) == "94.8 ± 18.4"
+    assert mean_std(Estimate(94.8, None, None, None, 1, 1)) == "94.8"
+    assert mean_std(Estimate(None, None, None, None, 3, 5)) == "N/A (3/5)"
+
+
+def test_figures_of_little():
+    """Components that are missing, one seed without an interval, no target."""
+    component = {"scores": [0.0, 1.0], "share": 0.5, "skewness": 0.0, "excess_kurtosis": 0.0}
+    grid = histograms({"2spc": [component] * 2, "dir": [component]}, "").axes
+    assert [ax.get_visible() for ax in grid] == [True, True, True, False]
+    row = {"mean": 0.1, "low": None, "high": None}
+    (ax,) = differences({"iid": {"fedcor": row}}, "", "").axes
+    assert [line.get_marker() for line in ax.lines] == ["None", "o"]  # the zero line and the mean
+    curve = {"round": [1], "mean": [0.5], "low": [0.5], "high": [0.5]}
+    (ax,) = curves({"mine": {"random": curve}}, "", {}).axes
+    assert ax.get_title() == "mine"
+    assert not ax.texts
 
 
 def test_narrowing(tmp_path, capsys):
-    arguments = [
-        "reproduce",
-        "table1",
-        "--dataset",
-        "digits",
-        "--settings",
-        "dir",
-        "--seeds",
-        "4",
-        "--rounds",
-        "3",
-    ]
-    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    arguments = ["--dataset", "digits", "--settings", "dir", "--seeds", "4", "--rounds", "3"]
+    assert main(["reproduce", "table1", *arguments, "--out", str(tmp_path)]) == 0
     assert "digits DIR" in capsys.readouterr().out
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["digits-dir"]
-    assert list((tmp_path / "runs" / "digits-dir" / "fedcor").iterdir()) == [
-        tmp_path / "runs" / "digits-dir" / "fedcor" / "seed-4"
-    ]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["digits-dir"]
+    assert [path.name for path in (tmp_path / "runs/digits-dir/fedcor").iterdir()] == ["seed-4"]
 
 
 def test_the_device_reaches_every_run(tmp_path):
     assert Plan(tmp_path, None).experiment("2spc").training.device == "cpu"
     assert Plan(tmp_path, None, device="auto").experiment("2spc").training.device == "auto"
-    assert (
-        main(
-            [
-                "reproduce",
-                "table1",
-                "--quick",
-                "--rounds",
-                "1",
-                "--device",
-                "abacus",
-                "--out",
-                str(tmp_path),
-            ]
-        )
-        == 2
-    )
+    arguments = ["--quick", "--rounds", "1", "--device", "abacus", "--out", str(tmp_path)]
+    assert main(["reproduce", "table1", *arguments]) == 2
+
+
+def test_a_variant_with_the_presets_own_options_shares_its_runs(tmp_path):
+    """Whether the preset states them or leaves them to the defaults."""
+    for dataset, shared in (("fmnist", 0.95), ("cifar10", 0.9), ("digits", 0.95)):
+        plan = Plan(tmp_path, None, dataset)
+        folders = {beta: _fedcor_variant(plan, "", beta=beta).folder for beta in BETAS[dataset]}
+        assert folders.pop(shared) == "fedcor"
+        assert folders == {beta: f"fedcor-beta-{beta}" for beta in folders}
+    same = _fedcor_variant(Plan(tmp_path, None), "", interval=10, beta=0.95)
+    assert (same.folder, same.options) == ("fedcor", {})
+    rare = _fedcor_variant(Plan(tmp_path, None), "", interval=500, beta=0.99)
+    assert rare.folder == "fedcor-interval-500-beta-0.99"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "hint"),
     [
         (["--dataset", "fmnits"], 'did you mean "fmnist"'),
         (["--settings", "2spx"], 'did you mean "2spc"'),
     ],
 )
-def test_mistakes_are_refused(arguments, told, capsys):
+def test_mistakes_are_refused(arguments, hint, capsys):
     assert main(["reproduce", "table1", *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert hint in capsys.readouterr().err
 
 
 def test_the_papers_experiments_have_the_papers_settings(tmp_path):

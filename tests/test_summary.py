@@ -1,4 +1,4 @@
-"""The numbers of a report, held to closed forms and to scipy; and their text, held to the numbers."""
+"""A report's numbers, held to closed forms and to scipy; and their text, held to the numbers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,11 @@ from rich.console import Console
 from scipy import stats
 
 from fedcor.errors import RecordError
-from fedcor.report.summary import (
-    METRICS,
-    Estimate,
-    ExperimentSummary,
-    SelectorSummary,
-    curve_of,
-    ratio_of,
-    summarise,
-)
-from fedcor.report.tables import difference_text, estimate_text, render, to_csv, to_json
+from fedcor.report.estimates import Estimate, ratio_estimate
+from fedcor.report.metrics import METRICS, read_curve
+from fedcor.report.summary import ExperimentSummary, SelectorSummary, summarise
+from fedcor.report.tables import render, to_csv, to_json
+from fedcor.report.text import difference_text, display_name, estimate_text
 
 METRIC = {metric.key: metric for metric in METRICS}
 
@@ -100,13 +95,14 @@ paired_curves = st.lists(
 )
 
 
-# --- one run ---------------------------------------------------------------------------------------------------------
+# --- one run --------------------------------------------------------------------------------------
 
 
 def test_a_run_in_closed_form() -> None:
     values = values_of(run([0.1] * 8 + [0.5] * 2 + [0.6] * 10))
     assert values["rounds_to_target"] == 9  # index 8, so nine rounds were done
-    # After 16 rounds the last ten are 2 * 0.1, 2 * 0.5, 6 * 0.6: mean 0.48. After 17: 1 * 0.1, 2 * 0.5, 7 * 0.6: 0.53.
+    # After 16 rounds the last ten are 2 * 0.1, 2 * 0.5, 6 * 0.6: mean 0.48.
+    # After 17 rounds: 1 * 0.1, 2 * 0.5, 7 * 0.6: mean 0.53.
     assert values["smooth_rounds_to_target"] == 17
     assert values["mean_accuracy"] == pytest.approx((0.8 + 1.0 + 6.0) / 20)
     assert (values["final_accuracy"], values["last_accuracy"]) == pytest.approx((0.6, 0.6))
@@ -163,7 +159,7 @@ def test_what_holds_for_every_run(accuracy: list[float], target: float) -> None:
         assert max(first, 10) <= smooth <= len(accuracy)
 
 
-# --- over seeds ------------------------------------------------------------------------------------------------------
+# --- over seeds -----------------------------------------------------------------------------------
 
 
 def test_the_mean_over_seeds_has_a_t_interval() -> None:
@@ -175,9 +171,8 @@ def test_the_mean_over_seeds_has_a_t_interval() -> None:
     assert (estimate.n, estimate.of) == (3, 3)
     assert estimate.mean == pytest.approx(0.6)
     assert estimate.std == pytest.approx(0.1)
-    assert estimate.half_width == pytest.approx(
-        4.302652729911275 * 0.1 / 3**0.5
-    )  # t of 97.5 % with 2 degrees
+    t_97_5 = 4.302652729911275  # with 2 degrees of freedom
+    assert estimate.half_width == pytest.approx(t_97_5 * 0.1 / 3**0.5)
 
 
 def test_one_seed_has_no_interval() -> None:
@@ -197,7 +192,7 @@ def test_one_seed_that_misses_the_target_makes_the_mean_not_available() -> None:
     assert [r.values["rounds_to_target"] for r in one.runs] == [2, 1, None]
 
 
-# --- in pairs --------------------------------------------------------------------------------------------------------
+# --- in pairs -------------------------------------------------------------------------------------
 
 
 def both(
@@ -214,9 +209,8 @@ def test_identical_runs_differ_by_nothing(pairs: list[tuple[list[float], list[fl
     twins = both([(a, a) for a, _ in pairs])
     for difference in selector_of(only(twins), "fedcor").differences.values():
         estimate = difference.estimate
-        if (
-            estimate.mean is None or estimate.n == 1
-        ):  # a target missed, or a spread that one seed alone has
+        # A target missed, or a spread that one seed alone has.
+        if estimate.mean is None or estimate.n == 1:
             assert difference.verdict is None
         else:
             assert (estimate.mean, estimate.low, estimate.high) == (0, 0, 0)
@@ -277,9 +271,8 @@ def test_a_running_pair_is_compared_over_the_rounds_both_have() -> None:
     assert accuracy.rounds == (2, 4)
     assert accuracy.estimate.mean == pytest.approx((0.1 + 0.15) / 2)
     assert fedcor.differences["bytes_down"].estimate.mean == 0
-    to_target = fedcor.differences[
-        "rounds_to_target"
-    ]  # reached is reached: the rest of random's run does count
+    # Once reached, a target stays reached: the rest of random's run does count.
+    to_target = fedcor.differences["rounds_to_target"]
     assert to_target.rounds is None
     assert to_target.estimate.mean == pytest.approx(((2 - 3) + (1 - 3)) / 2)
 
@@ -323,7 +316,7 @@ def test_a_pair_in_which_one_misses_the_target_has_no_difference_in_rounds() -> 
     assert (estimate.mean, estimate.n, estimate.of) == (None, 1, 2)
 
 
-# --- which runs belong together --------------------------------------------------------------------------------------
+# --- which runs belong together -------------------------------------------------------------------
 
 
 def test_the_baseline_is_random_or_the_first_or_the_one_named() -> None:
@@ -380,12 +373,12 @@ def test_an_unknown_baseline_is_answered_with_a_suggestion() -> None:
 
 
 def test_a_curve_is_cut_without_touching_the_run() -> None:
-    curve = curve_of(run([0.1, 0.2, 0.3]))
+    curve = read_curve(run([0.1, 0.2, 0.3]))
     assert curve.first(2).done == 2
     assert (curve.done, curve.down.sum()) == (3, 300)
 
 
-# --- text ------------------------------------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------------
 
 RUNS = [
     run(np.linspace(0, top + seed / 100, 40).tolist(), name, seed, planned=40, down=down)
@@ -467,6 +460,11 @@ def test_bytes_are_written_for_people(down: int, text: str) -> None:
     assert estimate_text(METRIC["bytes_down"], estimate) == text
 
 
+def test_a_selector_without_a_display_name_is_shown_by_its_own() -> None:
+    assert display_name("power_of_choice") == "Pow-d"
+    assert display_name("my_module:Mine") == "my_module:Mine"
+
+
 def test_cells_of_one_seed_have_no_interval() -> None:
     experiment = only([run([0.5], "random", down=10), run([0.625], "fedcor", down=10)])
     fedcor = selector_of(experiment, "fedcor")
@@ -495,10 +493,11 @@ def test_json_holds_the_summary_without_nan() -> None:
     assert experiment["selectors"][2]["estimates"]["rounds_to_target"]["mean"] is None
 
 
-def test_csv_has_one_line_a_metric_and_selector() -> None:
+def test_csv_has_one_line_per_metric_and_selector() -> None:
     summary = summarise(RUNS)
     text = to_csv(summary)
-    columns = "experiment,selector,metric,mean,std,n,low,high,baseline,paired_difference,paired_low,paired_high,pairs"
+    columns = "experiment,selector,metric,mean,std,n,low,high,baseline,"
+    columns += "paired_difference,paired_low,paired_high,pairs"
     assert text.splitlines()[0] == columns
     rows = list(csv.DictReader(io.StringIO(text)))
     assert len(rows) == 3 * len(METRICS)
@@ -527,7 +526,7 @@ def test_runs_of_one_selector_with_other_hyper_parameters_are_not_one_selector()
         summarise(runs)
 
 
-# --- ratios ----------------------------------------------------------------------------------------------------------
+# --- ratios ---------------------------------------------------------------------------------------
 
 pairs = st.lists(
     st.tuples(
@@ -542,7 +541,7 @@ pairs = st.lists(
 def test_a_ratios_interval_holds_what_a_paired_test_does_not_reject(values):
     """Fieller's interval by its definition: at its ends, parts - R wholes is just significant."""
     d, g = (np.array(column) for column in zip(*values, strict=True))
-    ratio = ratio_of(d, g)
+    ratio = ratio_estimate(d, g)
     critical = stats.t.ppf(0.975, len(d) - 1)
 
     def t(r):
@@ -560,6 +559,6 @@ def test_a_ratios_interval_holds_what_a_paired_test_does_not_reject(values):
 
 
 def test_a_ratio_of_one_pair_has_no_interval_and_of_none_no_value():
-    assert ratio_of([0.5], [2.0]) == Estimate(0.25, None, None, None, 1, 1)
-    assert ratio_of([], []) == Estimate(None, None, None, None, 0, 0)
-    assert ratio_of([1.0], [0.0]).mean is None
+    assert ratio_estimate([0.5], [2.0]) == Estimate(0.25, None, None, None, 1, 1)
+    assert ratio_estimate([], []) == Estimate(None, None, None, None, 0, 0)
+    assert ratio_estimate([1.0], [0.0]).mean is None

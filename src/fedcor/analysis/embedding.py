@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedcor.errors import MissingExtraError
 from fedcor.rng import stream_seed
 from fedcor.types import FloatArray, IntArray
 
@@ -38,7 +39,10 @@ def chance_purity(labels: IntArray) -> float:
 
 def project(X: FloatArray, seed: int) -> FloatArray:
     """(N, 2) t-SNE of the normalised embeddings X `(N, d)`; the same for the same seed."""
-    from sklearn.manifold import TSNE
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError as error:
+        raise MissingExtraError("scikit-learn", "sim") from error
 
     tsne = TSNE(
         perplexity=min(10.0, (len(X) - 1) / 3),

@@ -30,7 +30,7 @@ def installed_folder(name: str) -> Path | None:
 
 
 def _fmnist_from_apt(scratch: Path, on_download: OnDownload) -> RawArrays:
-    # A new machine has no package lists yet, and updating the system's own needs root: bring our own.
+    # A new machine has no package lists yet, and to update the system's needs root: use our own.
     (scratch / "lists" / "partial").mkdir(parents=True)
     own = ("-o", f"Dir::State::Lists={scratch / 'lists'}", "-o", f"Dir::Cache={scratch / 'cache'}")
     _run(scratch, on_download, "apt-get", "update", "-qq", *own)

@@ -1,4 +1,4 @@
-"""Why these clients: a round's choice as its selector explained it in the record."""
+"""Why these clients were chosen in a round, as the selector explained it in the record."""
 
 from __future__ import annotations
 
@@ -13,18 +13,31 @@ from fedcor.record import RunRecord, client_names
 __all__ = ["explain", "render_explanation"]
 
 MEANINGS = {
-    "gain": "expected decrease of everyone's loss by this pick, given the picks before it, annealed",
-    "redundancy": "what the picks before it had taken from that; below zero where they made it more valuable",
-    "annealing": "beta ^ times chosen since the last refit",
+    "gain": "expected decrease of everyone's loss by this pick, given the picks before it, "
+    "annealed",
+    "redundancy": "what the picks before it took from that; below zero where they made it more "
+    "valuable",
+    "annealing": "beta ^ (times chosen since the last refit)",
     "loss": "the client's loss of the current model",
     "valuation": "sqrt(samples) * last reported loss",
-    "distance": "of the group's mean update from everyone's after this pick, in lengths of the latter; - for a first training",
+    "distance": "of the group's mean update from everyone's after this pick, relative to the "
+    "length of everyone's; - for a client's first training",
     "age": "rounds since the client's last update came",
 }
 
 
 def explain(run: RunRecord, round: int | None = None) -> dict[str, Any]:
-    """The round's choice as plain values: a row for each chosen client, in the order of choice."""
+    """The choice of one round as plain values.
+
+    Args:
+        run: as `read_run` gives it
+        round: as numbered in the record, from 0; None for the last
+
+    Returns:
+        The run, selector and round; `probed`, the number of losses that clients were asked for;
+        `reasons`, what each reason means; and `chosen`, one row per chosen client in the order of
+        choice.
+    """
     if not run.rounds:
         raise RecordError(f"{run.path} has no finished round yet")
     number = len(run.rounds) - 1 if round is None else round
@@ -52,10 +65,10 @@ def explain(run: RunRecord, round: int | None = None) -> dict[str, Any]:
 
 
 def render_explanation(explanation: dict[str, Any], console: Console) -> None:
+    """Print what `explain` returned: a table of the chosen clients and what its columns mean."""
     asked = f", {explanation['probed']} losses asked for" if explanation["probed"] else ""
-    console.print(
-        f"{explanation['selector']}, round {explanation['round']}{asked}", highlight=False
-    )
+    title = f"{explanation['selector']}, round {explanation['round']}{asked}"
+    console.print(title, highlight=False)
     table = Table(box=None, pad_edge=False)
     rows = explanation["chosen"]
     for column in rows[0] if rows else ():
@@ -65,7 +78,8 @@ def render_explanation(explanation: dict[str, Any], console: Console) -> None:
     console.print(table)
     if not explanation["reasons"]:
         console.print(
-            "No reasons in the record: the choice was uniform (a warm-up round, say), or the selector gives none."
+            "No reasons in the record: the choice was uniform (as in a warm-up round), or the "
+            "selector gives none."
         )
     for reason, meaning in explanation["reasons"].items():
         if meaning:

@@ -1,59 +1,98 @@
-"""The paper, reproduced, and what goes beyond it: each table and figure by one command that can be interrupted and goes on.
+"""The paper's table and figures, and what goes beyond them: one function per experiment.
 
-Numbers are computed and saved first (`OUT/<what>-<dataset>.json`), figures are drawn from them (`.svg`, `.png`).
+Numbers are computed and saved first (`<what>-<dataset>.json`), figures are drawn from them (`.svg`,
+`.png`). An experiment that was interrupted resumes when it is started again. Importing this package
+is cheap: an experiment is imported, with the packages it needs, when it is asked for.
 """
 
-import importlib
+from __future__ import annotations
+
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from fedcor.reproduce.plan import Plan
+from fedcor.checks import check_one_of
+from fedcor.errors import MissingExtraError
+from fedcor.reproduce.plan import Plan
 
-    EXPERIMENTS: dict[str, Callable[[Plan], list[Path]]]
+__all__ = ["EXPERIMENTS", "GROUPS", "NAMES", "Plan", "load_function", "reproduce"]
 
-__all__ = ["EXPERIMENTS", "NAMES", "Plan", "reproduce"]
 
-# Name -> function. Their modules need the extra `sim` and are imported when an experiment is run.
-_FUNCTIONS = {
-    "table1": "runs:table1",
-    "convergence": "runs:convergence",
-    "toy": "measurements:toy",
-    "normality": "measurements:normality",
-    "stationarity": "measurements:stationarity",
-    "interval": "runs:interval",
-    "annealing": "runs:annealing",
-    "embedding": "measurements:embedding",
-    "beyond-table": "beyond:table",
-    "beyond-ablation": "beyond:ablation",
-    "beyond-limits": "beyond:limits",
-    "beyond-fairness": "beyond:fairness",
-    "beyond-confirmation": "beyond:confirmation",
+class Entry(NamedTuple):
+    """Where an experiment's function is, below this package; what it shows; and which packages
+    it needs that fedcor installs only on request."""
+
+    module: str
+    function: str
+    description: str
+    packages: tuple[str, ...] = ("torch", "matplotlib")
+
+
+EXPERIMENTS: dict[str, Entry] = {
+    "table1": Entry("table1", "table1", "Table 1: rounds to the target accuracy", ("torch",)),
+    "convergence": Entry("curves", "convergence", "Figure 4: accuracy over rounds"),
+    "toy": Entry("toy", "toy", "Figure 1: three ways to choose two clients", ("matplotlib",)),
+    "normality": Entry("measurements", "normality", "are loss changes Gaussian?"),
+    "stationarity": Entry("measurements", "stationarity", "Figure 3: does their covariance stay?"),
+    "interval": Entry("curves", "interval", "Figure 5: how rarely may the process be refitted?"),
+    "annealing": Entry("curves", "annealing", "Figure 6: the annealing coefficient"),
+    "embedding": Entry(
+        "measurements",
+        "embedding",
+        "Figure 7: the map of clients",
+        ("torch", "sklearn", "matplotlib"),
+    ),
+    "beyond-table": Entry("beyond.table", "table", "complement beside every other selector"),
+    "beyond-ablation": Entry("beyond.ablation", "ablation", "which of its parts matter"),
+    "beyond-limits": Entry("beyond.limits", "limits", "where it may fail"),
+    "beyond-fairness": Entry("beyond.fairness", "fairness", "which clients it serves"),
+    "beyond-confirmation": Entry("beyond.table", "confirmation", "the same on fresh seeds"),
 }
-_GROUPS = {
-    "paper": [name for name in _FUNCTIONS if not name.startswith("beyond-")],
-    "beyond": [name for name in _FUNCTIONS if name.startswith("beyond-")],
-    "all": list(_FUNCTIONS),
+GROUPS: dict[str, tuple[str, ...]] = {
+    "paper": tuple(name for name in EXPERIMENTS if not name.startswith("beyond-")),
+    "beyond": tuple(name for name in EXPERIMENTS if name.startswith("beyond-")),
+    "all": tuple(EXPERIMENTS),
 }
-NAMES = (*_FUNCTIONS, *_GROUPS)
+NAMES: tuple[str, ...] = (*EXPERIMENTS, *GROUPS)
+
+# Package -> what it is called, and the extra that installs it.
+_EXTRAS = {
+    "torch": ("PyTorch", "sim"),
+    "sklearn": ("scikit-learn", "sim"),
+    "matplotlib": ("matplotlib", "plot"),
+}
 
 
-def __getattr__(name: str) -> Any:
-    if name == "Plan":
-        return importlib.import_module("fedcor.reproduce.plan").Plan
-    if name == "EXPERIMENTS":
-        return {experiment: _function(experiment) for experiment in _FUNCTIONS}
-    raise AttributeError(f"module 'fedcor.reproduce' has no attribute {name!r}")
+def reproduce(what: str, plan: Plan) -> list[Path]:
+    """Run an experiment, or all experiments of a group, as far as they are not done yet.
+
+    Args:
+        what: one of `NAMES`: an experiment, or the group `paper`, `beyond` or `all`
+        plan: how much of it to run, and where to
+
+    Returns:
+        The files written.
+
+    Example:
+        >>> from fedcor.progress import show_rounds
+        >>> plan = Plan(Path("runs/reproduce"), show_rounds, jobs=2)
+        >>> reproduce("table1", plan.quick())
+    """
+    check_one_of("what", what, NAMES)
+    # All of them first: a missing package is noticed before anything runs.
+    functions = [load_function(name) for name in GROUPS.get(what, (what,))]
+    return [path for function in functions for path in function(plan)]
 
 
-def _function(experiment: str) -> Callable[["Plan"], list[Path]]:
-    module, _, name = _FUNCTIONS[experiment].partition(":")
-    function: Callable[[Plan], list[Path]]
-    function = getattr(importlib.import_module(f"fedcor.reproduce.{module}"), name)
+def load_function(name: str) -> Callable[[Plan], list[Path]]:
+    """Import the function of the experiment `name`: takes a plan, returns the files written."""
+    entry = EXPERIMENTS[name]
+    for package in entry.packages:
+        try:
+            import_module(package)
+        except ImportError as error:
+            raise MissingExtraError(*_EXTRAS[package]) from error
+    module = import_module(f"{__name__}.{entry.module}")
+    function: Callable[[Plan], list[Path]] = getattr(module, entry.function)
     return function
-
-
-def reproduce(what: str, plan: "Plan") -> list[Path]:
-    """The files that one experiment, all of the paper's (`paper`), all that go `beyond` it, or simply `all`, have written."""
-    return [path for name in _GROUPS.get(what, [what]) for path in _function(name)(plan)]

@@ -1,9 +1,14 @@
-"""Relatives of complement, kept to be compared with it (docs/beyond.md). They have no short name: ask for them as
+"""Relatives of complement, which the ablation compares with it (docs/beyond.md).
 
-fedcor.selectors.relatives:EqualTarget      complement with the plain mean of all clients for a target
-fedcor.selectors.relatives:Herding          complement, whose groups make up for what the groups before them missed
-fedcor.selectors.relatives:UpdateProcess    the paper's greedy posterior choice, on the kernel of remembered updates
-fedcor.selectors.relatives:Combined         complement's mean matching, on updates and FedCor's learnt embedding together
+They are not registered; name them by module and class:
+
+fedcor.reproduce.relatives:EqualTarget      complement that targets the plain mean of all clients
+fedcor.reproduce.relatives:Herding          complement whose groups make up for what earlier groups
+                                            missed
+fedcor.reproduce.relatives:UpdateProcess    the paper's greedy posterior choice, on the kernel of
+                                            remembered updates
+fedcor.reproduce.relatives:Combined         complement's mean matching, on updates and FedCor's
+                                            learnt embedding together
 """
 
 from __future__ import annotations
@@ -26,18 +31,23 @@ __all__ = ["Combined", "EqualTarget", "Herding", "UpdateProcess"]
 
 @dataclass(frozen=True)
 class EqualTarget(Complement):
-    """Every client counts the same in the target, whatever data it has: how much of the gain is the weighting alone?"""
+    """Complement whose target counts every client the same, whatever data it has: how much of the
+    gain is the weighting alone?"""
 
     def target(self, state: State, weights: FloatArray) -> FloatArray:
+        """(s,) the plain mean of the remembered directions."""
         return super().target(state, np.full_like(weights, 1.0 / len(weights)))
 
 
 @dataclass(frozen=True)
 class Herding(Complement):
-    """Matches t + r in the place of t, where after each round r becomes carry (r + t - mean direction received).
+    """Complement that matches t + r instead of t, where r sums what earlier rounds missed.
 
-    With carry = 1 the mean of all groups over many rounds is the population's, as in herding, where one group's alone is not;
-    below 1, what was missed long ago is forgotten.
+    After each round r becomes carry (r + t - mean direction received).
+
+    Args:
+        carry: with 1, the mean of all groups over many rounds is the population's, as in herding,
+            even where no single group's is; below 1, what was missed long ago is forgotten
     """
 
     carry: float = 0.5
@@ -47,21 +57,19 @@ class Herding(Complement):
         check_fraction("carry", self.carry, closed=True)
 
     def init(self, population: Population) -> State:
-        return {
-            **super().init(population),
-            "wanted": np.zeros(0),
-            "missed": np.zeros(0),
-        }  # (s,) t and r
+        """The state before the first round."""
+        # (s,) t and r
+        return {**super().init(population), "wanted": np.zeros(0), "missed": np.zeros(0)}
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
+        """Complement's choice; the state keeps what it was meant to match."""
         chosen, after = super().select(state, federation)
         matched = (state["seen"][chosen] >= 0).any()
-        return chosen, {
-            **after,
-            "wanted": self._mean(state, federation.weights) if matched else np.zeros(0),
-        }
+        wanted = self._mean(state, federation.weights) if matched else np.zeros(0)
+        return chosen, {**after, "wanted": wanted}
 
     def target(self, state: State, weights: FloatArray) -> FloatArray:
+        """(s,) t + r."""
         mean = self._mean(state, weights)
         return mean + state["missed"] if len(state["missed"]) == len(mean) else mean
 
@@ -69,29 +77,35 @@ class Herding(Complement):
         return super().target(state, weights)
 
     def observe(self, state: State, outcome: Outcome) -> State:
+        """Remember the updates that came, and what they missed together."""
         after = super().observe(state, outcome)
         came = after["seen"] == int(state["round"]) - 1
         wanted, received, shares = state["wanted"], after["directions"][came], after["shares"][came]
         if not len(received) or len(wanted) != received.shape[1]:
             return after
         missed = state["missed"] if len(state["missed"]) == len(wanted) else np.zeros_like(wanted)
-        return {
-            **after,
-            "missed": self.carry * (missed + wanted - shares @ received / shares.sum()),
-        }
+        missed = self.carry * (missed + wanted - shares @ received / shares.sum())
+        return {**after, "missed": missed}
 
 
 @dataclass(frozen=True)
 class UpdateProcess(Complement):
-    """Algorithm 1 of the paper with client embeddings that are measured, not learnt: the remembered directions.
+    """Algorithm 1 of the paper with client embeddings that are measured, not learnt: the remembered
+    directions.
 
-    By the paper's theory loss changes have the covariance X'X with X = B'G, projected client gradients; here G itself. Annealed
-    as in the paper: a client's gain shrinks by `beta` with every choice, and is restored every `interval` rounds.
+    By the paper's theory loss changes have the covariance X'X with X = B'G, projected client
+    gradients; here X is G itself.
+
+    Args:
+        beta: annealing coefficient, as in the paper: a client's gain shrinks by this factor with
+            every choice
+        interval: rounds after which annealing starts over
+        noise: standard deviation, as a share of the directions' root mean square length
     """
 
     beta: float = 0.95
     interval: int = 10
-    noise: float = 0.1  # as a share of the directions' root mean square length
+    noise: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,15 +114,16 @@ class UpdateProcess(Complement):
         check_positive("noise", self.noise)
 
     def init(self, population: Population) -> State:
+        """The state before the first round."""
         return {**super().init(population), "picked": np.zeros(population.count, dtype=np.int64)}
 
     def join(self, state: State, population: Population) -> State:
-        return {
-            **super().join(state, population),
-            "picked": extend_clients(state["picked"], population.count, 0),
-        }
+        """The state with room for clients that joined."""
+        picked = extend_clients(state["picked"], population.count, 0)
+        return {**super().join(state, population), "picked": picked}
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
+        """Complement's sweep, then the greedy posterior choice; counts who was chosen."""
         if int(state["round"]) % self.interval == 0:
             state = {**state, "picked": np.zeros_like(state["picked"])}
         chosen, state = super().select(state, federation)
@@ -117,14 +132,14 @@ class UpdateProcess(Complement):
         return chosen, {**state, "picked": picked}
 
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:  # noqa: ARG002
-        return {}  # not complement's distances, which play no part here
+        """None: complement's distances play no part here."""
+        return {}
 
     def _group(
         self, state: State, federation: Federation, known: IntArray, wanted: int
     ) -> IntArray:
-        everyone = np.flatnonzero(
-            state["seen"] >= 0
-        )  # all are cared for, only those who are there can be picked
+        # Everyone's loss counts, but only those who are available can be picked.
+        everyone = np.flatnonzero(state["seen"] >= 0)
         weights = federation.weights[everyone]
         total = float(weights.sum())
         picks = select(
@@ -140,7 +155,12 @@ class UpdateProcess(Complement):
 
 @dataclass(frozen=True)
 class Combined(ProcessSelector):
-    """Where probes are affordable: the group whose mean is everyone's in the updates and in the learnt embedding at once."""
+    """Where probes are affordable: the group whose mean is closest to everyone's in the updates and
+    in the learnt embedding at once.
+
+    Args:
+        sketch: what is remembered of an update, as for complement; the other settings are FedCor's
+    """
 
     sketch: Literal["head", "full"] | int = "head"
 
@@ -155,15 +175,16 @@ class Combined(ProcessSelector):
         return Complement(self.clients_per_round, self.sketch)
 
     def init(self, population: Population) -> State:
+        """The state before the first round: the process's and complement's."""
         return {**super().init(population), **_named(self._memory.init(population))}
 
     def join(self, state: State, population: Population) -> State:
-        return {
-            **super().join(state, population),
-            **_named(self._memory.join(_unnamed(state), population)),
-        }
+        """The state with room for clients that joined."""
+        memory = self._memory.join(_unnamed(state), population)
+        return {**super().join(state, population), **_named(memory)}
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
+        """Uniform in the warm-up, later `choose`; counts who was chosen."""
         chosen, state = super().select(state, federation)
         memory = {key: value.copy() for key, value in _unnamed(state).items()}
         memory["asked"][chosen] = int(memory["round"])
@@ -171,22 +192,24 @@ class Combined(ProcessSelector):
         return chosen, {**state, **_named({**memory, "round": np.array(int(memory["round"]) + 1)})}
 
     def choose(self, state: State, federation: Federation) -> IntArray:
+        """The clients that match everyone best, of those who do not rest."""
         memory, available = _unnamed(state), federation.available
         count = min(self.clients_per_round, len(available))
         ready = available[~self._memory.resting(memory)[available]]
-        chosen = (
-            ready if len(ready) <= count else ready[self._matched(state, federation, ready, count)]
-        )
+        chosen = ready
+        if len(ready) > count:
+            chosen = ready[self._matched(state, federation, ready, count)]
         more = np.setdiff1d(available, chosen)
         return np.concatenate([chosen, uniform(federation.rng, more, count - len(chosen))])
 
     def _matched(
         self, state: State, federation: Federation, ready: IntArray, count: int
     ) -> IntArray:
-        """Places in `ready`: directions and embedding are centred and of one scale, so the population is at 0."""
+        """Positions in `ready`: directions and embedding are centred and of one scale, so that the
+        population's mean is 0."""
         memory = _unnamed(state)
         known = memory["seen"] >= 0
-        # who is not known yet is taken for the mean, in what it counts, too
+        # A client that is not known yet is taken to be average, in what it counts as well.
         directions, shares = np.zeros((len(known), memory["directions"].shape[1])), memory["shares"]
         if known.any():
             shares = np.where(known, shares, shares[known].mean())
@@ -198,6 +221,7 @@ class Combined(ProcessSelector):
         return match(both[ready], np.zeros(both.shape[1]), first, count, weights=shares[ready])
 
     def observe(self, state: State, outcome: Outcome) -> State:
+        """Remember the updates that came."""
         return {**state, **_named(self._memory.observe(_unnamed(state), outcome))}
 
 
@@ -208,10 +232,12 @@ def _at_unit_scale(rows: FloatArray) -> FloatArray:
 
 
 def _named(state: State) -> dict[str, FloatArray]:
+    """Complement's state under names of its own, to be kept beside the process's."""
     return {f"updates/{key}": value for key, value in state.items()}
 
 
 def _unnamed(state: State) -> dict[str, FloatArray]:
+    """Complement's part of the state."""
     return {
         key.removeprefix("updates/"): value
         for key, value in state.items()

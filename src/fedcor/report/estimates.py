@@ -1,0 +1,127 @@
+"""Statistics over seeds: a mean with its interval, a ratio of means with its interval, and what a
+paired difference says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+
+__all__ = ["Difference", "Estimate", "Verdict", "judge", "mean_estimate", "ratio_estimate"]
+
+CONFIDENCE = 0.95
+
+Verdict = Literal["better", "worse", "unclear", "equal"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean or a ratio over seeds with its 95 % interval: `n` values out of `of`.
+
+    Attributes:
+        mean: None where there is no value, or where every seed was needed and some had none
+        std: standard deviation over seeds (ddof = 1); None for one value and for a ratio
+        low: lower end of the interval; None where there is none, as for one value
+        high: upper end of the interval
+        n: how many runs or pairs had a value
+        of: how many runs or pairs there are
+    """
+
+    mean: float | None
+    std: float | None
+    low: float | None
+    high: float | None
+    n: int
+    of: int
+
+    @property
+    def half_width(self) -> float | None:
+        """Distance from the mean to the upper end of the interval."""
+        return None if self.mean is None or self.high is None else self.high - self.mean
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A selector minus the baseline, seed by seed.
+
+    Attributes:
+        estimate: of the mean paired difference; `n` and `of` count pairs
+        rounds: fewest and most rounds that a pair was compared over; None for a metric that is
+            fixed once the target is reached
+        verdict: "unclear" where the interval contains zero; None without an interval
+    """
+
+    estimate: Estimate
+    rounds: tuple[int, int] | None
+    verdict: Verdict | None
+
+
+def mean_estimate(values: Iterable[float | None], all_needed: bool = False) -> Estimate:
+    """The mean over seeds with its t-interval.
+
+    Args:
+        values: one per seed; None where a seed has no value
+        all_needed: give no mean unless every seed has a value (the paper's N/A)
+    """
+    given = list(values)
+    known = [value for value in given if value is not None]
+    n, of = len(known), len(given)
+    if n == 0 or (all_needed and n < of):
+        return Estimate(None, None, None, None, n, of)
+    mean = float(np.mean(known))
+    if n == 1:
+        return Estimate(mean, None, None, None, n, of)
+    std = float(np.std(known, ddof=1))
+    half = _critical_t(n) * std / n**0.5
+    return Estimate(mean, std, mean - half, mean + half, n, of)
+
+
+def ratio_estimate(parts: Sequence[float], wholes: Sequence[float]) -> Estimate:
+    """The mean of `parts` divided by the mean of `wholes`, paired by seed, with Fieller's interval.
+
+    The interval contains every R for which the paired differences parts - R wholes do not differ
+    significantly from zero. Where the wholes themselves do not, there is no ratio.
+    """
+    d, g = np.asarray(parts, dtype=np.float64), np.asarray(wholes, dtype=np.float64)
+    n = len(d)
+    if n == 0 or g.mean() == 0:
+        return Estimate(None, None, None, None, 0, n)
+    ratio = float(d.mean() / g.mean())
+    if n == 1:
+        return Estimate(ratio, None, None, None, n, n)
+    # The ends of the interval are the roots of a R^2 - 2 b R + c.
+    q = _critical_t(n) ** 2 / n
+    spread = np.cov(d, g)
+    a, b, c = (
+        float(one.mean() * other.mean() - q * covariance)
+        for one, other, covariance in (
+            (g, g, spread[1, 1]),
+            (d, g, spread[0, 1]),
+            (d, d, spread[0, 0]),
+        )
+    )
+    if a <= 0:
+        return Estimate(None, None, None, None, 0, n)
+    root = max(b * b - a * c, 0.0) ** 0.5
+    return Estimate(ratio, None, (b - root) / a, (b + root) / a, n, n)
+
+
+def _critical_t(n: int) -> float:
+    """Student's t of a two-sided interval for the mean of `n` values."""
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1))
+
+
+def judge(
+    estimate: Estimate, better: Literal["lower", "higher"], tolerance: float
+) -> Verdict | None:
+    """What the interval of a difference says; ends within `tolerance` of zero count as zero."""
+    if estimate.low is None or estimate.high is None:
+        return None
+    if max(abs(estimate.low), abs(estimate.high)) <= tolerance:
+        return "equal"
+    if estimate.low <= tolerance and estimate.high >= -tolerance:
+        return "unclear"
+    return "better" if (estimate.low > 0) == (better == "higher") else "worse"

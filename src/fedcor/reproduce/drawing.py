@@ -1,0 +1,70 @@
+"""Accuracy over rounds: the numbers are saved, then the figure is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcor.record import RunRecord
+from fedcor.report.figures import curves
+from fedcor.report.style import save_figure
+from fedcor.reproduce.comparison import summarise_variants, summary_numbers
+from fedcor.reproduce.plan import Plan
+from fedcor.reproduce.variants import Runs
+
+__all__ = ["draw_curves"]
+
+SMOOTH = 10  # rounds per point of a curve
+
+
+def draw_curves(
+    plan: Plan, what: str, runs: Runs, extra: Mapping[str, Any] | None = None
+) -> list[Path]:
+    """Save each variant's curve, its summary compared with random selection, and `extra` numbers;
+    and draw the curves."""
+    panels = {
+        scenario: {label: _curve(seed_runs) for label, seed_runs in by_label.items()}
+        for scenario, by_label in runs.items()
+    }
+    summaries = summarise_variants(runs, "random")
+    numbers = {"curves": panels, "summary": summary_numbers(summaries), **(extra or {})}
+    saved = plan.save(what, numbers)
+    targets = {name: s.target for name, s in summaries.items() if s.target is not None}
+    figure = curves(panels, _caption(plan, runs), targets)
+    return [saved, *save_figure(figure, plan.out / f"{what}-{plan.dataset}")]
+
+
+def _curve(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
+    """Mean over seeds of the ten-round mean accuracy, and one standard deviation around it."""
+    length = min(len(run.rounds) for run in runs)
+    accuracy = np.array(
+        [[entry["test_accuracy"] or 0.0 for entry in run.rounds[:length]] for run in runs]
+    )  # (seeds, rounds)
+    window = _window(length)
+    kernel = np.full(window, 1 / window)
+    smooth = np.apply_along_axis(lambda a: np.convolve(a, kernel, mode="valid"), 1, accuracy)
+    mean = smooth.mean(axis=0)
+    spread = smooth.std(axis=0, ddof=1) if len(runs) > 1 else np.zeros_like(mean)
+    return {
+        "round": list(range(window, length + 1)),
+        "mean": mean.round(4).tolist(),
+        "low": (mean - spread).round(4).tolist(),
+        "high": (mean + spread).round(4).tolist(),
+    }
+
+
+def _window(rounds: int) -> int:
+    """Rounds per point of a curve; where there are few rounds, one."""
+    return SMOOTH if rounds > SMOOTH else 1
+
+
+def _caption(plan: Plan, runs: Runs) -> str:
+    lengths = {len(run.rounds) for by in runs.values() for rs in by.values() for run in rs}
+    rounds = min(lengths)
+    parts = [f"{plan.dataset}, {plan.seeds_text}, {rounds} rounds"]
+    parts += [f"mean of the last {SMOOTH} rounds"] if _window(rounds) > 1 else []
+    parts += ["band: one standard deviation over seeds"] if len(plan.seeds) > 1 else []
+    return "; ".join(parts)
