@@ -1,7 +1,7 @@
-"""An experiment of the simulator on Flower's own simulation: the same partition, initial weights, shuffles and streams.
+"""An experiment of the simulator on Flower's simulation: the same partition, initial weights and streams.
 
-Every virtual node trains with the simulator's engine, on its own part of the data. What differs is all that Flower does:
-messages, processes, aggregation. So equal records show that the simulator's results carry over.
+Every virtual node trains with the simulator's engine, on its own part of the data. Messages, processes
+and aggregation are Flower's. So equal records show that the simulator's results carry over.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ from fedcor.engine.optimisers import Optimiser
 from fedcor.errors import ConfigError, MissingExtraError, RecordError
 from fedcor.experiment import Experiment
 from fedcor.flower.client import answers_probes
+from fedcor.flower.numbering import own_round
+from fedcor.flower.screen import number
+from fedcor.flower.settings import SelectionSettings
 from fedcor.flower.strategy import SelectingStrategy
 from fedcor.flower.wire import LOG
 from fedcor.record import RoundRecord, has_run
 from fedcor.runner import build_simulation, experiment_header, use_one_thread
 from fedcor.simulate import LearningRate, Simulation
+from fedcor.types import Selector
 
 __all__ = [
-    "ExperimentsOwn",
+    "ExperimentStrategy",
     "client_app",
     "run_on_flower",
     "server_app",
@@ -42,7 +46,7 @@ __all__ = [
     "to_record",
 ]
 
-# Neither Flower nor Ray calls home from a process that we start, and Ray leaves the choice of devices alone.
+# No process that we start calls home, and Ray does not choose devices.
 _SILENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -59,19 +63,22 @@ def run_on_flower(
     resume: bool = False,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> None:
-    """As runner.run, with Flower as the engine."""
+    """Run `experiment` in the folder `out`, as `runner.run` does, with Flower as the engine.
+
+    Args:
+        experiment: What to run. Simulated faults are refused: on Flower they are real.
+        seed: Seed of everything that is drawn.
+        out: Folder of the record and the checkpoint.
+        resume: Whether a run that is already in `out` may be resumed.
+        on_round: Called with the record of every finished round.
+    """
     if experiment.faults != Faults():
-        raise ConfigError(
-            "faults",
-            experiment.faults,
-            "are simulated by fedcor's own engine alone; on Flower they are real",
-        )
+        allowed = "are simulated by fedcor's own engine only; on Flower they are real"
+        raise ConfigError("faults", experiment.faults, allowed)
     if find_spec("ray") is None:
         raise MissingExtraError("ray", "flower-sim")
     if has_run(out) and not resume:
-        raise RecordError(
-            f"{out} already holds a run: add --resume to go on with it, or choose another folder"
-        )
+        raise RecordError(f"{out} already holds a run: resume it, or choose another folder")
     simulate(
         server_app(experiment, seed, out, on_round),
         client_app(experiment, seed),
@@ -80,7 +87,7 @@ def run_on_flower(
 
 
 def simulate(server: ServerApp, client: ClientApp, nodes: int) -> None:
-    """Flower's simulation in this process, quiet but for warnings of ours."""
+    """Run both apps in Flower's simulation, with `nodes` virtual nodes; only our warnings are logged."""
     os.environ.update({key: value for key, value in _SILENT.items() if key not in os.environ})
     from flwr.simulation import run_simulation  # reads the environment when it is imported
 
@@ -90,25 +97,22 @@ def simulate(server: ServerApp, client: ClientApp, nodes: int) -> None:
         "log_to_driver": False,
         "include_dashboard": False,
         "logging_level": "ERROR",
-        "_node_ip_address": "127.0.0.1",  # else Ray asks the outside which address is ours
+        "_node_ip_address": "127.0.0.1",  # else Ray connects to the outside to find its address
     }
-    run_simulation(
-        server,
-        client,
-        num_supernodes=nodes,
-        backend_config={"init_args": quiet, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}},  # type: ignore[dict-item]
-    )
+    resources = {"num_cpus": 1, "num_gpus": 0.0}
+    backend: Any = {"init_args": quiet, "client_resources": resources}
+    run_simulation(server, client, num_supernodes=nodes, backend_config=backend)
 
 
 @functools.lru_cache(maxsize=1)
 def _simulation(experiment: _Held, seed: int) -> Simulation:
-    """The federation of one process: a virtual node uses its own part of it."""
+    """The whole experiment, built once per process; a virtual node uses its own part of the data."""
     use_one_thread()
     return build_simulation(experiment.value, seed)
 
 
 class _Held:
-    """An experiment as a key: two with the same settings are the same."""
+    """An experiment as a key of a cache: two with the same settings are the same."""
 
     def __init__(self, value: Experiment) -> None:
         self.value, self._text = value, repr(value)
@@ -126,21 +130,25 @@ def server_app(
     out: Path,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> ServerApp:
+    """The server: selects, aggregates and tests as the experiment says."""
     app, held = ServerApp(), _Held(experiment)
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
         simulation = _simulation(held, seed)
-        strategy = _BridgedStrategy(
-            ExperimentsOwn(simulation.optimiser, simulation.learning_rate),
-            simulation.selector,
+        settings = SelectionSettings(
             checkpoint=out,
             seed=seed,
             wait_for=experiment.partition.clients,
             probe_timeout=600.0,
             on_round=on_round,
         )
-        strategy.header = experiment_header(experiment, seed, "flower")
+        strategy = _BridgedStrategy(
+            ExperimentStrategy(simulation.optimiser, simulation.learning_rate),
+            simulation.selector,
+            settings,
+            experiment_header(experiment, seed, "flower"),
+        )
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:  # noqa: ARG001
             scores = simulation.engine.test(to_model(arrays))
@@ -153,20 +161,22 @@ def server_app(
 
 
 def client_app(experiment: Experiment, seed: int) -> ClientApp:
+    """The clients: node `partition-id` trains and evaluates as that client of the simulator."""
     held = _Held(experiment)
-    own_size = answers_probes(
-        examples=lambda context: _size(_simulation(held, seed), _client(context))
-    )
-    app = ClientApp(mods=[own_size])
+
+    def examples(context: Context) -> int:
+        return _size(_simulation(held, seed), _client(context))
+
+    app = ClientApp(mods=[answers_probes(examples=examples)])
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         simulation, client = _simulation(held, seed), _client(context)
-        model, config = (
-            to_model(message.content["arrays"]),
-            message.content.config_records["config"],
-        )
-        round, rate = cast(int, config["server-round"]) - 1, cast(float, config["lr"])
+        model = to_model(message.content["arrays"])
+        config = message.content.config_records["config"]
+        # A client is given Flower's number over the whole run, so nothing was finished before it.
+        round = own_round(cast(int, config["server-round"]), finished=0)
+        rate = cast(float, config["lr"])
         (result,) = simulation.engine.train(model, [client], round, rate)
         weight = _size(simulation, client) if simulation.optimiser.weighted else 1
         metrics = MetricRecord({"loss": _loss(simulation, model, client), "num-examples": weight})
@@ -185,29 +195,41 @@ def client_app(experiment: Experiment, seed: int) -> ClientApp:
 
 
 class _BridgedStrategy(SelectingStrategy):
-    """Its record is described as the simulator's is, so that the two can be compared."""
+    """Its record has the header of the simulator's, so that the two can be compared."""
 
-    header: dict[str, Any]
+    def __init__(
+        self,
+        strategy: FedAvg,
+        selector: Selector,
+        settings: SelectionSettings,
+        header: dict[str, Any],
+    ) -> None:
+        super().__init__(strategy, selector, settings)
+        self._header = header
 
-    def _header(self, rounds: int) -> dict[str, Any]:  # noqa: ARG002
-        return self.header
+    def header(self, num_rounds: int) -> dict[str, Any]:  # noqa: ARG002
+        """The experiment's."""
+        return self._header
 
 
-class ExperimentsOwn(FedAvg):
+class ExperimentStrategy(FedAvg):
     """The experiment's optimiser and learning rates as a Flower strategy.
 
-    Flower's own mean differs from it by the last bits, which the fit of a Gaussian process may blow up (docs/flower.md).
+    Flower's own mean differs from it in the last bits, which the fit of a Gaussian process may amplify
+    (docs/flower.md).
     """
 
     def __init__(self, optimiser: Optimiser, rate: LearningRate) -> None:
         super().__init__(fraction_evaluate=0.0)
         self._optimiser, self._rate = optimiser, rate
+        self._before: ArrayRecord | None = None  # the model at the start of the round
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        """As FedAvg, with the round's learning rate in the configuration."""
         self._before = arrays
-        config["lr"] = self._rate.at(server_round - 1)
+        config["lr"] = self._rate.at(own_round(server_round, finished=0))
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
@@ -215,10 +237,10 @@ class ExperimentsOwn(FedAvg):
         server_round: int,  # noqa: ARG002
         replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The experiment's optimiser's mean."""
         contents = [reply.content for reply in replies]
-        weights = np.array(
-            [float(content.metric_records["metrics"]["num-examples"]) for content in contents]
-        )  # type: ignore[arg-type]
+        given = [number(content.metric_records["metrics"], "num-examples") for content in contents]
+        weights = np.array(given)
         results = torch.stack([to_model(content["arrays"]) for content in contents])
         model = self._optimiser.aggregate(to_model(self._before), results, weights / weights.sum())
         return to_record(model), self.train_metrics_aggr_fn(contents, self.weighted_by_key)
