@@ -1,4 +1,4 @@
-"""A grid in memory that behaves as Flower's do: nodes that run a ClientApp here, and every way to fail."""
+"""A grid in memory that behaves as Flower's do: its nodes run a ClientApp here, and can fail."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ from fedcor.record import read_run
 
 
 class MemoryGrid(Grid):
-    """Nodes with random ids; each runs `app` with its own context. `trouble[partition]` spoils what it would reply."""
+    """Nodes with random ids; each runs `app` with its own context.
+
+    `trouble[partition]` changes what it would reply.
+    """
 
     def __init__(self, app: ClientApp, nodes: int, seed: int = 0, shuffle: bool = True) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
@@ -132,7 +135,7 @@ def error(message: Message, code: int, reason: str) -> Message:
     return Message(Error(code=code, reason=reason), reply_to=message)
 
 
-# --- a NumPy client: quadratic losses, known in closed form -----------------------------------------
+# --- a NumPy client: quadratic losses, known in closed form ---------------------------------------
 
 CENTRES = np.random.default_rng(5).standard_normal((40, 3)).astype(np.float32)
 RATE, STEPS = 0.1, 3

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import gc
+import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,9 +22,11 @@ from flwr.serverapp.strategy import (
     Krum,
 )
 
+import fedcor.flower
 import flower_grid
 from fedcor.errors import ConfigError, FedcorError
-from fedcor.flower import FedCorStrategy, SelectingStrategy, select_with
+from fedcor.flower import FedCorStrategy, SelectingStrategy, SelectionSettings, select_with
+from fedcor.flower.numbering import flower_round, own_round
 from fedcor.flower.wire import NOTE, payload_bytes, version_of
 from fedcor.rng import stream
 from fedcor.selectors import AFL, Complement, FedCor, Full, PowerOfChoice, Proxy, Random
@@ -30,14 +36,16 @@ from flower_grid import (
     MemoryGrid,
     initial,
     lines,
+    logged,
     loss,
     numpy_app,
+    quiet,
     run,
     train_messages,
     vector,
 )
 
-# --- the same choices as a loop by hand -----------------------------------------------------------------------------------
+# --- the same choices as a loop by hand ----------------------------------------------------------
 
 
 class ByHand:
@@ -100,6 +108,14 @@ class ByHand:
         return outcome
 
 
+@pytest.fixture
+def frozen_heap():
+    """Bulyan collects garbage once per reply, which takes 0.3 s with all that is imported here."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 SELECTORS = [
     Random(3),
     Random(3, replacement=True),
@@ -152,7 +168,7 @@ def test_the_outcome_carries_losses_and_updates(tmp_path):
         assert updates == pytest.approx(expected.updates, abs=1e-6)
 
 
-# --- every strategy's own aggregation ----------------------------------------------------------------------------------------
+# --- every strategy's own aggregation ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -169,8 +185,8 @@ def test_the_outcome_carries_losses_and_updates(tmp_path):
     ],
     ids=["FedAvg", "FedProx", "FedAdam", "FedAvgM", "FedTrimmedAvg", "FedMedian", "Krum", "Bulyan"],
 )
-def test_a_strategy_aggregates_as_it_does_alone(make):
-    """With everyone chosen, nothing but the choice is ours: the model is the one that the bare strategy makes."""
+def test_a_strategy_aggregates_as_it_does_alone(make, frozen_heap):
+    """With everyone chosen, the model is the one that the bare strategy makes."""
     alone = make().start(MemoryGrid(numpy_app(), 7, shuffle=False), initial(), num_rounds=4)
     _, ours = run(Full(), MemoryGrid(numpy_app(), 7), rounds=4, strategy=make())
     assert vector(ours.arrays) == pytest.approx(vector(alone.arrays), abs=1e-6)
@@ -214,7 +230,7 @@ def test_the_strategys_share_and_minimum_do_not_hold_the_choice_back():
     assert selecting.strategy is strategy
 
 
-# --- bytes ------------------------------------------------------------------------------------------------------------------
+# --- bytes ---------------------------------------------------------------------------------------
 
 
 def test_the_record_counts_the_bytes_that_went(tmp_path):
@@ -273,7 +289,7 @@ def test_losses_that_an_evaluation_brought_are_not_asked_for_again(tmp_path):
     )  # the clients' own evaluation, where the server has none
 
 
-# --- mistakes ---------------------------------------------------------------------------------------------------
+# --- mistakes ------------------------------------------------------------------------------------
 
 
 def test_mistakes_are_named():
@@ -295,12 +311,97 @@ def test_mistakes_are_named():
         SelectingStrategy(FedAvg(), object())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="probe_timeout"):
         FedCorStrategy(3, probe_timeout=0)
-    with pytest.raises(ConfigError, match="did you mean"):
+    with pytest.raises(ConfigError, match='warmpu.*did you mean "warmup"'):
         FedCorStrategy(3, warmpu=3)
+    with pytest.raises(ConfigError, match='chekpoint.*did you mean "checkpoint"'):
+        FedCorStrategy(3, chekpoint="x")
+    with pytest.raises(ConfigError, match='wait_fro.*did you mean "wait_for"'):
+        select_with(FedAvg(), Random(3), wait_fro=3)
+    with pytest.raises(ConfigError, match="attempts"):
+        select_with(FedAvg(), Random(3), attempts=0)
+    with pytest.raises(FedcorError, match="no round is under way"):
+        FedCorStrategy(3).aggregate_train(1, [])
     assert isinstance(
         select_with(FedAvg(), "power_of_choice", clients_per_round=3).selector, PowerOfChoice
     )
     assert FedCorStrategy(3, beta=0.5).selector.beta == 0.5
+    settings = SelectionSettings(wait_for=7, seed=2)
+    assert SelectingStrategy(FedAvg(), Random(3), settings).settings == settings
+
+
+# --- the shape of the room ------------------------------------------------------------------------
+
+PUBLIC = {
+    "flwr.app",
+    "flwr.clientapp",
+    "flwr.serverapp",
+    "flwr.serverapp.strategy",
+    "flwr.simulation",
+}
+
+
+def test_non_public_modules_of_flower_are_imported_in_one_place():
+    folder = Path(fedcor.flower.__file__).parent
+    for path in folder.glob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        modules = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
+        modules += [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
+        found = {name for name in modules if name.split(".")[0] == "flwr"} - PUBLIC
+        assert not found or path.name == "private.py", f"{path} imports {found}"
+
+
+def test_the_strategy_keeps_no_attribute_beside_those_of_its_constructor():
+    selecting = select_with(quiet(), FedCor(3, **QUICK), wait_for=4)
+    before = set(vars(selecting))
+    assert len(before) < 8
+    selecting.start(MemoryGrid(numpy_app(), 4), initial(), num_rounds=2, timeout=0.1)
+    assert set(vars(selecting)) == before
+
+
+def test_rounds_are_renumbered_in_one_place(tmp_path, caplog):
+    """Ours count from 0 over the whole run. Flower's loop counts from 1 in every start."""
+    assert [own_round(server_round, 0) for server_round in (0, 1, 2)] == [-1, 0, 1]
+    assert flower_round(own_round(1, finished=6)) == 7
+    seen = []
+
+    class Watching(FedAvg):
+        def configure_train(self, server_round, arrays, config, grid):
+            seen.append(("configure_train", server_round))
+            return super().configure_train(server_round, arrays, config, grid)
+
+        def aggregate_evaluate(self, server_round, replies):
+            seen.append(("aggregate_evaluate", server_round))
+            return super().aggregate_evaluate(server_round, replies)
+
+    @dataclasses.dataclass(frozen=True)
+    class Asking(Random):
+        def select(self, state, federation):
+            seen.append(("select", federation.round))
+            return super().select(state, federation)
+
+        def observe(self, state, outcome):
+            if outcome.round == 2:
+                raise ValueError("no")
+            return state
+
+    grid = MemoryGrid(numpy_app(), 4)
+    run(Asking(2), grid, rounds=1, strategy=Watching(), folder=tmp_path)
+    with logged(caplog, logging.INFO), pytest.raises(FedcorError, match="round 3: .* observe"):
+        run(Asking(2), grid, rounds=3, strategy=Watching(), folder=tmp_path)
+    assert [entry["round"] for entry in lines(tmp_path)] == [0, 1]
+    for verb, numbers in (
+        ("select", [0, 1, 2]),
+        ("configure_train", [1, 2, 3]),
+        ("aggregate_evaluate", [1, 2]),
+    ):
+        assert [number for name, number in seen if name == verb] == numbers
+    assert {m.content["config"]["server-round"] for m in train_messages(grid)} == {1, 2, 3}
+    assert "after round 1" in caplog.text
+    assert "round 2: selected clients" in caplog.text
+    assert "round 3: selected clients" in caplog.text
+
+
+# --- errors of others -----------------------------------------------------------------------------
 
 
 def test_secure_aggregation_hides_updates_from_any_selector():

@@ -6,9 +6,7 @@ import dataclasses
 import logging
 
 import numpy as np
-from flwr.serverapp.strategy import (
-    FedAvg,
-)
+from flwr.serverapp.strategy import FedAvg
 
 from fedcor.flower import answers_probes, select_with
 from fedcor.flower.roster import Claim, Roster
@@ -45,7 +43,7 @@ def test_a_node_that_comes_late_is_taken_in(tmp_path):
             return server_score(server_round, arrays)
 
         selecting = select_with(quiet(), selector, checkpoint=folder, wait_for=6)
-        selecting.start(grid, initial(), num_rounds=25, evaluate_fn=score, timeout=0.1)
+        selecting.start(grid, initial(), num_rounds=12, evaluate_fn=score, timeout=0.1)
         if isinstance(selector, Random | Full):
             assert {6, 7} <= {k for entry in lines(folder) for k in entry["selected"]}
         if isinstance(selector, FedCor):  # it may find them dispensable, but it has measured them

@@ -10,9 +10,7 @@ import time
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import (
-    FedAvg,
-)
+from flwr.serverapp.strategy import FedAvg
 
 from fedcor.errors import FedcorError
 from fedcor.flower import answers_probes, select_with
@@ -458,7 +456,7 @@ def test_a_node_that_cannot_be_reached_is_not_chosen_next(name, tmp_path):
 
 
 def test_a_node_that_died_in_a_round_is_not_waited_for_again_in_it(tmp_path):
-    """It died after the last answers: seen when it should train, and then neither probed nor sent the choice."""
+    """It dies when it should train; then it is neither probed nor sent the choice."""
     grid, dead = MemoryGrid(numpy_app(), 6), []
     grid.trouble[2] = lambda m, r: (
         None if dead or (m.metadata.message_type == "train" and not dead.append(1)) else r
@@ -546,7 +544,7 @@ def test_a_round_without_anyone_is_loud_and_tried_again(tmp_path, caplog):
 
 
 def test_an_outage_of_everyone_passes(tmp_path):
-    """All nodes are silent for a while, in the first round (nobody says who it is) and in a later one."""
+    """All nodes are silent for a while, in the first round and in a later one."""
     grid, silent = MemoryGrid(numpy_app(), 4), {"until": time.monotonic() + 0.3}
     grid.trouble = dict.fromkeys(
         range(4), lambda _m, r: None if time.monotonic() < silent["until"] else r

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import shutil
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
-from flwr.serverapp.strategy import (
-    FedAdam,
-    FedAvg,
-    FedAvgM,
-)
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 
 from fedcor.errors import RecordError
 from fedcor.flower import select_with
@@ -44,19 +44,22 @@ STRATEGIES = {
 }
 
 
+@functools.cache
+def uninterrupted(selector, name):
+    """(who was selected in each round, the model) of a run that nothing happened to."""
+    with tempfile.TemporaryDirectory() as folder:
+        grid, strategy = MemoryGrid(numpy_app(), 12), STRATEGIES[name]()
+        _, result = run(selector, grid, rounds=9, strategy=strategy, folder=Path(folder))
+        selected = [entry["selected"] for entry in lines(Path(folder))]
+    return selected, vector(result.arrays).tolist()
+
+
 @pytest.mark.parametrize(
     "selector", [FedCor(3, **QUICK), AFL(3), PowerOfChoice(3)], ids=lambda s: type(s).__name__
 )
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("where", ["train", "evaluate", "score"])
 def test_a_run_that_was_killed_goes_on_as_if_it_was_not(selector, name, where, tmp_path):
-    _, whole = run(
-        selector,
-        MemoryGrid(numpy_app(), 12),
-        rounds=12,
-        strategy=STRATEGIES[name](),
-        folder=tmp_path / "a",
-    )
     grid, state = MemoryGrid(numpy_app(), 12, seed=1), {"round": 0, "messages": 0}
 
     def score(server_round, arrays):
@@ -71,25 +74,78 @@ def test_a_run_that_was_killed_goes_on_as_if_it_was_not(selector, name, where, t
         return reply
 
     grid.trouble = dict.fromkeys(range(12), kill)
-    selecting = select_with(STRATEGIES[name](), selector, checkpoint=tmp_path / "b", wait_for=12)
+    selecting = select_with(STRATEGIES[name](), selector, checkpoint=tmp_path, wait_for=12)
     killed = False
     try:
-        selecting.start(grid, initial(), num_rounds=12, timeout=0.1, evaluate_fn=score)
+        selecting.start(grid, initial(), num_rounds=9, timeout=0.1, evaluate_fn=score)
     except Killed:
         killed = True
     if where != "evaluate":  # not every selector asks in round 7
         assert killed
-        assert len(lines(tmp_path / "b")) == 6
-    grid = MemoryGrid(
-        numpy_app(), 12, seed=2
-    )  # the server has started again: other node ids, empty memories
-    _, rest = run(selector, grid, rounds=12, strategy=STRATEGIES[name](), folder=tmp_path / "b")
-    assert [e["selected"] for e in lines(tmp_path / "b")] == [
-        e["selected"] for e in lines(tmp_path / "a")
-    ]
-    assert vector(rest.arrays).tolist() == vector(whole.arrays).tolist()
+        assert len(lines(tmp_path)) == 6
+    # The server starts a second time: other node ids, empty memories.
+    grid = MemoryGrid(numpy_app(), 12, seed=2)
+    _, rest = run(selector, grid, rounds=9, strategy=STRATEGIES[name](), folder=tmp_path)
+    selected, model = uninterrupted(selector, name)
+    assert [entry["selected"] for entry in lines(tmp_path)] == selected
+    assert vector(rest.arrays).tolist() == model
     if killed:
         assert min(rest.train_metrics_clientapp) == 7
+
+
+class Decaying(FedAdam):
+    """Remembers momenta, and changes the configuration: both are in the checkpoint."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        config["lr"] = float(config["lr"]) * 0.5
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+def test_a_checkpoint_of_version_0_1_is_resumed(tmp_path):
+    """The folder was written by version 0.1, whose server was killed in the sixth round.
+
+    `whole.jsonl` is the record of the same run, by the same version, without the kill.
+    """
+    shutil.copytree(Path(__file__).parent / "data" / "flower-0.1", tmp_path / "run")
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    (tmp_path / "run" / "whole.jsonl").rename(whole / "rounds.jsonl")
+    assert len(lines(tmp_path / "run")) == 5
+    with np.load(tmp_path / "run" / "checkpoint" / "state.npz") as arrays:
+        names = set(arrays.files)
+    selecting = select_with(
+        Decaying(eta=0.05, beta_1=0.9, beta_2=0.99),
+        FedCor(3, dimension=3, **QUICK),
+        checkpoint=tmp_path / "run",
+        wait_for=8,
+        seed=3,
+    )
+    rounds = []
+
+    def score(server_round, arrays):
+        rounds.append(server_round)
+        return server_score(server_round, arrays)
+
+    result = selecting.start(
+        MemoryGrid(numpy_app(), 8, seed=1),
+        initial(),
+        num_rounds=9,
+        timeout=0.1,
+        train_config=ConfigRecord({"lr": 1.0}),
+        evaluate_fn=score,
+    )
+    assert rounds == [6, 7, 8, 9]
+    for key in ("train_metrics_clientapp", "evaluate_metrics_clientapp"):
+        assert sorted(getattr(result, key)) == rounds
+    assert len(lines(tmp_path / "run")) == len(lines(whole)) == 9
+    for ours, theirs in zip(lines(tmp_path / "run"), lines(whole), strict=True):
+        assert ours.keys() == theirs.keys()
+        for key in ("round", "selected", "participated", "probed", "refused", "faults"):
+            assert ours[key] == theirs[key], key
+        for key in ("test_accuracy", "test_loss", "learning_rate"):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-9), key
+    with np.load(tmp_path / "run" / "checkpoint" / "state.npz") as arrays:
+        assert set(arrays.files) == names
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path):

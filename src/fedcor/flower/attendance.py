@@ -1,4 +1,4 @@
-"""Who is here: waits for nodes, asks unknown ones who they are, and says which clients may be chosen."""
+"""Who is here: wait for nodes, ask unknown ones who they are, say which clients may be chosen."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""An experiment of the simulator on Flower's simulation: the same partition, initial weights and streams.
+"""An experiment of the simulator on Flower's simulation: the same partition, weights and streams.
 
-Every virtual node trains with the simulator's engine, on its own part of the data. Messages, processes
-and aggregation are Flower's. So equal records show that the simulator's results carry over.
+Every virtual node trains with the simulator's engine, on its own part of the data. Messages,
+processes and aggregation are Flower's, so equal records show that the simulator's results carry
+over.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def run_on_flower(
 
 
 def simulate(server: ServerApp, client: ClientApp, nodes: int) -> None:
-    """Run both apps in Flower's simulation, with `nodes` virtual nodes; only our warnings are logged."""
+    """Run both apps in Flower's simulation, with `nodes` virtual nodes. Logs only our warnings."""
     os.environ.update({key: value for key, value in _SILENT.items() if key not in os.environ})
     from flwr.simulation import run_simulation  # reads the environment when it is imported
 
@@ -106,7 +107,7 @@ def simulate(server: ServerApp, client: ClientApp, nodes: int) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _simulation(experiment: _Held, seed: int) -> Simulation:
-    """The whole experiment, built once per process; a virtual node uses its own part of the data."""
+    """The whole experiment, built once per process; a virtual node uses its part of the data."""
     use_one_thread()
     return build_simulation(experiment.value, seed)
 
@@ -215,8 +216,8 @@ class _BridgedStrategy(SelectingStrategy):
 class ExperimentStrategy(FedAvg):
     """The experiment's optimiser and learning rates as a Flower strategy.
 
-    Flower's own mean differs from it in the last bits, which the fit of a Gaussian process may amplify
-    (docs/flower.md).
+    Flower's own mean differs from it in the last bits, which the fit of a Gaussian process may
+    amplify (docs/flower.md).
     """
 
     def __init__(self, optimiser: Optimiser, rate: LearningRate) -> None:

@@ -86,7 +86,7 @@ def _below(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
 
 
 class StrategyMemory:
-    """What the rounds change in a strategy. Its settings stay the user's to change between two starts."""
+    """What the rounds change in a strategy. Its settings may be changed between two starts."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy

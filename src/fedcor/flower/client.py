@@ -21,22 +21,22 @@ _Mod = Callable[[Message, Context, _ClientCall], Message]
 def answers_probes(
     *, name: str | None = None, examples: Callable[[Context], int] | None = None
 ) -> _Mod:
-    """A mod with which a ClientApp's own evaluate function answers the server's questions. Put it first.
+    """A mod with which an app's own evaluate function answers the server's questions. Put it first.
 
-    It says who the client is, and keeps the models that the server will refer to later, so that none is
-    sent twice.
+    It says who the client is, and keeps the models that the server will refer to later, so that
+    none is sent twice.
 
     Args:
-        name: The client's name, the same in every run. None: the node's configuration `client-name`,
-            else its `partition-id`.
-        examples: Returns the client's number of training samples. None: the server learns it from the
-            client's first reply.
+        name: The client's name, the same in every run. None: the node's configuration
+            `client-name`, else its `partition-id`.
+        examples: Returns the client's number of training samples. None: the server learns it from
+            the client's first reply.
 
     Returns:
         A mod for `ClientApp(mods=[...])`.
 
     Example:
-        app = ClientApp(mods=[answers_probes(name="hospital-3", examples=lambda context: len(data))])
+        app = ClientApp(mods=[answers_probes(name="site-3", examples=lambda context: len(data))])
     """
 
     def mod(message: Message, context: Context, call_next: _ClientCall) -> Message:
@@ -71,7 +71,7 @@ def answers_probes(
 
 
 def _recall(content: RecordDict, state: RecordDict, note: ConfigRecord) -> bool:
-    """Put a model that was left out back into the message, from the node's state; False if it is lost."""
+    """Put a model that was left out back into the message; False if the node has lost it."""
     keep = {f"{_STORED}{version}" for version in cast(list[str], note["keep"])}
     key, stored = str(note["key"]), _STORED + str(note["version"])
     if key not in content:

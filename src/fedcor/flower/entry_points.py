@@ -59,8 +59,8 @@ def select_with(
         strategy: Any strategy of `flwr.serverapp.strategy`, or your own.
         selector: A selector, or the name of one with `clients_per_round`.
         clients_per_round: C, clients that train in each round; only with a selector's name.
-        **settings: Fields of `SelectionSettings`: checkpoint, seed, wait_for, probe_timeout, attempts,
-            loss_key, name, identity, secure_aggregation, on_round.
+        **settings: Fields of `SelectionSettings`: checkpoint, seed, wait_for, probe_timeout,
+            attempts, loss_key, name, identity, secure_aggregation, on_round.
 
     Returns:
         A strategy to `start` as any other.

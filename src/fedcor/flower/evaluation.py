@@ -1,4 +1,7 @@
-"""Federated evaluation: the strategy's own, without sending a model twice; its losses serve the next round."""
+"""Federated evaluation: the strategy's own, without sending a model twice.
+
+The losses that it brings need not be asked for in the next round.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class Evaluation:
     def aggregate(
         self, replies: Iterable[Message], model: CurrentModel
     ) -> tuple[MetricRecord | None, CurrentModel]:
-        """What the strategy makes of the usable replies, and what is known of the model after them."""
+        """What the strategy makes of the usable replies, and what is known of the model then."""
         exchange, settings = self.exchange, self.settings
         received, lost = exchange.resend(
             self.sent,

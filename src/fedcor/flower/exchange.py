@@ -1,4 +1,4 @@
-"""One message to each of several clients at once, and their replies within a deadline. Counts bytes and faults."""
+"""One message to each of several clients, and their replies within a deadline; all is counted."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Exchange:
     ) -> dict[int, Message]:
         """The replies by client, sorted; a missing one is a fault.
 
-        A dead node's error comes from the SuperLink, so replies are matched by message, not by sender.
+        A dead node's error comes from the SuperLink: replies are matched by message, not by sender.
         """
         asked = {message.metadata.message_id: client for client, message in messages.items()}
         answers: dict[int, Message] = {}
@@ -81,9 +81,9 @@ class Exchange:
         with_model: Callable[[int], Message],
         end: float,
     ) -> tuple[dict[int, Message], set[int]]:
-        """The replies, after whoever lost a model that was left out was sent it, until the time `end`.
+        """The replies, after whoever lost a model that was left out got a message with it.
 
-        Returns (client -> reply, the clients that had lost it).
+        Returns (client -> reply, the clients that had lost it). Replies are awaited until `end`.
         """
         lost = {client for client, reply in replies.items() if says_missing(sent[client], reply)}
         messages = {client: with_model(client) for client in sorted(lost)}

@@ -32,7 +32,7 @@ class FlowerFederation:
         self.weights = self._roster.population().weights
         self.available = available
         self.available.flags.writeable = self.weights.flags.writeable = False
-        # The first attempt draws as the simulator does; a later one must be able to choose otherwise.
+        # The first attempt draws as the simulator does; a later one may choose differently.
         key = (self.round, attempt) if attempt else (self.round,)
         self.rng = stream(self._settings.selection.seed, "select", *key)
         self._version = model.version

@@ -1,4 +1,4 @@
-"""Flower's own strategies sample from a grid, and wait for it to fill. Here they see the nodes that we chose."""
+"""Flower's strategies sample from a grid, and wait until it is full. Here they see some nodes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class SomeNodes(Grid):
 
 @contextmanager
 def limited(strategy: Strategy, nodes: int, *, everyone: bool = False) -> Iterator[None]:
-    """Within it, `strategy` does not wait for more than `nodes` nodes, as it otherwise would for ever.
+    """Within it, `strategy` waits for no more than `nodes` nodes: otherwise it would wait forever.
 
     With `everyone`, it also takes each node, whatever fraction it would sample.
     """

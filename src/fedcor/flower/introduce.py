@@ -19,8 +19,8 @@ def introduce(
 ) -> dict[int, Claim]:
     """Node -> who it is: as it says, or `by_key` as its SuperLink knows it.
 
-    A node that does not understand the question is known by its node's name or key. One that does not
-    answer at all is left out.
+    A node that does not understand the question is known by its node's name or key. One that does
+    not answer at all is left out.
     """
     content = RecordDict({NOTE: identity_note()})
     messages = [Message(content, node, MessageType.EVALUATE, ttl=timeout) for node in nodes]

@@ -1,4 +1,4 @@
-"""What a Flower strategy remembers between rounds (momenta, clipping norms, counters): restored, and written.
+"""What a Flower strategy remembers between rounds: momenta, clipping norms, counters.
 
 Flower has no such notion, so it is read from the strategy's attributes, and those of the strategies
 that it wraps.
@@ -33,7 +33,7 @@ class Memory:
 
 
 def wrapped(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
-    """The strategy and all that it wraps (differential privacy around FedAvg, say), each with its dotted prefix."""
+    """The strategy and all that it wraps (as differential privacy does), with dotted prefixes."""
     found: list[tuple[str, Strategy]] = [("", strategy)]
     for path, one in found:
         for name, value in vars(one).items():

@@ -14,7 +14,7 @@ __all__ = ["Holders", "probe_message", "renewed", "says_missing", "slim"]
 
 
 class Holders:
-    """Which clients hold which version of the model. Clients are asked to keep these versions, and no other."""
+    """Which clients hold which version of the model. Clients are asked to keep these versions."""
 
     def __init__(self, current: str, clients: Iterable[int]) -> None:
         self.current = current
@@ -29,7 +29,7 @@ class Holders:
         return sorted(self._clients)
 
     def try_candidate(self, version: str) -> None:
-        """Keep the current model and this candidate, which nobody holds yet; forget earlier ones."""
+        """Keep the current model and this candidate, which nobody holds yet; forget others."""
         self._clients = {self.current: self._clients[self.current], version: set()}
 
     def of(self, version: str) -> frozenset[int]:
@@ -46,7 +46,10 @@ def slim(
     *,
     remember: bool = False,
 ) -> Message:
-    """The message without `model` for a client that holds it; with `remember`, one that does not is asked to keep it."""
+    """The message without `model` for a client that holds it.
+
+    With `remember`, a client that does not hold it is asked to keep it.
+    """
     held = client in holders[version]
     keys = [key for key, record in message.content.array_records.items() if record is model]
     if len(keys) != 1 or not (held or remember):
@@ -68,7 +71,7 @@ def renewed(message: Message, content: RecordDict | None = None) -> Message:
 def says_missing(sent: Message, reply: Message) -> bool:
     """Whether the client has lost a model that was left out; the note is removed from its reply.
 
-    A client that was sent the model and still says so has simply not replied with what was asked for.
+    A client that was sent the model and still says so has not replied with what was asked for.
     """
     note = reply.content.config_records.get(NOTE)
     if note is None:

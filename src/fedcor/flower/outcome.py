@@ -30,7 +30,7 @@ def read_outcome(training: Training, selected: IntArray, participated: IntArray)
     def updates() -> FloatArray:  # (m, P)
         if settings.selection.secure_aggregation:
             raise FedcorError(
-                "single updates are hidden by secure aggregation: this selector cannot be used with it"
+                "single updates are hidden by secure aggregation: this selector cannot be used"
             )
         start = _flat(training.start.arrays)
         rows = [_flat(next(iter(content.array_records.values()))) for content in contents]
@@ -54,7 +54,7 @@ def read_outcome(training: Training, selected: IntArray, participated: IntArray)
 
 
 def _head(model: Mapping[str, Array]) -> slice:
-    """Where the output layer is in a flat model: its last matrix, and the vector after it if it can be the bias."""
+    """Where the output layer is in a flat model: its last matrix, and the bias after it if any."""
     shapes = [values.shape for values in model.values()]
     ends = np.cumsum([math.prod(shape) for shape in shapes])
     matrices = [i for i, shape in enumerate(shapes) if len(shape) >= 2]

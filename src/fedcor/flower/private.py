@@ -1,4 +1,4 @@
-"""All that this room uses of Flower's non-public modules, and why. They may change with any release.
+"""All that this room uses of Flower's non-public modules, which may change with any release.
 
 ErrorCode   tells a node that cannot be reached from an app that raised; `flwr.app.Error` carries
             the code, but its values have no public name

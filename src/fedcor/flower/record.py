@@ -103,7 +103,7 @@ class Recorder:
     def write(
         self, round: Round, state: FederationState, arrays: ArrayRecord, scores: MetricRecord | None
     ) -> None:
-        """The round is over, with the model `arrays`: write its line, and what the next round needs."""
+        """Write the line of a round that ended with `arrays`, and the checkpoint."""
         record = self._line(round, MetricRecord() if scores is None else scores)
         if self._writer is not None:
             faults = dict(round.exchange.faults)

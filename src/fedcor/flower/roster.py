@@ -1,7 +1,8 @@
-"""Who is who: each client's stable name and number, its current node, its size, and whether it answers.
+"""Who is who: each client's stable name and number, its node, its size, and whether it answers.
 
-A node's id may change with every run and every restart, a client's name does not. Clients of the first
-round are numbered in the order of their names, later ones as they come; a number is never reused.
+A node's id may change with every run and every restart, a client's name does not. Clients of the
+first round are numbered in the order of their names, later ones as they come; a number is never
+reused.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Roster:
         return len(self.names)
 
     def unknown(self, nodes: Iterable[int], round: int = 0) -> list[int]:
-        """Nodes to ask who they are: those not met yet, without those that lately did not answer."""
+        """Nodes to ask who they are: those not met yet, except those that lately did not answer."""
         return [
             node
             for node in nodes
@@ -125,7 +126,7 @@ class Roster:
         return Population(np.where(known, sizes, mean).astype(np.int64))
 
     def reachable(self, nodes: Iterable[int], round: int) -> IntArray:
-        """Sorted clients that may be chosen: on a connected node, and not left alone after a failure.
+        """Sorted clients that may be chosen: on a connected node, not left alone after a failure.
 
         If all of them are left alone, all of them may be chosen.
         """
@@ -135,7 +136,7 @@ class Roster:
         return np.array(ready or there, dtype=np.int64)
 
     def failed(self, client: int, round: int) -> None:
-        """It could not be reached: leave it alone for a while, and prefer another node that claims to be it."""
+        """It could not be reached: leave it alone for a while, and prefer its other nodes."""
         self._failures[client] += 1
         self._barred[client] = round + 1 + _patience(self._failures[client])
         here = self.node(client)

@@ -78,7 +78,7 @@ class Round:
     def aggregate(
         self, settings: RoundSettings, state: FederationState, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate the replies to the selected clients' messages; `state` is then the next round's."""
+        """Aggregate the replies of the selected clients; `state` is then the next round's."""
         for tried in range(1, settings.selection.attempts + 1):
             attempt = self.attempt
             assert attempt is not None, "select() comes first"
@@ -106,15 +106,15 @@ class Round:
         return arrays, metrics
 
     def _give_up_or_pause(self, settings: RoundSettings, tried: int) -> None:
-        """After an attempt in which nobody delivered: wait a little, an outage may pass; or end the run."""
+        """Nobody delivered: wait a little, since an outage may pass, or end the run."""
         number, faults = flower_round(self.number), dict(self.exchange.faults)
         LOG.error("round %d: NOBODY delivered a usable update: %s", number, faults)
         attempts = settings.selection.attempts
         if tried == attempts:
             raise FedcorError(
                 f"round {number}: nobody delivered a usable update in {tried} attempts ({faults}); "
-                "look at the nodes' logs. Finished rounds are kept: with a checkpoint, the same start "
-                "resumes after them"
+                "look at the nodes' logs. Finished rounds are kept: with a checkpoint, the same "
+                "start resumes after them"
             )
         pause = min(2.0 ** (tried - 1), settings.probe_timeout)
         LOG.error("round %d: attempt %d of %d in %g s", number, tried + 1, attempts, pause)

@@ -1,4 +1,4 @@
-"""Checks every reply before it counts: errors, wrong keys and shapes, and bad numbers reach no aggregation."""
+"""Check every reply: errors, wrong keys and shapes, and bad numbers reach no aggregation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Unusable(Exception):
 
 
 def reply_fault(reply: Message) -> tuple[str, str] | None:
-    """(kind, what happened) of a reply that carries an error or nothing; None for one that has content."""
+    """(kind, what happened) of a reply that carries an error or nothing; None if it has content."""
     if reply.has_error():
         kind = "unreachable" if reply.error.code in _GONE else "error"
         return kind, str(reply.error.reason or "no reason given")
@@ -96,7 +96,7 @@ def clean_model(
     weight_key: str,
     loss_keys: tuple[str, ...],
 ) -> RecordDict:
-    """A trained model with its metrics, or Unusable: the names, order, shapes and types are those of `model`."""
+    """A trained model with its metrics, or Unusable; names, shapes and types are `model`'s."""
     metrics = clean_evaluation(content, weight_key, loss_keys)
     if len(content.array_records) != 1:
         raise Unusable("malformed", "not exactly one ArrayRecord")
@@ -157,7 +157,10 @@ def signature(content: RecordDict) -> Signature:
 def odd_ones_out(
     replies: Mapping[int, Message], usual: Signature | None
 ) -> tuple[list[int], Signature | None]:
-    """Clients whose replies are built differently from most, and how most are built; a tie goes to `usual`."""
+    """Clients whose replies are built differently from most, and how most are built.
+
+    A tie is decided by how they were built before (`usual`).
+    """
     found = {client: signature(reply.content) for client, reply in sorted(replies.items())}
     if not found:
         return [], usual

@@ -1,4 +1,4 @@
-"""The settings: what a user chooses (`SelectionSettings`), and what all rounds of one start work with."""
+"""What a user sets (`SelectionSettings`), and what all rounds of one start work with."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ __all__ = [
 
 # fmt: off
 _LOSSES = (
-    "loss", "eval_loss", "eval-loss", "val_loss", "val-loss", "test_loss", "train_loss", "train-loss",
+    "loss", "eval_loss", "eval-loss", "val_loss", "val-loss",
+    "test_loss", "train_loss", "train-loss",
 )
 # fmt: on
 
@@ -38,19 +39,20 @@ class SelectionSettings:
     """How clients are selected in a Flower run: the keywords of `select_with` and `FedCorStrategy`.
 
     Args:
-        checkpoint: Folder for the record and the checkpoint, written after every round. A start with
-            the same folder resumes the run. None: nothing is written.
+        checkpoint: Folder for the record and the checkpoint, written after every round. A start
+            with the same folder resumes the run. None: nothing is written.
         seed: Seed of the selector's draws.
         wait_for: Nodes that must be connected before the first round. None: the selector's
             `clients_per_round`, or the strategy's `min_available_nodes` if that is more.
         probe_timeout: Seconds within which a node answers a question. (The deadline of training is
             `timeout` of `start`.)
-        attempts: How often a round in which nobody delivers is tried before the run ends with an error.
+        attempts: How often a round in which nobody delivers is tried, before the run ends with an
+            error.
         loss_key: Metric that holds a client's loss. None: the first that is there of `loss`,
             `eval_loss`, `val_loss`, `test_loss` and `train_loss`.
         name: Name of the experiment in the record.
-        identity: `"name"`: clients are known by what they say of themselves. `"key"`: by their nodes'
-            names or public keys, which the SuperLink vouches for.
+        identity: `"name"`: clients are known by what they say of themselves. `"key"`: by their
+            nodes' names or public keys, which the SuperLink vouches for.
         secure_aggregation: Whether single updates are hidden from the server. A selector that reads
             them is refused.
         on_round: Called with the record of every finished round.

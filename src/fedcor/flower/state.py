@@ -1,4 +1,4 @@
-"""What a run on Flower remembers from round to round. All of it is here; the checkpoint writes it."""
+"""What a run on Flower remembers from round to round; the checkpoint writes it."""
 
 from __future__ import annotations
 

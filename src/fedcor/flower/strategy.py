@@ -1,4 +1,4 @@
-"""Any Flower strategy with active client selection: it configures, aggregates and evaluates; we say who trains.
+"""Any Flower strategy with client selection: it aggregates as before, a selector says who trains.
 
 Flower's own loop runs (`Strategy.start`). This module adapts its verbs to a round (`round.py`,
 `evaluation.py`) and its record (`record.py`).
@@ -65,7 +65,7 @@ class SelectingStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """As Flower's `Strategy.start`; with a checkpoint, resumes after the last finished round."""
+        """As Flower's `Strategy.start`; with a checkpoint, it resumes after the last full round."""
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         self._rounds = dataclasses.replace(
@@ -147,7 +147,7 @@ class SelectingStrategy(Strategy):
         return metrics
 
     def _recorded(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
-        """`evaluate_fn`, with Flower's number over the whole run, and the round written after it."""
+        """`evaluate_fn`, numbered over the whole run, and with the round written after it."""
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             round = own_round(server_round, self._state.finished)

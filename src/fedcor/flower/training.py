@@ -1,8 +1,8 @@
-"""The training of one attempt at a round: who was asked, who delivered, and what the strategy makes of it.
+"""Training in one attempt at a round: who was asked, who delivered, what the strategy makes of it.
 
-The strategy's own configure_train and aggregate_train do all the configuring and averaging. However
-often they are called in a round, for a candidate or for the choice, each call finds the strategy as it
-was before.
+The strategy's own configure_train and aggregate_train do all the configuring and averaging. They
+may be called several times in a round, for candidates and for the choice; each call finds the
+strategy as it was before.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Training:
     def aggregate(self, selection: IntArray) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """What the strategy makes of the results of `selection`, in the order of the clients.
 
-        A client that was drawn twice counts twice. With one order, sums are equal in every run, bit for bit.
+        A client that was drawn twice counts twice. With one order, sums are equal in every run.
         """
         replies = []
         for client in np.sort(selection).tolist():
@@ -122,7 +122,7 @@ class Training:
         return arrays, metrics
 
     def _configure(self, selection: IntArray) -> dict[int, Message]:
-        """The strategy, configured for `selection`: its messages to those of them who were not asked yet."""
+        """Have the strategy configure `selection`; the messages to those who were not asked yet."""
         if not len(selection):
             return {}
         roster, strategy, start = self.exchange.roster, self.settings.strategy, self.start
@@ -164,7 +164,7 @@ class Training:
             self.exchange.roster.learn_size(client, examples)
 
     def _check(self, arrays: ArrayRecord) -> None:
-        """Every number that went in was sane: a strategy that makes unusable ones of them is stopped."""
+        """Only usable numbers went in: stop a strategy that makes unusable ones of them."""
         for name, like in self.model.items():
             if name not in arrays:
                 wrong = "is missing"

@@ -4,7 +4,7 @@
     ask = "model"       a train or evaluate message as the app knows it; the model may be left out
                         if the client already holds it  -> the app's own reply, or missing = True
 
-A client without the mod is asked nothing but plain train and evaluate messages, with the model in each.
+A client without the mod is sent plain train and evaluate messages only, with the model in each.
 """
 
 from __future__ import annotations
