@@ -22,7 +22,7 @@ from fedcor.flower.state import FederationState
 from fedcor.flower.training import RoundStart, Training
 from fedcor.flower.wire import LOG, version_of
 from fedcor.selection import Decision, decide, observe
-from fedcor.types import Outcome
+from fedcor.types import IntArray, Outcome
 
 __all__ = ["Round", "open_round"]
 
@@ -34,7 +34,6 @@ class Attempt:
     training: Training
     federation: FlowerFederation
     decision: Decision
-    messages: list[Message]  # to those of the chosen who have not trained for a question
 
 
 @dataclass
@@ -57,7 +56,10 @@ class Round:
     def select(
         self, settings: RoundSettings, state: FederationState, retries: int = 0
     ) -> list[Message]:
-        """Choose who trains now; the caller sends these messages to them."""
+        """Choose who trains now.
+
+        Returns messages for the caller to send: to the chosen who have not trained for a question.
+        """
         number, selector = flower_round(self.number), settings.selector
         available = reachable_clients(settings, state, self.exchange, retry=retries > 0)
         selector_state = state.adapt_selector(selector)
@@ -65,7 +67,7 @@ class Round:
         federation = FlowerFederation(training, state.model, available, retries)
         decision = decide(selector, selector_state, federation, number)
         messages = training.request(decision.chosen)
-        self.attempt = Attempt(training, federation, decision, messages)
+        self.attempt = Attempt(training, federation, decision)
         LOG.info(
             "round %d: selected clients %s (%d reachable, %d asked for a loss)",
             number,
@@ -79,18 +81,8 @@ class Round:
         self, settings: RoundSettings, state: FederationState, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate the replies of the selected clients; `state` is then the next round's."""
-        for tried in range(1, settings.selection.attempts + 1):
-            attempt = self.attempt
-            assert attempt is not None, "select() comes first"
-            training, chosen = attempt.training, attempt.decision.chosen
-            training.receive(replies)
-            participated = training.delivered(chosen)
-            if len(participated):
-                break
-            state.model = attempt.federation.facts(state.model.version)
-            self._give_up_or_pause(settings, tried)
-            messages = self.select(settings, state, tried)
-            replies = self.exchange.grid.send_and_receive(messages, timeout=settings.train_timeout)
+        attempt, participated = self._deliver(settings, state, replies)
+        training, chosen = attempt.training, attempt.decision.chosen
         # A strategy may decide to leave the model as it is.
         arrays, metrics = training.aggregate(chosen)
         self.arrays = self.arrays if arrays is None else arrays
@@ -104,6 +96,24 @@ class Round:
         state.selector = observe(settings.selector, decided, outcome, number)
         self.outcome = outcome
         return arrays, metrics
+
+    def _deliver(
+        self, settings: RoundSettings, state: FederationState, replies: Iterable[Message]
+    ) -> tuple[Attempt, IntArray]:
+        """The first attempt in which somebody delivers, and who they are."""
+        tried = 0
+        while True:
+            attempt = self.attempt
+            assert attempt is not None, "select() comes first"
+            attempt.training.receive(replies)
+            participated = attempt.training.delivered(attempt.decision.chosen)
+            if len(participated):
+                return attempt, participated
+            tried += 1
+            state.model = attempt.federation.facts(state.model.version)
+            self._give_up_or_pause(settings, tried)
+            messages = self.select(settings, state, tried)
+            replies = self.exchange.grid.send_and_receive(messages, timeout=settings.train_timeout)
 
     def _give_up_or_pause(self, settings: RoundSettings, tried: int) -> None:
         """Nobody delivered: wait a little, since an outage may pass, or end the run."""

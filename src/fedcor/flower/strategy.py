@@ -50,8 +50,8 @@ class SelectingStrategy(Strategy):
         check_strategy(strategy)
         check_selector(selector, settings)
         self.strategy, self.selector, self.settings = strategy, selector, settings
-        self._rounds = RoundSettings(strategy, selector, settings)
-        self._recorder = Recorder(self._rounds)
+        self._round_settings = RoundSettings(strategy, selector, settings)
+        self._recorder = Recorder(self._round_settings)
         self._state = FederationState()
         self._round: Round | None = None  # the one under way
 
@@ -68,8 +68,8 @@ class SelectingStrategy(Strategy):
         """As Flower's `Strategy.start`; with a checkpoint, it resumes after the last full round."""
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
-        self._rounds = dataclasses.replace(
-            self._rounds,
+        self._round_settings = dataclasses.replace(
+            self._round_settings,
             train_timeout=timeout,
             evaluate_config=evaluate_config,
             server_evaluates=evaluate_fn is not None,
@@ -94,13 +94,15 @@ class SelectingStrategy(Strategy):
 
     def header(self, num_rounds: int) -> dict[str, Any]:
         """The first line of the record; a start with the same folder must have an equal one."""
-        return describe_run(self._rounds, num_rounds)
+        return describe_run(self._round_settings, num_rounds)
 
     def summary(self) -> None:
         """Log the settings, ours and the strategy's."""
         LOG.info("\t├──> Selection: %s", self.selector)
-        timeout = self._rounds.probe_timeout
-        LOG.info("\t├──> Waits for %d nodes; probe timeout %g s", self._rounds.wait_for, timeout)
+        timeout = self._round_settings.probe_timeout
+        LOG.info(
+            "\t├──> Waits for %d nodes; probe timeout %g s", self._round_settings.wait_for, timeout
+        )
         self.strategy.summary()
 
     def configure_train(
@@ -108,8 +110,8 @@ class SelectingStrategy(Strategy):
     ) -> Iterable[Message]:
         """Select clients: the messages that have them train."""
         round = own_round(server_round, self._state.finished)
-        self._round = open_round(self._rounds, self._state, round, arrays, config, grid)
-        return self._round.select(self._rounds, self._state)
+        self._round = open_round(self._round_settings, self._state, round, arrays, config, grid)
+        return self._round.select(self._round_settings, self._state)
 
     def aggregate_train(
         self,
@@ -117,7 +119,7 @@ class SelectingStrategy(Strategy):
         replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The strategy's aggregate of the usable replies."""
-        return self._current().aggregate(self._rounds, self._state, replies)
+        return self._current().aggregate(self._round_settings, self._state, replies)
 
     def configure_evaluate(
         self,
@@ -129,7 +131,7 @@ class SelectingStrategy(Strategy):
         """The strategy's evaluation, among the nodes that can be reached."""
         round, model = self._current(), self._state.model
         round.evaluation = configure_evaluation(
-            self._rounds, round.exchange, model, arrays, config, grid
+            self._round_settings, round.exchange, model, arrays, config, grid
         )
         return list(round.evaluation.sent.values())
 
@@ -142,7 +144,7 @@ class SelectingStrategy(Strategy):
         round = self._current()
         assert round.evaluation is not None, "configure_evaluate() comes first"
         metrics, self._state.model = round.evaluation.aggregate(replies, self._state.model)
-        if not self._rounds.server_evaluates:
+        if not self._round_settings.server_evaluates:
             self._recorder.write(round, self._state, round.arrays, metrics)
         return metrics
 
