@@ -229,11 +229,13 @@ def train_messages(grid):
 
 @contextmanager
 def logged(caplog, level=logging.WARNING):
-    """Flower's logger does not propagate: attach pytest's handler to it for a while."""
+    """Within it, `caplog` has our messages, once each, however Flower has set its logger up."""
     logger = logging.getLogger("flwr")
+    propagates, logger.propagate = logger.propagate, False
     logger.addHandler(caplog.handler)
     try:
         with caplog.at_level(level, "flwr.fedcor"):
             yield
     finally:
         logger.removeHandler(caplog.handler)
+        logger.propagate = propagates
