@@ -49,7 +49,7 @@ class MemoryGrid(Grid):
             self.join()
 
     def join(self, partition: int | None = None) -> int:
-        """A node comes (again): its id is new, its memory is empty."""
+        """A node connects, or restarts: its id is new, its memory is empty."""
         node = int(self._rng.integers(2**40))
         partition = next(self._partitions) if partition is None else partition
         config = {"partition-id": partition, "num-partitions": 0}

@@ -258,7 +258,7 @@ def test_random_selection_sends_plain_messages():
     assert all(NOTE not in message.content for message in train_messages(grid))
 
 
-def test_a_node_that_lost_the_model_gets_it_again(tmp_path):
+def test_a_node_that_lost_the_model_is_sent_it(tmp_path):
     class Forgetful(Random):
         def select(self, state, federation):
             federation.losses(federation.available)
@@ -277,16 +277,15 @@ def test_a_node_that_lost_the_model_gets_it_again(tmp_path):
     assert all(not entry["faults"] for entry in lines(tmp_path))
 
 
-def test_losses_that_an_evaluation_brought_are_not_asked_for_again(tmp_path):
+def test_losses_that_an_evaluation_brought_are_not_asked_for(tmp_path):
     grid = MemoryGrid(numpy_app(), 6)
     selecting = select_with(
         FedAvg(), FedCor(2, warmup=9, warmup_steps=5), checkpoint=tmp_path, wait_for=6
     )
     selecting.start(grid, initial(), num_rounds=3, timeout=0.1)
     assert [entry["probed"] for entry in lines(tmp_path)] == [12, 6, 6]
-    assert (
-        lines(tmp_path)[0]["test_accuracy"] > 0
-    )  # the clients' own evaluation, where the server has none
+    # The clients' own evaluation, where the server has none.
+    assert lines(tmp_path)[0]["test_accuracy"] > 0
 
 
 # --- mistakes ------------------------------------------------------------------------------------
@@ -414,7 +413,7 @@ def test_secure_aggregation_hides_updates_from_any_selector():
         run(Peeping(2), MemoryGrid(numpy_app(), 4), rounds=1, secure_aggregation=True)
 
 
-def test_a_selectors_own_error_is_told_with_its_round():
+def test_a_selectors_own_error_names_its_round():
     @dataclasses.dataclass(frozen=True)
     class Broken(Random):
         def select(self, state, federation):

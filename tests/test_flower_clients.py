@@ -51,7 +51,7 @@ def test_a_node_that_comes_late_is_taken_in(tmp_path):
         assert (folder / "clients.tsv").read_text().splitlines()[-1] == "7\tpartition-7"
 
 
-def test_a_selector_that_cannot_grow_begins_afresh(tmp_path, caplog):
+def test_a_selector_that_cannot_take_in_clients_starts_over(tmp_path, caplog):
     @dataclasses.dataclass(frozen=True)
     class Counting:
         clients_per_round: int
@@ -146,9 +146,8 @@ def test_the_roster():
     assert roster.population().sizes.tolist() == [10, 30, 20, 20]
     assert roster.unknown([5, 6]) == [6]
     roster.enrol({6: Claim("partition-2")})
-    assert (
-        roster.node(1) == 5
-    )  # another says that it is the same client: the first is believed while it is there
+    # Two nodes claim to be the same client: the first is trusted while it is there.
+    assert roster.node(1) == 5
     assert roster.reachable([6, 8, 70], 0).tolist() == [0, 1, 2]
     assert (roster.node(1), roster.client(5), roster.client(6)) == (6, -1, 1)  # it was a restart
     assert roster.reachable([5, 6, 8, 70], 0).tolist() == [0, 1, 2]
@@ -161,7 +160,7 @@ def test_the_roster():
     assert roster.reachable([8, 70], 0).tolist() == [0, 2]
     roster.failed(0, 0)
     assert roster.reachable([8, 70], 1).tolist() == [2]
-    assert roster.reachable([8], 1).tolist() == [0]  # nobody else is there: it is tried again
+    assert roster.reachable([8], 1).tolist() == [0]  # nobody else is there
     assert roster.reachable([8, 70], 2).tolist() == [0, 2]
     read = Roster.from_arrays(roster.to_arrays())
     assert read.names == roster.names

@@ -1,4 +1,4 @@
-"""Nodes that fail, lie or say nonsense: each is counted and left out, and the rounds go on."""
+"""Nodes that fail, lie or say nonsense: each is counted and left out, and the run continues."""
 
 from __future__ import annotations
 
@@ -336,9 +336,8 @@ def test_a_node_that_does_not_say_who_it_is_does_not_hold_up_every_round(tmp_pat
     grid.trouble[3] = lambda _m, _r: None
     started = time.perf_counter()
     run(Random(2), grid, rounds=8, folder=tmp_path, probe_timeout=0.2)
-    assert (
-        time.perf_counter() - started < 1.5
-    )  # asked in the rounds 1, 3 and 6: three deadlines, not eight
+    # Asked in the rounds 1, 3 and 6: three deadlines, not eight.
+    assert time.perf_counter() - started < 1.5
 
 
 @pytest.mark.parametrize(
@@ -381,7 +380,7 @@ def test_names_are_kept_to_one_printable_line(tmp_path):
     assert line == "0\tab" + "c" * 198
 
 
-def test_a_number_of_samples_that_cannot_be_told_does_not_change_who_a_client_is(tmp_path):
+def test_an_unknown_number_of_samples_does_not_change_who_a_client_is(tmp_path):
     def fails(context):
         raise OSError("no data yet")
 
@@ -407,7 +406,7 @@ def test_evaluation_does_not_send_a_model_twice_either():
     assert len(sent) == len(set(sent))
 
 
-def test_a_node_that_lost_the_model_before_the_evaluation_gets_it_again(tmp_path):
+def test_a_node_that_lost_the_model_before_the_evaluation_is_sent_it(tmp_path):
     grid = MemoryGrid(numpy_app(), 4)
 
     class Forgetting(FedAvg):
@@ -429,7 +428,7 @@ def test_a_node_that_lost_the_model_before_the_evaluation_gets_it_again(tmp_path
     assert result.evaluate_metrics_clientapp == whole.evaluate_metrics_clientapp
 
 
-def test_a_second_start_begins_anew(tmp_path):
+def test_a_second_start_starts_over(tmp_path):
     seen = []
 
     @dataclasses.dataclass(frozen=True)
@@ -455,7 +454,7 @@ def test_a_node_that_cannot_be_reached_is_not_chosen_next(name, tmp_path):
     assert tried == [0, 2, 5, 10]  # left alone for 1, 2, 4 rounds
 
 
-def test_a_node_that_died_in_a_round_is_not_waited_for_again_in_it(tmp_path):
+def test_a_node_that_died_in_a_round_is_waited_for_once(tmp_path):
     """It dies when it should train; then it is neither probed nor sent the choice."""
     grid, dead = MemoryGrid(numpy_app(), 6), []
     grid.trouble[2] = lambda m, r: (
@@ -510,7 +509,9 @@ def test_a_bad_answer_to_a_probe_is_no_answer(answer, tmp_path):
         assert np.isnan(changes[4])
         assert np.isfinite(np.delete(losses, 4)).all()
         assert np.isfinite(np.delete(changes, 4)).all()
-    assert lines(tmp_path)[0]["refused"] == 1  # of a change without a before it is not asked again
+    assert (
+        lines(tmp_path)[0]["refused"] == 1
+    )  # without a loss before, it is not asked for one after
     assert lines(tmp_path)[0]["faults"] == {"unusable": 1}
 
 
@@ -524,7 +525,7 @@ def test_a_client_that_never_answers_probes_does_not_stop_fedcor(tmp_path):
     assert all(entry["participated"] for entry in lines(tmp_path))
 
 
-def test_a_round_without_anyone_is_loud_and_tried_again(tmp_path, caplog):
+def test_a_round_without_anyone_is_logged_and_retried(tmp_path, caplog):
     grid, failures = MemoryGrid(numpy_app(), 5), []
 
     def fail_twice(message, reply):

@@ -59,7 +59,7 @@ def uninterrupted(selector, name):
 )
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("where", ["train", "evaluate", "score"])
-def test_a_run_that_was_killed_goes_on_as_if_it_was_not(selector, name, where, tmp_path):
+def test_a_run_that_was_killed_resumes_as_if_it_was_not(selector, name, where, tmp_path):
     grid, state = MemoryGrid(numpy_app(), 12, seed=1), {"round": 0, "messages": 0}
 
     def score(server_round, arrays):
