@@ -49,8 +49,9 @@ def _claim(note: ConfigRecord, node: int, vouched: str) -> Claim:
     name = vouched or (_readable(name) if isinstance(name, str) else "")
     if not name:
         name = f"partition-{partition}" if isinstance(partition, int) else f"node-{node}"
-    counted = isinstance(examples, int) and not isinstance(examples, bool)
-    return Claim(name, examples if counted else None)  # type: ignore[arg-type]
+    if not isinstance(examples, int) or isinstance(examples, bool):
+        examples = None
+    return Claim(name, examples)
 
 
 def _vouched_name(exchange: Exchange, node: int) -> str:

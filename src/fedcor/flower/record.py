@@ -124,14 +124,15 @@ class Recorder:
         assert round.outcome is not None
         assert round.attempt is not None
         exchange, config = round.exchange, round.start.config
-        rates = [config[key] for key in _RATES if isinstance(config.get(key), int | float)]
+        given = [config.get(key) for key in _RATES]
+        rates = [float(rate) for rate in given if isinstance(rate, int | float)]
         return RoundRecord(
             round=round.number,
             selected=round.outcome.selected.tolist(),
             participated=round.outcome.participated.tolist(),
             test_accuracy=number(scores, *_ACCURACIES),
             test_loss=number(scores, *self._settings.loss_keys),
-            learning_rate=float(rates[0]) if rates else float("nan"),  # type: ignore[arg-type]
+            learning_rate=rates[0] if rates else float("nan"),
             probed=exchange.probed,
             refused=exchange.refused,
             bytes_down=exchange.bytes_down,

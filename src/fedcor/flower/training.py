@@ -108,13 +108,13 @@ class Training:
         """
         replies = []
         for client in np.sort(selection).tolist():
-            if (
-                client in self.results
-            ):  # a copy: a strategy may change the messages that it is given
-                reply = copy.copy(self.results[client])
-                records = {key: record.copy() for key, record in reply.content.items()}
-                reply.content = RecordDict(records)
-                replies.append(reply)
+            if client not in self.results:
+                continue
+            # A copy, since a strategy may change the messages that it is given.
+            reply = copy.copy(self.results[client])
+            records = {key: record.copy() for key, record in reply.content.items()}
+            reply.content = RecordDict(records)
+            replies.append(reply)
         round = flower_round(self.exchange.round)
         arrays, metrics = self.settings.strategy.aggregate_train(round, replies)
         if arrays is not None:
