@@ -104,13 +104,13 @@ def test_a_node_that_is_gone_when_it_is_asked_who_it_is_is_not_enrolled(tmp_path
 
 @dataclasses.dataclass(frozen=True)
 class Asking(Random):
-    """Keeps what it was told in `seen`."""
+    """Keeps the losses in `seen`, and chooses client 0."""
 
     seen: list = dataclasses.field(default_factory=list, compare=False)
 
     def select(self, state, federation):
         self.seen.append(federation.losses(federation.available))
-        return super().select(state, federation)
+        return np.array([0]), state
 
 
 def test_a_node_that_lost_the_model_before_a_question_is_sent_it(tmp_path):
@@ -134,13 +134,17 @@ def test_a_node_that_lost_the_model_before_a_question_is_sent_it(tmp_path):
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     grid.trouble[1] = nan_at_first
-    selector = Asking(2)
+    selector = Asking(1)
     run(selector, grid, rounds=2, strategy=Skipping(fraction_evaluate=0.0), folder=tmp_path)
     first, second = selector.seen
     assert np.isnan(first).tolist() == [False, True, False]
     assert np.isfinite(second).all()
     assert [entry["faults"] for entry in lines(tmp_path)] == [{"unusable": 1}, {}]
     assert [entry["probed"] for entry in lines(tmp_path)] == [3, 1]
+    # Asked without the model, which it says it has lost, and then with it.
+    node = grid.node_of(1)
+    asked = [m for m in grid.sent if m.metadata.dst_node_id == node and "config" in m.content]
+    assert ["arrays" in m.content for m in asked] == [True, False, True]
 
 
 def test_a_candidate_that_nobody_delivers_changes_nothing():
@@ -243,3 +247,20 @@ def test_without_a_folder_every_round_is_still_reported():
     selecting = select_with(quiet(), Random(2), wait_for=3, on_round=rounds.append)
     selecting.start(MemoryGrid(numpy_app(), 3), initial(), num_rounds=2, timeout=0.1)
     assert [one.round for one in rounds] == [0, 1]
+
+
+def test_nodes_that_all_keep_silent_at_first_are_asked_a_second_time(tmp_path, caplog):
+    grid, asked = MemoryGrid(numpy_app(), 3), set()
+
+    def silent_once(message, reply):
+        node = message.metadata.dst_node_id
+        if node in asked:
+            return reply
+        asked.add(node)
+        return None
+
+    grid.trouble = dict.fromkeys(range(3), silent_once)
+    with logged(caplog, logging.ERROR):
+        run(Full(), grid, rounds=1, folder=tmp_path)
+    assert "round 1: none of the 3 nodes says who it is" in caplog.text
+    assert lines(tmp_path)[0]["participated"] == [0, 1, 2]

@@ -56,11 +56,13 @@ def server_app(
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> ServerApp:
     """The server: selects, aggregates and tests as the experiment says."""
-    app, held = ServerApp(), _Held(experiment)
+    # Built here, not in the thread that Flower gives to the server: while Flower's simulation
+    # starts in the main thread, imports in another one may fail, as sklearn's were seen to.
+    app, simulation = ServerApp(), _simulation(_Held(experiment), seed)
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
-        simulation = _simulation(held, seed)
+        use_one_thread()
         settings = SelectionSettings(
             checkpoint=out,
             seed=seed,
