@@ -1,11 +1,11 @@
-"""What our strategy costs beside Flower's own FedAvg: the same clients a round, no questions, in one simulation.
+"""What our strategy costs beside Flower's own FedAvg: as many clients per round, no questions.
 
-    python benchmarks/flower_overhead.py                   100 virtual nodes on FMNIST, 5 a round
+    python benchmarks/flower_overhead.py                   100 virtual nodes on FMNIST, 5 per round
     python benchmarks/flower_overhead.py --rounds 2 --blocks 1 --preset digits
 
-Both run in turn, in blocks of rounds, in the same processes. A round in the simulation takes what Flower's polling (every 0.1
-seconds) makes of it, so the median round is compared, and beside it the time that the server's own code took: what a strategy
-does in configure_train and aggregate_train, and nothing else.
+Both run in turn, in blocks of rounds, in the same processes of one simulation. Flower polls every
+0.1 seconds, which decides how long a round takes. So the median round is compared, and beside it
+the time that the strategy's own code takes: configure_train and aggregate_train, and nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from flwr.serverapp.strategy import Strategy
 
 from fedcor.build import build_simulation
 from fedcor.experiment import load_experiment
-from fedcor.flower import bridge, select_with
+from fedcor.flower import select_with
+from fedcor.flower.apps import ExperimentStrategy, client_app, to_record
+from fedcor.flower.bridge import simulate
 from fedcor.selectors import Random
 
 
@@ -35,12 +37,14 @@ class Timed:
         self.code: list[float] = []
 
     def watch(self, strategy: Strategy) -> Strategy:
-        def timed(work: Callable[..., Any], *, begins: bool) -> Callable[..., Any]:
+        """`strategy`, whose verbs are timed."""
+
+        def timed(work: Callable[..., Any], *, first: bool) -> Callable[..., Any]:
             def call(*args: Any, **options: Any) -> Any:
                 started = time.perf_counter()
                 done = work(*args, **options)
                 seconds = time.perf_counter() - started
-                if begins:
+                if first:
                     self.code.append(seconds)
                 else:
                     self.code[-1] += seconds
@@ -48,18 +52,18 @@ class Timed:
 
             return call
 
-        strategy.configure_train = timed(strategy.configure_train, begins=True)  # type: ignore[method-assign]
-        strategy.aggregate_train = timed(strategy.aggregate_train, begins=False)  # type: ignore[method-assign]
+        strategy.configure_train = timed(strategy.configure_train, first=True)  # type: ignore[method-assign]
+        strategy.aggregate_train = timed(strategy.aggregate_train, first=False)  # type: ignore[method-assign]
         return strategy
 
     def tick(self) -> Callable[[int, ArrayRecord], MetricRecord | None]:
+        """An evaluate_fn that notes when each round ended."""
         last = [0.0]
 
         def evaluate(server_round: int, _arrays: ArrayRecord) -> None:
             now = time.perf_counter()
-            if (
-                server_round > 1
-            ):  # the first round of a block waits for nodes and asks for their names
+            # The first round of a block waits for nodes and asks for their names.
+            if server_round > 1:
                 self.rounds.append(now - last[0])
             last[0] = now
 
@@ -71,7 +75,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--preset", default="fmnist-2spc")
-    parser.add_argument("--rounds", type=int, default=20, help="of a block")
+    parser.add_argument("--rounds", type=int, default=20, help="per block")
     parser.add_argument("--blocks", type=int, default=4)
     options = parser.parse_args()
     experiment = load_experiment(options.preset, selector="random")
@@ -86,22 +90,20 @@ def main() -> None:
             time.sleep(0.1)
         for _ in range(options.blocks):
             for name, timed in times.items():
-                inner = bridge.ExperimentsOwn(simulation.optimiser, simulation.learning_rate)
+                inner = ExperimentStrategy(simulation.optimiser, simulation.learning_rate)
                 inner.fraction_train, inner.min_train_nodes = chosen / nodes, chosen
-                strategy = (
-                    inner
-                    if name == "Flower's FedAvg"
-                    else select_with(inner, Random(chosen), wait_for=nodes)
-                )
-                start = bridge.to_record(simulation.engine.initial_model)
+                strategy: Strategy = inner
+                if name != "Flower's FedAvg":
+                    strategy = select_with(inner, Random(chosen), wait_for=nodes)
+                start = to_record(simulation.engine.initial_model)
                 timed.watch(strategy).start(grid, start, options.rounds, evaluate_fn=timed.tick())
 
-    bridge.simulate(app, bridge.client_app(experiment, 1), nodes)
+    simulate(app, client_app(experiment, 1), nodes)
     alone, ours = (statistics.median(timed.rounds) for timed in times.values())
     own = {name: statistics.median(timed.code[1:]) for name, timed in times.items()}
     result = {
         "median round, ours / Flower's": round(ours / alone, 4),
-        "seconds a round": {"Flower's FedAvg": round(alone, 4), "ours around it": round(ours, 4)},
+        "seconds per round": {"Flower's FedAvg": round(alone, 4), "ours around it": round(ours, 4)},
         "milliseconds of the strategy's own code": {
             name: round(1e3 * s, 2) for name, s in own.items()
         },

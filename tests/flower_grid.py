@@ -1,11 +1,13 @@
-"""A small grid in memory that behaves as Flower's were seen to: nodes that run a ClientApp here, and every way to fail."""
+"""A grid in memory that behaves as Flower's do: its nodes run a ClientApp here, and can fail."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import contextmanager
 
 import numpy as np
 from flwr.app import (
@@ -22,13 +24,18 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcor.flower import answers_probes
+from fedcor.flower import answers_probes, select_with
+from fedcor.record import read_run
 
 
 class MemoryGrid(Grid):
-    """Nodes with random ids; each runs `app` with its own context. `trouble[partition]` spoils what it would reply."""
+    """Nodes with random ids; each runs `app` with its own context.
+
+    `trouble[partition]` changes what it would reply.
+    """
 
     def __init__(self, app: ClientApp, nodes: int, seed: int = 0, shuffle: bool = True) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
@@ -42,7 +49,7 @@ class MemoryGrid(Grid):
             self.join()
 
     def join(self, partition: int | None = None) -> int:
-        """A node comes (again): its id is new, its memory is empty."""
+        """A node connects, or restarts: its id is new, its memory is empty."""
         node = int(self._rng.integers(2**40))
         partition = next(self._partitions) if partition is None else partition
         config = {"partition-id": partition, "num-partitions": 0}
@@ -128,7 +135,7 @@ def error(message: Message, code: int, reason: str) -> Message:
     return Message(Error(code=code, reason=reason), reply_to=message)
 
 
-# --- a NumPy client: quadratic losses, known in closed form ---------------------------------------------------------------
+# --- a NumPy client: quadratic losses, known in closed form ---------------------------------------
 
 CENTRES = np.random.default_rng(5).standard_normal((40, 3)).astype(np.float32)
 RATE, STEPS = 0.1, 3
@@ -192,3 +199,43 @@ def server_score(_round: int, arrays: ArrayRecord) -> MetricRecord:
 
 def config(**values) -> ConfigRecord:
     return ConfigRecord(values)
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+QUICK = {"warmup": 3, "interval": 3, "warmup_steps": 20, "refit_steps": 20}
+
+
+def quiet(strategy=None):
+    return FedAvg(fraction_evaluate=0.0) if strategy is None else strategy
+
+
+def run(selector, grid, rounds=6, *, strategy=None, folder=None, timeout=0.05, **settings):
+    """(the wrapped strategy, Flower's result) of a whole run."""
+    settings = {"probe_timeout": 0.05, "wait_for": len(grid.contexts), **settings}
+    selecting = select_with(quiet(strategy), selector, checkpoint=folder, **settings)
+    return selecting, selecting.start(
+        grid, initial(), num_rounds=rounds, timeout=timeout, evaluate_fn=server_score
+    )
+
+
+def lines(folder):
+    return read_run(folder).rounds
+
+
+def train_messages(grid):
+    return [m for m in grid.sent if m.metadata.message_type == "train"]
+
+
+@contextmanager
+def logged(caplog, level=logging.WARNING):
+    """Within it, `caplog` has our messages, once each, however Flower has set its logger up."""
+    logger = logging.getLogger("flwr")
+    propagates, logger.propagate = logger.propagate, False
+    logger.addHandler(caplog.handler)
+    try:
+        with caplog.at_level(level, "flwr.fedcor"):
+            yield
+    finally:
+        logger.removeHandler(caplog.handler)
+        logger.propagate = propagates

@@ -1,4 +1,4 @@
-"""Real runs on Flower's own simulation, ten virtual nodes in their own processes: the bridge, and a server that is killed."""
+"""Runs on Flower's own simulation, ten virtual nodes in processes of their own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from fedcor.cli import main
 from fedcor.experiment import load_experiment
 from fedcor.record import count_rounds, read_run
 from fedcor.runner import run
@@ -26,21 +27,13 @@ CHANGES = [
 ]
 
 
-def command(out, *more):
+def arguments(out, *more):
     changes = [word for change in CHANGES for word in ("--set", change)]
-    return [
-        sys.executable,
-        "-m",
-        "fedcor",
-        "run",
-        "digits",
-        "--engine",
-        "flower",
-        "--out",
-        str(out),
-        *changes,
-        *more,
-    ]
+    return ["run", "digits", "--engine", "flower", "--out", str(out), *changes, *more]
+
+
+def command(out, *more):
+    return [sys.executable, "-m", "fedcor", *arguments(out, *more)]
 
 
 def on_flower(out, *more):
@@ -56,27 +49,31 @@ def model(out):
         return arrays["model/0"]
 
 
-def test_flower_repeats_the_simulator_and_goes_on_after_a_kill(tmp_path):
-    whole = on_flower(tmp_path / "whole")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run on Flower: starting Ray is most of its time, so the tests share it."""
+    return on_flower(tmp_path_factory.mktemp("flower") / "whole")
+
+
+def test_flower_repeats_the_simulator(whole, tmp_path):
     run(load_experiment("digits", CHANGES, "fedcor"), 1, tmp_path / "simulator")
     simulated = read_run(tmp_path / "simulator")
     assert len(whole.rounds) == ROUNDS
     for ours, theirs in zip(simulated.rounds, whole.rounds, strict=True):
         for key in ("round", "selected", "participated", "probed", "refused", "learning_rate"):
             assert theirs[key] == ours[key], key
-        assert theirs["test_accuracy"] == pytest.approx(
-            ours["test_accuracy"], abs=0.004
-        )  # one of 257 test images
+        # One of 257 test images.
+        assert theirs["test_accuracy"] == pytest.approx(ours["test_accuracy"], abs=0.004)
         assert theirs["test_loss"] == pytest.approx(ours["test_loss"], rel=1e-5)
         assert theirs["faults"] == {}
         # The models, and beside them what the messages need: names, numbers, notes.
-        assert (
-            ours["bytes_down"]
-            <= theirs["bytes_down"]
-            <= ours["bytes_down"] + 700 * (theirs["probed"] + 23)
-        )
+        most = ours["bytes_down"] + 700 * (theirs["probed"] + 23)
+        assert ours["bytes_down"] <= theirs["bytes_down"] <= most
     assert whole.header["engine"] == "flower"
 
+
+@pytest.mark.slow
+def test_a_killed_server_resumes_as_if_it_was_not_killed(whole, tmp_path):
     killed = tmp_path / "killed"
     process = subprocess.Popen(
         command(killed),
@@ -89,38 +86,31 @@ def test_flower_repeats_the_simulator_and_goes_on_after_a_kill(tmp_path):
         while count_rounds(killed) < KILLED_AFTER and time.monotonic() < end:
             time.sleep(0.005)
     finally:
-        os.killpg(
-            process.pid, signal.SIGKILL
-        )  # the server and its nodes, at whatever instant this is
+        # The server and its nodes, at whatever instant this is.
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     done = count_rounds(killed)
     assert KILLED_AFTER <= done < ROUNDS
     resumed = on_flower(killed, "--resume")
-    assert [entry["selected"] for entry in resumed.rounds] == [
-        entry["selected"] for entry in whole.rounds
-    ]
-    assert [entry["test_loss"] for entry in resumed.rounds] == [
-        entry["test_loss"] for entry in whole.rounds
-    ]
-    assert np.array_equal(model(killed), model(tmp_path / "whole"))
+    for key in ("selected", "test_loss"):
+        assert [entry[key] for entry in resumed.rounds] == [entry[key] for entry in whole.rounds]
+    assert np.array_equal(model(killed), model(whole.path))
 
 
-def test_what_flower_cannot_run_is_refused_at_once(tmp_path):
-    for more, said in (
-        (["--set", "faults.dropout=0.2"], "faults"),
-        (["--selector", "nobody"], "selector"),
-    ):
-        done = subprocess.run(
-            command(tmp_path / "x", *more), capture_output=True, text=True, timeout=100, check=False
-        )
-        assert done.returncode == 2
-        assert said in done.stderr
-        assert "Traceback" not in done.stderr
-    (tmp_path / "x").mkdir(exist_ok=True)
-    header = json.dumps({"kind": "header"})
-    (tmp_path / "x" / "rounds.jsonl").write_text(header + "\n")
-    done = subprocess.run(
-        command(tmp_path / "x"), capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 2
-    assert "already holds a run" in done.stderr
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [(["--set", "faults.dropout=0.2"], "faults"), (["--selector", "nobody"], "selector")],
+    ids=["faults", "selector"],
+)
+def test_what_flower_cannot_run_is_refused_at_once(more, said, tmp_path, capsys):
+    assert main(arguments(tmp_path / "x", *more)) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "Traceback" not in shown
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_folder_with_a_run_is_refused_at_once(tmp_path, capsys):
+    (tmp_path / "rounds.jsonl").write_text(json.dumps({"kind": "header"}) + "\n")
+    assert main(arguments(tmp_path)) == 2
+    assert "already holds a run" in capsys.readouterr().err

@@ -1,10 +1,11 @@
-"""A whole federation on this machine: TLS, node keys, four SuperNodes, and one of them killed while it runs.
+"""A federation on this machine: TLS, node keys, four SuperNodes, one of which is killed.
 
-    python examples/flower/deploy/run.py            # about two minutes; everything listens on loopback and ends with it
+    python examples/flower/deploy/run.py            # about two minutes; everything is on loopback
 
-It makes a certificate authority and keys, starts a SuperLink and four SuperNodes, lets an unregistered node try to get in,
-runs five rounds of the app in the folder above with clients chosen by FedCor, kills a node after the second, and checks that
-the run went on to its end. What it started, it ends, by process id.
+It makes a certificate authority and keys, starts a SuperLink and four SuperNodes, and lets an
+unregistered node try to get in. Then it runs five rounds of the app in the folder above with
+clients chosen by FedCor, kills a node after the second, and checks that the run still finishes.
+What it started, it ends, by process id.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def orphans(folder: Path) -> list[int]:
-    """Processes that Flower's own launched, and that outlived them: our folder stands in their environment."""
+    """Processes whose parents are gone; they have our folder in their environment."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -155,7 +156,8 @@ class Federation:
             stdout=log,
             stderr=subprocess.STDOUT,
             env=self.environment,
-            start_new_session=True,  # an interrupt reaches this script alone, which then ends them all
+            # An interrupt reaches this script only, which then ends them all.
+            start_new_session=True,
         )
 
     def log(self, name: str) -> str:
@@ -249,12 +251,12 @@ def deploy(folder: Path, total: int, federation: Federation) -> None:
             )
         supernode(federation, f"node-{node}", folder / f"node-{node}", ports[node], link, node)
 
-    node_key(folder / "stranger")
-    supernode(federation, "stranger", folder / "stranger", ports[NODES], link, 0)
-    refused = federation.processes["stranger"].wait(timeout=120)
-    if refused == 0 or "Failed to activate SuperNode" not in federation.log("stranger"):
+    node_key(folder / "unregistered")
+    supernode(federation, "unregistered", folder / "unregistered", ports[NODES], link, 0)
+    refused = federation.processes["unregistered"].wait(timeout=120)
+    if refused == 0 or "Failed to activate SuperNode" not in federation.log("unregistered"):
         raise SystemExit(
-            f"the node that nobody registered was not refused:\n{federation.log('stranger')}"
+            f"the unregistered node was not refused:\n{federation.log('unregistered')}"
         )
     print("the unregistered node was refused: Failed to activate SuperNode", flush=True)
 
@@ -269,10 +271,9 @@ def deploy(folder: Path, total: int, federation: Federation) -> None:
         time.sleep(0.5)
         for entry in rounds(folder)[seen:]:
             seen += 1
-            told = {
-                key: entry[key] for key in ("round", "selected", "participated", "probed", "faults")
-            }
-            print(f"{json.dumps(told)}  accuracy {entry['test_accuracy']:.3f}", flush=True)
+            keys = ("round", "selected", "participated", "probed", "faults")
+            shown = json.dumps({key: entry[key] for key in keys})
+            print(f"{shown}  accuracy {entry['test_accuracy']:.3f}", flush=True)
             if seen == 2:
                 print("kill -9 node-3", flush=True)
                 federation.kill("node-3")
@@ -290,7 +291,7 @@ def deploy(folder: Path, total: int, federation: Federation) -> None:
     late = [entry for entry in done[2:] if dead in entry["participated"]]  # type: ignore[operator]
     if late or not all(entry["participated"] for entry in done):
         raise SystemExit(f"a dead node took part, or a round had nobody: {done}")
-    print(f"{len(done)} rounds; node-3 died after round 2 and the others went on", flush=True)
+    print(f"{len(done)} rounds; node-3 died after the second, and the others finished", flush=True)
 
 
 def main() -> None:

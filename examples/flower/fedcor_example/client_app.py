@@ -1,4 +1,4 @@
-"""The client: an ordinary Flower ClientApp. The only line for fedcor is the mod, which lets `evaluate` answer its questions."""
+"""The client: an ordinary Flower ClientApp, with one mod by which `evaluate` answers fedcor."""
 
 from __future__ import annotations
 

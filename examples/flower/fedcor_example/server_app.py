@@ -1,4 +1,4 @@
-"""The server: an ordinary Flower ServerApp. For fedcor, the strategy is wrapped by `select_with`."""
+"""The server: an ordinary Flower ServerApp, whose strategy is wrapped by `select_with`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,9 @@ def main(grid: Grid, context: Context) -> None:
         loss, accuracy = task.evaluate(model, x, y)
         return MetricRecord({"loss": loss, "accuracy": accuracy})
 
-    own = (
-        {key: int(task.number(config, key, 1)) for key in ("warmup", "interval")}
-        if name == "fedcor"
-        else {}
-    )
+    own = {}
+    if name == "fedcor":
+        own = {key: int(task.number(config, key, 1)) for key in ("warmup", "interval")}
     strategy = select_with(
         FedAvg(fraction_evaluate=0.0),
         build_selector(name, int(task.number(config, "clients-per-round", 1)), own),

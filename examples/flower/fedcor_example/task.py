@@ -1,5 +1,6 @@
-"""The learning task: a small network, one client's part of the data, training and evaluation. Nothing here knows fedcor's
-selectors, and only `client_data` knows that the federation is an experiment."""
+"""The learning task: a small network, one client's data, training and evaluation.
+
+Nothing here depends on how clients are selected."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ torch.set_num_threads(1)
 
 
 def network(dataset: str) -> nn.Module:
+    """A network with one hidden layer."""
     data = load(dataset)
     width = int(torch.tensor(data.train_x.shape[1:]).prod())
     return nn.Sequential(nn.Flatten(), nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, data.classes))
@@ -27,9 +29,8 @@ def network(dataset: str) -> nn.Module:
 @functools.lru_cache(maxsize=1)
 def _parts(dataset: str, kind: str, shards: int, clients: int, seed: int) -> list[Any]:
     options = {"shards_per_client": shards} if kind == "shards" else {}
-    return list(
-        Partition(kind, clients, **options).split(load(dataset).train_y, stream(seed, "partition"))
-    )  # type: ignore[arg-type]
+    partition = Partition(kind, clients, **options)  # type: ignore[arg-type]
+    return list(partition.split(load(dataset).train_y, stream(seed, "partition")))
 
 
 def client_data(config: Mapping[str, Any], client: int, clients: int) -> tuple[Tensor, Tensor]:
@@ -46,6 +47,7 @@ def client_data(config: Mapping[str, Any], client: int, clients: int) -> tuple[T
 
 
 def test_data(dataset: str) -> tuple[Tensor, Tensor]:
+    """The server's samples."""
     data = load(dataset)
     return torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
 
@@ -53,6 +55,7 @@ def test_data(dataset: str) -> tuple[Tensor, Tensor]:
 def train(
     model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, batch_size: int, rate: float, seed: int
 ) -> None:
+    """Local training by plain SGD."""
     optimiser = torch.optim.SGD(model.parameters(), lr=rate)
     shuffles = torch.Generator().manual_seed(seed)
     model.train()
@@ -72,7 +75,7 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
 
 
 def text(config: Mapping[str, Any], key: str) -> str:
-    """A run-config value that must be a text: Flower lets a wrong type pass, and it would fail somewhere later."""
+    """A run-config value that must be a text; Flower itself accepts a wrong type."""
     value = config[key]
     if not isinstance(value, str):
         raise ConfigError(key, value, "must be a text")
@@ -80,6 +83,7 @@ def text(config: Mapping[str, Any], key: str) -> str:
 
 
 def number(config: Mapping[str, Any], key: str, least: float) -> float:
+    """A run-config value that must be a number of at least `least`."""
     value = config[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
         raise ConfigError(key, value, f"must be a number of at least {least}")

@@ -1,8 +1,13 @@
 """The same selectors in a real federation, on Flower. The only room that imports flwr.
 
-strategy = FedCorStrategy(clients_per_round=5)                     # in the ServerApp
-strategy = select_with(FedAdam(), PowerOfChoice(5))                # any Flower strategy, any selector
-app = ClientApp(mods=[answers_probes()])                           # in the ClientApp
+In the ServerApp, FedCor around FedAvg, or any selector around any Flower strategy:
+
+    strategy = FedCorStrategy(clients_per_round=5)
+    strategy = select_with(FedAdam(), PowerOfChoice(5))
+
+In the ClientApp:
+
+    app = ClientApp(mods=[answers_probes()])
 """
 
 from __future__ import annotations
@@ -15,6 +20,14 @@ if find_spec("flwr") is None:
     raise MissingExtraError("flwr", "flower")
 
 from fedcor.flower.client import answers_probes
-from fedcor.flower.strategy import FedCorStrategy, SelectingStrategy, select_with
+from fedcor.flower.entry_points import FedCorStrategy, select_with
+from fedcor.flower.settings import SelectionSettings
+from fedcor.flower.strategy import SelectingStrategy
 
-__all__ = ["FedCorStrategy", "SelectingStrategy", "answers_probes", "select_with"]
+__all__ = [
+    "FedCorStrategy",
+    "SelectingStrategy",
+    "SelectionSettings",
+    "answers_probes",
+    "select_with",
+]

@@ -1,48 +1,32 @@
-"""An experiment of the simulator on Flower's own simulation: the same partition, initial weights, shuffles and streams.
+"""An experiment of the simulator on Flower's simulation: the same partition, weights and streams.
 
-Every virtual node trains with the simulator's engine, on its own part of the data. What differs is all that Flower does:
-messages, processes, aggregation. So equal records show that the simulator's results carry over.
+Every virtual node trains with the simulator's engine, on its own part of the data (`apps.py`).
+Messages, processes and aggregation are Flower's, so equal records show that the simulator's results
+carry over.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
-import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp import ServerApp
 
-from fedcor.build import build_simulation, experiment_header, use_one_thread
 from fedcor.errors import ConfigError, MissingExtraError, RunExistsError
 from fedcor.experiment import Experiment
 from fedcor.faults import Faults
-from fedcor.flower.client import answers_probes
-from fedcor.flower.strategy import SelectingStrategy
+from fedcor.flower.apps import client_app, server_app
 from fedcor.flower.wire import LOG
-from fedcor.optimisers import Optimiser
 from fedcor.record import RoundRecord, has_run
-from fedcor.simulate import LearningRate, Simulation
 
-__all__ = [
-    "ExperimentsOwn",
-    "client_app",
-    "run_on_flower",
-    "server_app",
-    "simulate",
-    "to_model",
-    "to_record",
-]
+__all__ = ["run_on_flower", "simulate"]
 
-# Neither Flower nor Ray calls home from a process that we start, and Ray leaves the choice of devices alone.
+# No process that we start calls home, and Ray does not choose devices.
 _SILENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -59,13 +43,18 @@ def run_on_flower(
     resume: bool = False,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> None:
-    """As runner.run, with Flower as the engine."""
+    """Run `experiment` in the folder `out`, as `runner.run` does, with Flower as the engine.
+
+    Args:
+        experiment: What to run. Simulated faults are refused: on Flower they are real.
+        seed: Seed of everything that is drawn.
+        out: Folder of the record and the checkpoint.
+        resume: Whether a run that is already in `out` may be resumed.
+        on_round: Called with the record of every finished round.
+    """
     if experiment.faults != Faults():
-        raise ConfigError(
-            "faults",
-            experiment.faults,
-            "are simulated by fedcor's own engine alone; on Flower they are real",
-        )
+        allowed = "are simulated by fedcor's own engine only; on Flower they are real"
+        raise ConfigError("faults", experiment.faults, allowed)
     if find_spec("ray") is None:
         raise MissingExtraError("ray", "flower-sim")
     if has_run(out) and not resume:
@@ -78,7 +67,7 @@ def run_on_flower(
 
 
 def simulate(server: ServerApp, client: ClientApp, nodes: int) -> None:
-    """Flower's simulation in this process, quiet but for warnings of ours."""
+    """Run both apps in Flower's simulation, with `nodes` virtual nodes. Logs only our warnings."""
     os.environ.update({key: value for key, value in _SILENT.items() if key not in os.environ})
     from flwr.simulation import run_simulation  # reads the environment when it is imported
 
@@ -88,157 +77,8 @@ def simulate(server: ServerApp, client: ClientApp, nodes: int) -> None:
         "log_to_driver": False,
         "include_dashboard": False,
         "logging_level": "ERROR",
-        "_node_ip_address": "127.0.0.1",  # else Ray asks the outside which address is ours
+        "_node_ip_address": "127.0.0.1",  # else Ray connects to the outside to find its address
     }
-    run_simulation(
-        server,
-        client,
-        num_supernodes=nodes,
-        backend_config={"init_args": quiet, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}},  # type: ignore[dict-item]
-    )
-
-
-@functools.lru_cache(maxsize=1)
-def _simulation(experiment: _Held, seed: int) -> Simulation:
-    """The federation of one process: a virtual node uses its own part of it."""
-    use_one_thread()
-    return build_simulation(experiment.value, seed)
-
-
-class _Held:
-    """An experiment as a key: two with the same settings are the same."""
-
-    def __init__(self, value: Experiment) -> None:
-        self.value, self._text = value, repr(value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held) and self._text == other._text
-
-    def __hash__(self) -> int:
-        return hash(self._text)
-
-
-def server_app(
-    experiment: Experiment,
-    seed: int,
-    out: Path,
-    on_round: Callable[[RoundRecord], None] | None = None,
-) -> ServerApp:
-    app, held = ServerApp(), _Held(experiment)
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
-        simulation = _simulation(held, seed)
-        strategy = _BridgedStrategy(
-            ExperimentsOwn(simulation.optimiser, simulation.learning_rate),
-            simulation.selector,
-            checkpoint=out,
-            seed=seed,
-            wait_for=experiment.partition.clients,
-            probe_timeout=600.0,
-            on_round=on_round,
-        )
-        strategy.header = experiment_header(experiment, seed, "flower")
-
-        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:  # noqa: ARG001
-            scores = simulation.engine.test(to_model(arrays))
-            return MetricRecord({"accuracy": scores.accuracy, "loss": scores.loss})
-
-        initial = to_record(simulation.engine.initial_model)
-        strategy.start(grid, initial, experiment.training.rounds, evaluate_fn=evaluate)
-
-    return app
-
-
-def client_app(experiment: Experiment, seed: int) -> ClientApp:
-    held = _Held(experiment)
-    own_size = answers_probes(
-        examples=lambda context: _size(_simulation(held, seed), _client(context))
-    )
-    app = ClientApp(mods=[own_size])
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        simulation, client = _simulation(held, seed), _client(context)
-        model, config = (
-            to_model(message.content["arrays"]),
-            message.content.config_records["config"],
-        )
-        round, rate = cast(int, config["server-round"]) - 1, cast(float, config["lr"])
-        (result,) = simulation.engine.train(model, [client], round, rate)
-        weight = _size(simulation, client) if simulation.optimiser.weighted else 1
-        metrics = MetricRecord({"loss": _loss(simulation, model, client), "num-examples": weight})
-        return Message(
-            RecordDict({"arrays": to_record(result), "metrics": metrics}), reply_to=message
-        )
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        simulation, client = _simulation(held, seed), _client(context)
-        loss = _loss(simulation, to_model(message.content["arrays"]), client)
-        metrics = MetricRecord({"loss": loss, "num-examples": _size(simulation, client)})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    return app
-
-
-class _BridgedStrategy(SelectingStrategy):
-    """Its record is described as the simulator's is, so that the two can be compared."""
-
-    header: dict[str, Any]
-
-    def _header(self, rounds: int) -> dict[str, Any]:  # noqa: ARG002
-        return self.header
-
-
-class ExperimentsOwn(FedAvg):
-    """The experiment's optimiser and learning rates as a Flower strategy.
-
-    Flower's own mean differs from it by the last bits, which the fit of a Gaussian process may blow up (docs/flower.md).
-    """
-
-    def __init__(self, optimiser: Optimiser, rate: LearningRate) -> None:
-        super().__init__(fraction_evaluate=0.0)
-        self._optimiser, self._rate = optimiser, rate
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        self._before = arrays
-        config["lr"] = self._rate.at(server_round - 1)
-        return super().configure_train(server_round, arrays, config, grid)
-
-    def aggregate_train(
-        self,
-        server_round: int,  # noqa: ARG002
-        replies: Iterable[Message],
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        contents = [reply.content for reply in replies]
-        weights = np.array(
-            [float(content.metric_records["metrics"]["num-examples"]) for content in contents]
-        )  # type: ignore[arg-type]
-        results = torch.stack([to_model(content["arrays"]) for content in contents])
-        model = self._optimiser.aggregate(to_model(self._before), results, weights / weights.sum())
-        return to_record(model), self.train_metrics_aggr_fn(contents, self.weighted_by_key)
-
-
-def _client(context: Context) -> int:
-    return int(context.node_config["partition-id"])
-
-
-def _size(simulation: Simulation, client: int) -> int:
-    return int(simulation.engine.population.sizes[client])
-
-
-def _loss(simulation: Simulation, model: torch.Tensor, client: int) -> float:
-    return float(simulation.engine.losses(model, np.array([client]))[0])
-
-
-def to_model(arrays: Any) -> torch.Tensor:
-    """The engine's flat vector of a record."""
-    return torch.from_numpy(arrays["model"].numpy().copy())
-
-
-def to_record(model: torch.Tensor) -> ArrayRecord:
-    """A record of one array: the engine's flat vector."""
-    return ArrayRecord({"model": Array(model.cpu().numpy())})
+    resources = {"num_cpus": 1, "num_gpus": 0.0}
+    backend: Any = {"init_args": quiet, "client_resources": resources}
+    run_simulation(server, client, num_supernodes=nodes, backend_config=backend)

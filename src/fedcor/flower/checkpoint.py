@@ -1,4 +1,4 @@
-"""What one round on Flower leaves to the next, as named arrays for a checkpoint, and back."""
+"""What a finished round leaves to the next, as named arrays for a checkpoint, and back."""
 
 from __future__ import annotations
 
@@ -13,55 +13,62 @@ from flwr.serverapp.strategy import Strategy
 from fedcor.errors import RecordError
 from fedcor.flower.memory import pack, snapshot, unpack, wrapped, writable
 from fedcor.flower.roster import Roster
-from fedcor.flower.round import Knowledge
+from fedcor.flower.state import CurrentModel, FederationState
 from fedcor.flower.wire import LOG
-from fedcor.types import Array, Population, State
+from fedcor.types import Array, Population
 
-__all__ = ["Standing", "StrategyMemory"]
+__all__ = ["Checkpoint", "StrategyMemory"]
 
 
 @dataclass(frozen=True)
-class Standing:
-    """All of a run that is ours, after a finished round."""
+class Checkpoint:
+    """A run after a finished round."""
 
     done: int  # rounds
     arrays: ArrayRecord  # the model
-    knowledge: Knowledge
-    roster: Roster
-    population: Population  # that the selector's state was made for
-    state: State  # the selector's
+    state: FederationState
     strategy: Mapping[str, Any]  # what the strategy remembers
     config: Mapping[str, Any]  # what it changed in the train configuration
 
     def to_arrays(self) -> dict[str, Array]:
-        known = sorted(self.knowledge.losses)
+        """As named arrays, which a file takes without pickle."""
+        state = self.state
+        assert state.population is not None
+        assert state.selector is not None
+        known = sorted(state.model.losses)
         return {
             "round": np.array(self.done),
-            "sizes": self.population.sizes,
-            "version": np.array(self.knowledge.version, dtype=np.str_),
+            "sizes": state.population.sizes,
+            "version": np.array(state.model.version, dtype=np.str_),
             "known_clients": np.array(known, dtype=np.int64),
-            "known_losses": np.array([self.knowledge.losses[client] for client in known]),
-            **{f"roster/{name}": array for name, array in self.roster.to_arrays().items()},
-            **{f"selector/{name}": array for name, array in self.state.items()},
+            "known_losses": np.array([state.model.losses[client] for client in known]),
+            **{f"roster/{name}": array for name, array in state.roster.to_arrays().items()},
+            **{f"selector/{name}": array for name, array in state.selector.items()},
             **pack({"arrays": self.arrays}, "model"),
             **pack(self.strategy, "strategy"),
             **pack(self.config, "config"),
         }
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array]) -> Standing:
-        """Raises RecordError where they are not a standing. Who holds the model is forgotten: the nodes are met anew."""
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> Checkpoint:
+        """The checkpoint in `arrays`. Nobody is taken to hold the model: nodes may have restarted.
+
+        Raises RecordError where the arrays are not a checkpoint of this room.
+        """
         try:
-            losses = dict(
-                zip(arrays["known_clients"].tolist(), arrays["known_losses"].tolist(), strict=True)
+            clients, known = arrays["known_clients"].tolist(), arrays["known_losses"].tolist()
+            losses = dict(zip(clients, known, strict=True))
+            state = FederationState(
+                finished=int(arrays["round"]),
+                roster=Roster.from_arrays(_below(arrays, "roster/")),
+                model=CurrentModel(str(arrays["version"]), losses),
+                selector=_below(arrays, "selector/"),
+                population=Population(arrays["sizes"]),
             )
             return cls(
-                done=int(arrays["round"]),
+                done=state.finished,
                 arrays=unpack(arrays, "model")["arrays"],
-                knowledge=Knowledge(str(arrays["version"]), losses),
-                roster=Roster.from_arrays(_below(arrays, "roster/")),
-                population=Population(arrays["sizes"]),
-                state=_below(arrays, "selector/"),
+                state=state,
                 strategy=unpack(arrays, "strategy"),
                 config=unpack(arrays, "config"),
             )
@@ -70,6 +77,7 @@ class Standing:
 
 
 def _below(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+    """The arrays whose names start with `prefix`, without it."""
     return {
         name.removeprefix(prefix): array
         for name, array in arrays.items()
@@ -78,31 +86,33 @@ def _below(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
 
 
 class StrategyMemory:
-    """What the rounds change in a strategy. Its settings stay the user's to change between two starts."""
+    """What the rounds change in a strategy. Its settings may be changed between two starts."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
-        self._begun = snapshot(strategy).values
-        self._told: set[str] = set()
+        self._initial = snapshot(strategy).values
+        self._reported: set[str] = set()
 
     def read(self) -> dict[str, Any]:
-        """By dotted attribute, all that changed and can be written; of what cannot, the log tells once."""
+        """By dotted attribute, all that changed and can be written; what cannot is logged once."""
         changed = {
             key: value
             for key, value in snapshot(self._strategy).values.items()
-            if key not in self._begun or not _same(value, self._begun[key])
+            if key not in self._initial or not _same(value, self._initial[key])
         }
         lost = {key for key, value in changed.items() if not writable(value)}
-        for key in sorted(lost - self._told):
+        for key in sorted(lost - self._reported):
             LOG.warning(
-                "the strategy's attribute %s (a %s) cannot be written to the checkpoint: if it is memory, it is lost in a crash",
+                "the strategy's attribute %s (a %s) cannot be written to the checkpoint: "
+                "if rounds depend on it, a resumed run will differ",
                 key,
                 type(changed[key]).__name__,
             )
-        self._told |= lost
+        self._reported |= lost
         return {key: value for key, value in changed.items() if key not in lost}
 
     def write(self, memory: Mapping[str, Any]) -> None:
+        """Put back what `read` returned."""
         owners = dict(wrapped(self._strategy))
         for key, value in memory.items():
             path, dot, name = key.rpartition(".")

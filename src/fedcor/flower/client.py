@@ -6,33 +6,44 @@ from collections.abc import Callable
 from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp.typing import Mod
 
 from fedcor.flower.wire import LOG, MISSING, NOTE
 
 __all__ = ["answers_probes"]
 
-_STORED = (
-    "fedcor."  # prefix, in the node's own state, of the models that the server may refer to again
-)
+# Prefix, in the node's own state, of the models that the server may refer to later.
+_STORED = "fedcor."
 _ClientCall = Callable[[Message, Context], Message]
+# As flwr.clientapp.typing.Mod, which is not public.
+_Mod = Callable[[Message, Context, _ClientCall], Message]
 
 
 def answers_probes(
     *, name: str | None = None, examples: Callable[[Context], int] | None = None
-) -> Mod:
-    """A mod that lets the app's own evaluate function answer the server's questions. Put it first in the list.
+) -> _Mod:
+    """A mod with which an app's own evaluate function answers the server's questions. Put it first.
 
-    It says who this client is: `name` where given, or the node's configuration `client-name` or `partition-id`. `examples`
-    tells how many training samples it has; without it the server learns that from the first reply. And it remembers the
-    models that the server says it will refer to again, so that none is sent twice.
+    It says who the client is, and keeps the models that the server will refer to later, so that
+    none is sent twice.
+
+    Args:
+        name: The client's name, the same in every run. None: the node's configuration
+            `client-name`, else its `partition-id`.
+        examples: Returns the client's number of training samples. None: the server learns it from
+            the client's first reply.
+
+    Returns:
+        A mod for `ClientApp(mods=[...])`.
+
+    Example:
+        app = ClientApp(mods=[answers_probes(name="site-3", examples=lambda context: len(data))])
     """
 
     def mod(message: Message, context: Context, call_next: _ClientCall) -> Message:
         note = message.content.config_records.get(NOTE)
         if note is None:
             return call_next(message, context)
-        del message.content[NOTE]  # the app sees the message that it would have seen without us
+        del message.content[NOTE]  # the app sees the message as it is without us
         if note["ask"] == "identity":
             return Message(RecordDict({NOTE: _identity(context)}), reply_to=message)
         if not _recall(message.content, context.state, note):
@@ -50,9 +61,9 @@ def answers_probes(
         if examples is not None:
             try:
                 answer["examples"] = int(examples(context))
-            except Exception:  # who this is matters more than how much it has
+            except Exception:  # the name matters more
                 LOG.exception(
-                    "answers_probes: examples() failed; the server will learn the number from a reply"
+                    "answers_probes: examples() failed; the server will use the number in a reply"
                 )
         return answer
 
@@ -60,22 +71,22 @@ def answers_probes(
 
 
 def _recall(content: RecordDict, state: RecordDict, note: ConfigRecord) -> bool:
-    """Put the model in its place in the message, from the node's state where it was left out; False when it is not there."""
+    """Put a model that was left out back into the message; False if the node has lost it."""
     keep = {f"{_STORED}{version}" for version in cast(list[str], note["keep"])}
     key, stored = str(note["key"]), _STORED + str(note["version"])
     if key not in content:
         if stored not in state.array_records:
             return False
         content[key] = _copy(state.array_records[stored])
-    for old in [
-        name for name in state.array_records if name.startswith(_STORED) and name not in keep
-    ]:
-        del state[old]
+    stored_now = [name for name in state.array_records if name.startswith(_STORED)]
+    for name in stored_now:
+        if name not in keep:
+            del state[name]
     if stored in keep:
         state[stored] = _copy(content.array_records[key])
     return True
 
 
 def _copy(record: ArrayRecord) -> ArrayRecord:
-    """Another record of the same arrays: an app may empty the one that it is given."""
+    """Another record with the same arrays: an app may empty the one that it is given."""
     return ArrayRecord(dict(record.items()))

@@ -1,33 +1,37 @@
-"""One message to each of several clients at once, and their replies within a deadline; bytes and faults are counted."""
+"""One message to each of several clients, and their replies within a deadline; all is counted."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedcor.flower.messages import says_missing
+from fedcor.flower.numbering import flower_round
 from fedcor.flower.roster import Roster
-from fedcor.flower.screen import UNREACHABLE, fault
+from fedcor.flower.screen import UNREACHABLE, reply_fault
 from fedcor.flower.wire import LOG, payload_bytes
 
 __all__ = ["Exchange", "send_and_receive"]
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.02, 1.0  # seconds between looks for replies
+_LONGEST_REASON = 300  # characters in the log
 
 
 class Exchange:
-    """The traffic of one round."""
+    """The traffic of one round, and what the record says of it."""
 
     def __init__(self, grid: Grid, roster: Roster, round: int) -> None:
         self.grid, self.roster, self.round = grid, roster, round
         self.bytes_down = self.bytes_up = 0
+        self.probed = 0  # losses that clients were asked for
+        self.refused = 0  # answers and updates that came, but cannot be used
         self.faults: Counter[str] = Counter()
-        self.gone: set[int] = (
-            set()
-        )  # clients that could not be reached in this round: they are not waited for again
+        # Clients that could not be reached in this round: nobody waits for them a second time.
+        self.gone: set[int] = set()
 
     def ask(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message]:
         """Client -> reply, of all who replied with content in time."""
@@ -36,18 +40,21 @@ class Exchange:
         }
         if not messages:
             return {}
-        self.sent(messages.values())
-        return self.received(
-            messages, send_and_receive(self.grid, list(messages.values()), timeout)
-        )
+        self.count_sent(messages.values())
+        replies = send_and_receive(self.grid, list(messages.values()), timeout)
+        return self.match(messages, replies)
 
-    def sent(self, messages: Iterable[Message]) -> None:
+    def count_sent(self, messages: Iterable[Message]) -> None:
+        """Count the bytes of messages that go out."""
         self.bytes_down += sum(payload_bytes(message.content) for message in messages)
 
-    def received(
+    def match(
         self, messages: Mapping[int, Message], replies: Iterable[Message]
     ) -> dict[int, Message]:
-        """The replies by client, sorted. A dead node's error comes from the SuperLink, so replies are matched by message."""
+        """The replies by client, sorted; a missing one is a fault.
+
+        A dead node's error comes from the SuperLink: replies are matched by message, not by sender.
+        """
         asked = {message.metadata.message_id: client for client, message in messages.items()}
         answers: dict[int, Message] = {}
         heard = set()
@@ -56,35 +63,52 @@ class Exchange:
             if client is None or client in heard:
                 continue
             heard.add(client)
-            found = fault(reply)
-            if found is not None:
-                self.refuse(client, *found)
+            fault = reply_fault(reply)
+            if fault is not None:
+                self.count_fault(client, *fault)
             else:
                 answers[client] = reply
                 self.bytes_up += payload_bytes(reply.content)
                 self.roster.answered(client)
         for client in messages.keys() - heard:
-            self.refuse(client, "late", "no reply within the deadline")
+            self.count_fault(client, "late", "no reply within the deadline")
         return dict(sorted(answers.items()))
 
+    def resend(
+        self,
+        sent: Mapping[int, Message],
+        replies: Mapping[int, Message],
+        with_model: Callable[[int], Message],
+        end: float,
+    ) -> tuple[dict[int, Message], set[int]]:
+        """The replies, after whoever lost a model that was left out got a message with it.
+
+        Returns (client -> reply, the clients that had lost it). Replies are awaited until `end`.
+        """
+        lost = {client for client, reply in replies.items() if says_missing(sent[client], reply)}
+        messages = {client: with_model(client) for client in sorted(lost)}
+        late = self.ask(messages, max(0.0, end - time.monotonic()))
+        kept = {client: reply for client, reply in replies.items() if client not in lost}
+        return dict(sorted({**kept, **late}.items())), lost
+
     def refuse(self, client: int, kind: str, why: str) -> None:
+        """A client's answer or update came, but cannot be used."""
+        self.refused += 1
+        self.count_fault(client, kind, why)
+
+    def count_fault(self, client: int, kind: str, why: str) -> None:
+        """Count and log a fault; a client that cannot be reached is left alone for a while."""
         self.faults[kind] += 1
-        why = why if len(why) < 300 else f"{why[:300]}..."
-        LOG.warning(
-            "round %d: client %d (%s): %s: %s",
-            self.round + 1,
-            client,
-            self.roster.names[client],
-            kind,
-            why,
-        )
+        why = why if len(why) < _LONGEST_REASON else f"{why[:_LONGEST_REASON]}..."
+        number, name = flower_round(self.round), self.roster.names[client]
+        LOG.warning("round %d: client %d (%s): %s: %s", number, client, name, kind, why)
         if kind in UNREACHABLE and client not in self.gone:
             self.gone.add(client)
             self.roster.failed(client, self.round)
 
 
 def send_and_receive(grid: Grid, messages: list[Message], timeout: float) -> list[Message]:
-    """As Grid.send_and_receive, which looks for replies every three seconds: a question should not wait so long."""
+    """As Grid.send_and_receive, which looks for replies only every three seconds."""
     end = time.monotonic() + timeout
     pending = {identifier for identifier in grid.push_messages(messages) if identifier}
     replies: list[Message] = []

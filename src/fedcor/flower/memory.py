@@ -1,6 +1,7 @@
-"""What a Flower strategy remembers between rounds (momenta, clipping norms, counters): taken back, and written to a checkpoint.
+"""What a Flower strategy remembers between rounds: momenta, clipping norms, counters.
 
-Flower has no such notion, so it is read off the strategy's attributes, and those of the strategies that it wraps.
+Flower has no such notion, so it is read from the strategy's attributes, and those of the strategies
+that it wraps.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Memory:
 
 
 def wrapped(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
-    """The strategy and every strategy below it (differential privacy around FedAvg, say), each with its dotted prefix."""
+    """The strategy and all that it wraps (as differential privacy does), with dotted prefixes."""
     found: list[tuple[str, Strategy]] = [("", strategy)]
     for path, one in found:
         for name, value in vars(one).items():
@@ -42,6 +43,7 @@ def wrapped(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
 
 
 def snapshot(strategy: Strategy) -> Memory:
+    """Copies of the strategy's attributes as they are now."""
     values, names = {}, []
     for path, one in wrapped(strategy):
         for name, value in vars(one).items():
@@ -50,15 +52,13 @@ def snapshot(strategy: Strategy) -> Memory:
                 continue
             try:
                 values[path + name] = copy.deepcopy(value)
-            except (
-                Exception
-            ):  # a lock, a connection: no memory of rounds, and nothing that we could put back
-                continue
+            except Exception:
+                continue  # a lock, a connection: no memory of rounds, and nothing to put back
     return Memory(values, frozenset(names))
 
 
 def restore(strategy: Strategy, memory: Memory) -> None:
-    """Put every attribute back as it was; ones that came since are removed."""
+    """Put every attribute back as it was, and remove those that were added since."""
     for path, one in wrapped(strategy):
         for name in list(vars(one)):
             if path + name not in memory.names:
@@ -70,7 +70,7 @@ def restore(strategy: Strategy, memory: Memory) -> None:
 
 
 def writable(value: Any) -> bool:
-    """Whether a checkpoint can take it."""
+    """Whether a checkpoint can hold `value`."""
     if isinstance(value, np.ndarray):
         return not value.dtype.hasobject
     if isinstance(value, (*_SCALARS, np.generic, bytes, ArrayRecord)):
@@ -81,13 +81,12 @@ def writable(value: Any) -> bool:
 
 
 def pack(values: Mapping[str, Any], prefix: str) -> dict[str, types.Array]:
-    """As named arrays: the numbers, and one text that says how they belong together."""
+    """`values` as named arrays: the numbers, and one JSON text that says where they belong."""
     arrays: dict[str, types.Array] = {}
 
     def fold(value: Any) -> Any:
-        if isinstance(
-            value, np.ndarray | np.generic
-        ):  # a NumPy number is no Python number: it decides the type of a sum
+        if isinstance(value, np.ndarray | np.generic):
+            # A NumPy number stays one: it decides the type of a sum.
             arrays[f"{prefix}/{len(arrays)}"] = np.asarray(value)
             return {"scalar" if isinstance(value, np.generic) else "array": len(arrays) - 1}
         if isinstance(value, _SCALARS):
@@ -105,6 +104,8 @@ def pack(values: Mapping[str, Any], prefix: str) -> dict[str, types.Array]:
 
 
 def unpack(arrays: Mapping[str, types.Array], prefix: str) -> dict[str, Any]:
+    """What `pack` was given. Raises RecordError where the arrays are damaged."""
+
     def unfold(value: Any) -> Any:
         if not isinstance(value, dict):
             return value

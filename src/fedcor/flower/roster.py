@@ -1,7 +1,8 @@
-"""Who is who: each client's stable name and number, the node that it is on now, its size, and whether it answers.
+"""Who is who: each client's stable name and number, its node, its size, and whether it answers.
 
-A node's id may change with every run and every restart, a client's name does not. Numbers are given in the order of the names
-to those who are there at first, and to later ones as they come; a number is never given twice.
+A node's id may change with every run and every restart, a client's name does not. Clients of the
+first round are numbered in the order of their names, later ones as they come; a number is never
+reused.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _MOST_EXAMPLES = 1e9  # beyond this it is not a number of samples
 
 
 def _patience(failures: int) -> int:
-    """Rounds that one who failed so often in a row is left alone: 1, 2, 4, then 8."""
+    """Rounds for which one that failed so often in a row is left alone: 1, 2, 4, then 8."""
     return min(8, int(2 ** min(failures - 1, 10)))
 
 
@@ -35,42 +36,47 @@ class Claim:
 
 
 class Roster:
+    """The clients of a run, and the nodes that they are on."""
+
     def __init__(self) -> None:
         self.names: list[str] = []  # (N,) client -> name
-        self._sizes: list[float] = []  # (N,) n_k, NaN where nobody told
+        self._sizes: list[float] = []  # (N,) n_k, NaN where it is unknown
         self._failures: list[int] = []  # (N,) in a row
         self._barred: list[int] = []  # (N,) not chosen before this round
-        self._nodes: dict[
-            int, list[int]
-        ] = {}  # client -> the nodes that claim to be it, the trusted one first
-        self._client: dict[int, int] = {}  # node -> the client that it claims to be
+        # Client -> the nodes that claim to be it, the trusted one first; node -> the client.
+        self._nodes: dict[int, list[int]] = {}
+        self._client: dict[int, int] = {}
         self._plain: set[int] = set()  # nodes without our mod
         self._here: set[int] = set()  # nodes that are connected
-        self._mute: dict[
-            int, tuple[int, int]
-        ] = {}  # node that would not say who it is -> times, not asked before this round
+        # Node that did not say who it is -> (how often, not asked before this round).
+        self._unidentified: dict[int, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def strangers(self, nodes: Iterable[int], round: int = 0) -> list[int]:
-        """Nodes that we have not met, without those who lately would not say who they are."""
+    def unknown(self, nodes: Iterable[int], round: int = 0) -> list[int]:
+        """Nodes to ask who they are: those not met yet, except those that lately did not answer."""
         return [
             node
             for node in nodes
-            if node not in self._client and self._mute.get(node, (0, 0))[1] <= round
+            if node not in self._client and self._unidentified.get(node, (0, 0))[1] <= round
         ]
 
-    def mute(self, node: int, round: int) -> None:
-        times = self._mute.get(node, (0, 0))[0] + 1
-        self._mute[node] = times, round + 1 + _patience(times)
+    def unidentified(self, node: int, round: int) -> None:
+        """The node did not say who it is: do not ask it for a while."""
+        times = self._unidentified.get(node, (0, 0))[0] + 1
+        self._unidentified[node] = times, round + 1 + _patience(times)
 
-    def ask_all_again(self) -> None:
-        self._mute.clear()
+    def forget_unidentified(self) -> None:
+        """Ask every node once more that did not say who it is."""
+        self._unidentified.clear()
 
     def enrol(self, claims: Mapping[int, Claim]) -> None:
-        """Take in nodes: a new name is a new client; a known one may have moved here, but its node of before comes first
-        while it is connected and answers: nobody takes another's place by saying its name."""
+        """Take in nodes. A new name is a new client; a known one may have moved here.
+
+        Its earlier node comes first while it is connected and answers, so nobody takes a client's
+        place by claiming its name.
+        """
         for node, claim in sorted(
             claims.items(), key=lambda item: (_natural(item[1].name), item[0])
         ):
@@ -82,12 +88,8 @@ class Roster:
             client = self.names.index(claim.name)
             rivals = [other for other in self._nodes.get(client, []) if other in self._here]
             if rivals:
-                LOG.warning(
-                    "nodes %s and %d both say that they are %s: the first is believed",
-                    rivals,
-                    node,
-                    claim.name,
-                )
+                message = "nodes %s and %d both claim to be %s: the first is trusted"
+                LOG.warning(message, rivals, node, claim.name)
             self._nodes.setdefault(client, []).append(node)
             self._client[node] = client
             self._here.add(node)
@@ -96,37 +98,37 @@ class Roster:
                 self._plain.add(node)
 
     def node(self, client: int) -> int:
+        """The node that `client` is on."""
         nodes = self._nodes[client]
         return next((node for node in nodes if node in self._here), nodes[0])
 
     def client(self, node: int) -> int:
-        """The client on `node`; -1 where the node is a stranger, or the client is on another."""
+        """The client on `node`; -1 where the node is unknown, or the client is on another."""
         client = self._client.get(node, -1)
         return client if client >= 0 and self.node(client) == node else -1
 
-    def understands(self, client: int) -> bool:
+    def has_mod(self, client: int) -> bool:
+        """Whether the client understands our notes."""
         return self.node(client) not in self._plain
 
     def learn_size(self, client: int, examples: float | None) -> None:
-        """The first word counts: what a client says of itself comes before the weights of its replies."""
-        if (
-            np.isnan(self._sizes[client])
-            and examples is not None
-            and 1 <= examples <= _MOST_EXAMPLES
-        ):
+        """Note a client's number of samples, if it is plausible and the first that we hear of."""
+        if examples is None or not 1 <= examples <= _MOST_EXAMPLES:
+            return
+        if np.isnan(self._sizes[client]):
             self._sizes[client] = float(int(examples))
 
     def population(self) -> Population:
-        """With the mean size for clients that have not told theirs."""
+        """The clients' sizes; the mean size for clients whose own is unknown."""
         sizes = np.array(self._sizes)
         known = np.isfinite(sizes)
         mean = max(1, round(float(sizes[known].mean()))) if known.any() else 1
         return Population(np.where(known, sizes, mean).astype(np.int64))
 
     def reachable(self, nodes: Iterable[int], round: int) -> IntArray:
-        """Sorted clients that may be chosen: those on a node that is there, without those who lately did not answer.
+        """Sorted clients that may be chosen: on a connected node, not left alone after a failure.
 
-        If all of them failed lately, they are all tried again.
+        If all of them are left alone, all of them may be chosen.
         """
         self._here = set(nodes)
         there = sorted({client for node in self._here if (client := self.client(node)) >= 0})
@@ -134,7 +136,7 @@ class Roster:
         return np.array(ready or there, dtype=np.int64)
 
     def failed(self, client: int, round: int) -> None:
-        """It could not be reached: leave it alone for a while, and try another node that says it is this client."""
+        """It could not be reached: leave it alone for a while, and prefer its other nodes."""
         self._failures[client] += 1
         self._barred[client] = round + 1 + _patience(self._failures[client])
         here = self.node(client)
@@ -142,9 +144,11 @@ class Roster:
         self._nodes[client].append(here)
 
     def answered(self, client: int) -> None:
+        """It could be reached: its failures are forgotten."""
         self._failures[client] = self._barred[client] = 0
 
     def to_arrays(self) -> dict[str, Array]:
+        """What a checkpoint keeps: everything but the nodes."""
         return {
             "names": np.array(self.names, dtype=np.str_),
             "sizes": np.array(self._sizes, dtype=np.float64),
@@ -154,7 +158,7 @@ class Roster:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> Roster:
-        """The clients of an earlier run; their nodes will tell their names again."""
+        """The clients of an earlier start; their nodes have to say who they are."""
         roster = cls()
         roster.names = [str(name) for name in arrays["names"]]
         sizes: FloatArray = arrays["sizes"]
@@ -164,6 +168,6 @@ class Roster:
 
 
 def _natural(name: str) -> tuple[int, int, str]:
-    """partition-2 before partition-10."""
+    """Sorts partition-2 before partition-10."""
     head, _, tail = name.rpartition("-")
     return (0, int(tail), head) if tail.isdecimal() and len(tail) < 19 else (1, 0, name)

@@ -1,4 +1,4 @@
-"""A reply is looked at before it counts: errors, wrong keys and shapes, and bad numbers never reach an aggregation."""
+"""Check every reply: errors, wrong keys and shapes, and bad numbers reach no aggregation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.common.constant import ErrorCode
 
 from fedcor import types
+from fedcor.flower.private import ErrorCode
 from fedcor.guard import LARGEST_LOSS
 
 __all__ = [
@@ -20,15 +20,15 @@ __all__ = [
     "Unusable",
     "clean_evaluation",
     "clean_model",
-    "fault",
     "metrics_of",
     "number",
     "numbers_fault",
     "odd_ones_out",
+    "reply_fault",
 ]
 
-UNREACHABLE = ("unreachable", "late")  # faults of the way, not of the answer
-# A parameter or a sample count beyond these is no result of training; it would own the mean.
+UNREACHABLE = ("unreachable", "late")  # faults of the connection, not of the answer
+# A parameter or a sample count beyond these is no result of training; it would dominate the mean.
 ABSURD_WEIGHT, ABSURD_EXAMPLES = 1e10, 1e9
 _GONE = {
     ErrorCode.NODE_UNAVAILABLE,
@@ -48,12 +48,11 @@ class Unusable(Exception):
         super().__init__(f"{kind}: {why}")
 
 
-def fault(reply: Message) -> tuple[str, str] | None:
-    """(kind, what happened) of a reply that carries an error or nothing; None for one that has content."""
+def reply_fault(reply: Message) -> tuple[str, str] | None:
+    """(kind, what happened) of a reply that carries an error or nothing; None if it has content."""
     if reply.has_error():
-        return ("unreachable" if reply.error.code in _GONE else "error"), str(
-            reply.error.reason or "no reason given"
-        )
+        kind = "unreachable" if reply.error.code in _GONE else "error"
+        return kind, str(reply.error.reason or "no reason given")
     return None if reply.has_content() else ("malformed", "an empty reply")
 
 
@@ -97,7 +96,7 @@ def clean_model(
     weight_key: str,
     loss_keys: tuple[str, ...],
 ) -> RecordDict:
-    """A trained model that looks like `model` (its names in that order, its shapes, its types), with its metrics, or Unusable."""
+    """A trained model with its metrics, or Unusable; names, shapes and types are `model`'s."""
     metrics = clean_evaluation(content, weight_key, loss_keys)
     if len(content.array_records) != 1:
         raise Unusable("malformed", "not exactly one ArrayRecord")
@@ -114,7 +113,7 @@ def _clean_array(name: str, array: Array, like: types.Array) -> Array:
     try:
         values = array.numpy()
         readable = isinstance(values, np.ndarray)
-    except Exception:  # the bytes of a stranger: any failure to read them is one thing to us
+    except Exception:  # bytes from outside may fail to be read in any way
         readable = False
     if not readable:
         raise Unusable("malformed", f"{name} cannot be read")
@@ -131,7 +130,10 @@ def _clean_array(name: str, array: Array, like: types.Array) -> Array:
 
 
 def numbers_fault(values: types.Array, like: types.Array) -> str:
-    """What is wrong with a model's numbers. Where the model itself is not finite (a mask of -inf), equal ones are right."""
+    """What is wrong with a model's numbers; empty where nothing is.
+
+    Where the model `like` itself is not finite (a mask of -inf), equal numbers are right.
+    """
     with np.errstate(invalid="ignore"):
         bad = ~(np.abs(values.astype(np.float64, copy=False)) <= ABSURD_WEIGHT)
     if not bad.any() or np.array_equal(values[bad], like[bad], equal_nan=like.dtype.kind == "f"):
@@ -155,7 +157,10 @@ def signature(content: RecordDict) -> Signature:
 def odd_ones_out(
     replies: Mapping[int, Message], usual: Signature | None
 ) -> tuple[list[int], Signature | None]:
-    """Clients whose replies are built otherwise than most, and how most are; where it is a tie, as they were before."""
+    """Clients whose replies are built differently from most, and how most are built.
+
+    A tie is decided by how they were built before (`usual`).
+    """
     found = {client: signature(reply.content) for client, reply in sorted(replies.items())}
     if not found:
         return [], usual

@@ -1,10 +1,10 @@
 """What the strategy and the client's mod say to each other: one small record beside Flower's own.
 
     ask = "identity"    who are you?                    -> name, partition, examples
-    ask = "model"       a train or evaluate message as the app knows it, whose model may be left out when the client
-                        holds that version already      -> the app's own reply, or missing = True
+    ask = "model"       a train or evaluate message as the app knows it; the model may be left out
+                        if the client already holds it  -> the app's own reply, or missing = True
 
-A client without the mod is asked nothing but plain train and evaluate messages, with the model in each.
+A client without the mod is sent plain train and evaluate messages only, with the model in each.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 __all__ = ["LOG", "MISSING", "NOTE", "identity_note", "model_note", "payload_bytes", "version_of"]
 
-LOG = logging.getLogger(
-    "flwr.fedcor"
-)  # below Flower's own logger: its level and its handlers are ours
+# Below Flower's own logger, so its level and its handlers apply.
+LOG = logging.getLogger("flwr.fedcor")
 NOTE = "fedcor"  # the record's key in a message's content
 MISSING = "missing"
 
 
 def identity_note() -> ConfigRecord:
+    """Who are you?"""
     return ConfigRecord({"ask": "identity"})
 
 
 def model_note(key: str, version: str, keep: list[str]) -> ConfigRecord:
-    """The model under `key` is `version`; of all versions that you were sent, keep these."""
+    """The model under `key` is `version`; keep these versions, and no other."""
     return ConfigRecord({"ask": "model", "key": key, "version": version, "keep": keep})
 
 
 def version_of(arrays: ArrayRecord) -> str:
-    """A model's version is its content: equal models have equal versions, after a restart too."""
+    """A hash of the model's content: equal models have equal versions, also after a restart."""
     digest = hashlib.blake2b(digest_size=16)
     for name, array in arrays.items():
         digest.update(f"{name}|{array.dtype}|{array.shape}|{len(array.data)}|".encode())
@@ -42,7 +42,7 @@ def version_of(arrays: ArrayRecord) -> str:
 
 
 def payload_bytes(content: RecordDict) -> int:
-    """What a message's content weighs on the wire, without the transport's own overhead."""
+    """The size of a message's content, without the transport's overhead."""
     arrays = sum(record.count_bytes() for record in content.array_records.values())
     rest = [*content.metric_records.values(), *content.config_records.values()]
     return arrays + sum(len(record.deflate()) for record in rest)

@@ -1,0 +1,195 @@
+"""The ServerApp and the ClientApp of an experiment of the simulator, for Flower's simulation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from fedcor.build import build_simulation, experiment_header, use_one_thread
+from fedcor.experiment import Experiment
+from fedcor.flower.client import answers_probes
+from fedcor.flower.numbering import own_round
+from fedcor.flower.screen import number
+from fedcor.flower.settings import SelectionSettings
+from fedcor.flower.strategy import SelectingStrategy
+from fedcor.optimisers import Optimiser
+from fedcor.record import RoundRecord
+from fedcor.simulate import LearningRate, Simulation
+from fedcor.types import Selector
+
+__all__ = ["ExperimentStrategy", "client_app", "server_app", "to_model", "to_record"]
+
+
+@functools.lru_cache(maxsize=1)
+def _simulation(experiment: _Held, seed: int) -> Simulation:
+    """The whole experiment, built once per process; a virtual node uses its part of the data."""
+    use_one_thread()
+    return build_simulation(experiment.value, seed)
+
+
+class _Held:
+    """An experiment as a key of a cache: two with the same settings are the same."""
+
+    def __init__(self, value: Experiment) -> None:
+        self.value, self._text = value, repr(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+def server_app(
+    experiment: Experiment,
+    seed: int,
+    out: Path,
+    on_round: Callable[[RoundRecord], None] | None = None,
+) -> ServerApp:
+    """The server: selects, aggregates and tests as the experiment says."""
+    # Built here, not in the thread that Flower gives to the server: while Flower's simulation
+    # starts in the main thread, imports in another one may fail, as sklearn's were seen to.
+    app, simulation = ServerApp(), _simulation(_Held(experiment), seed)
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
+        use_one_thread()
+        settings = SelectionSettings(
+            checkpoint=out,
+            seed=seed,
+            wait_for=experiment.partition.clients,
+            probe_timeout=600.0,
+            on_round=on_round,
+        )
+        strategy = _BridgedStrategy(
+            ExperimentStrategy(simulation.optimiser, simulation.learning_rate),
+            simulation.selector,
+            settings,
+            experiment_header(experiment, seed, "flower"),
+        )
+
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:  # noqa: ARG001
+            scores = simulation.engine.test(to_model(arrays))
+            return MetricRecord({"accuracy": scores.accuracy, "loss": scores.loss})
+
+        initial = to_record(simulation.engine.initial_model)
+        strategy.start(grid, initial, experiment.training.rounds, evaluate_fn=evaluate)
+
+    return app
+
+
+def client_app(experiment: Experiment, seed: int) -> ClientApp:
+    """The clients: node `partition-id` trains and evaluates as that client of the simulator."""
+    held = _Held(experiment)
+
+    def examples(context: Context) -> int:
+        return _size(_simulation(held, seed), _client(context))
+
+    app = ClientApp(mods=[answers_probes(examples=examples)])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        simulation, client = _simulation(held, seed), _client(context)
+        model = to_model(message.content["arrays"])
+        config = message.content.config_records["config"]
+        # A client is given Flower's number over the whole run, so nothing was finished before it.
+        round = own_round(cast(int, config["server-round"]), finished=0)
+        rate = cast(float, config["lr"])
+        (result,) = simulation.engine.train(model, [client], round, rate)
+        weight = _size(simulation, client) if simulation.optimiser.weighted else 1
+        metrics = MetricRecord({"loss": _loss(simulation, model, client), "num-examples": weight})
+        return Message(
+            RecordDict({"arrays": to_record(result), "metrics": metrics}), reply_to=message
+        )
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        simulation, client = _simulation(held, seed), _client(context)
+        loss = _loss(simulation, to_model(message.content["arrays"]), client)
+        metrics = MetricRecord({"loss": loss, "num-examples": _size(simulation, client)})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+class _BridgedStrategy(SelectingStrategy):
+    """Its record has the header of the simulator's, so that the two can be compared."""
+
+    def __init__(
+        self,
+        strategy: FedAvg,
+        selector: Selector,
+        settings: SelectionSettings,
+        header: dict[str, Any],
+    ) -> None:
+        super().__init__(strategy, selector, settings)
+        self._header = header
+
+    def header(self, num_rounds: int) -> dict[str, Any]:  # noqa: ARG002
+        """The experiment's."""
+        return self._header
+
+
+class ExperimentStrategy(FedAvg):
+    """The experiment's optimiser and learning rates as a Flower strategy.
+
+    Flower's own mean differs from it in the last bits, which the fit of a Gaussian process may
+    amplify (docs/flower.md).
+    """
+
+    def __init__(self, optimiser: Optimiser, rate: LearningRate) -> None:
+        super().__init__(fraction_evaluate=0.0)
+        self._optimiser, self._rate = optimiser, rate
+        self._before: ArrayRecord | None = None  # the model at the start of the round
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As FedAvg, with the round's learning rate in the configuration."""
+        self._before = arrays
+        config["lr"] = self._rate.at(own_round(server_round, finished=0))
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self,
+        server_round: int,  # noqa: ARG002
+        replies: Iterable[Message],
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The experiment's optimiser's mean."""
+        contents = [reply.content for reply in replies]
+        given = [number(content.metric_records["metrics"], "num-examples") for content in contents]
+        weights = np.array(given)
+        results = torch.stack([to_model(content["arrays"]) for content in contents])
+        model = self._optimiser.aggregate(to_model(self._before), results, weights / weights.sum())
+        return to_record(model), self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+
+
+def _client(context: Context) -> int:
+    return int(context.node_config["partition-id"])
+
+
+def _size(simulation: Simulation, client: int) -> int:
+    return int(simulation.engine.population.sizes[client])
+
+
+def _loss(simulation: Simulation, model: torch.Tensor, client: int) -> float:
+    return float(simulation.engine.losses(model, np.array([client]))[0])
+
+
+def to_model(arrays: Any) -> torch.Tensor:
+    """The engine's flat vector of a record."""
+    return torch.from_numpy(arrays["model"].numpy().copy())
+
+
+def to_record(model: torch.Tensor) -> ArrayRecord:
+    """A record of one array: the engine's flat vector."""
+    return ArrayRecord({"model": Array(model.cpu().numpy())})

@@ -1,0 +1,107 @@
+"""Federated evaluation: the strategy's own, without sending a model twice.
+
+The losses that it brings need not be asked for in the next round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+
+from fedcor.flower.exchange import Exchange
+from fedcor.flower.grids import SomeNodes, limited
+from fedcor.flower.messages import Holders, renewed, slim
+from fedcor.flower.numbering import flower_round
+from fedcor.flower.screen import Unusable, clean_evaluation, metrics_of, number, odd_ones_out
+from fedcor.flower.settings import RoundSettings
+from fedcor.flower.state import CurrentModel
+from fedcor.guard import screen_losses
+
+__all__ = ["Evaluation", "configure_evaluation"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A federated evaluation whose messages are out."""
+
+    settings: RoundSettings
+    exchange: Exchange
+    requests: Mapping[int, Message]  # client -> message, as the strategy made it
+    sent: Mapping[int, Message]  # as sent, without the model for those who hold it
+    sent_at: float
+
+    def aggregate(
+        self, replies: Iterable[Message], model: CurrentModel
+    ) -> tuple[MetricRecord | None, CurrentModel]:
+        """What the strategy makes of the usable replies, and what is known of the model then."""
+        exchange, settings = self.exchange, self.settings
+        received, lost = exchange.resend(
+            self.sent,
+            exchange.match(self.sent, replies),
+            lambda client: renewed(self.requests[client]),
+            self.sent_at + settings.train_timeout,
+        )
+        usable = self._usable(received)
+        losses = dict(model.losses)
+        for client, reply in usable.items():
+            loss = number(metrics_of(reply.content), *settings.loss_keys)
+            if np.isfinite(screen_losses(np.array([loss]))[0][0]):
+                losses[client] = loss
+        remember = {client for client in usable if exchange.roster.has_mod(client)} - lost
+        holders = (model.holders | remember) - lost
+        round = flower_round(exchange.round)
+        metrics = settings.strategy.aggregate_evaluate(round, list(usable.values()))
+        return metrics, dataclasses.replace(model, losses=losses, holders=holders)
+
+    def _usable(self, received: Mapping[int, Message]) -> dict[int, Message]:
+        """The replies that the strategy can average; the others are counted as faults."""
+        usable: dict[int, Message] = {}
+        weight_key, loss_keys = self.settings.weight_key, self.settings.loss_keys
+        for client, reply in received.items():
+            try:
+                reply.content = clean_evaluation(reply.content, weight_key, loss_keys)
+                usable[client] = reply
+            except Unusable as wrong:
+                self.exchange.count_fault(client, wrong.kind, wrong.why)
+        for client in odd_ones_out(usable, None)[0]:
+            why = "its evaluation is built differently from the others'"
+            self.exchange.count_fault(client, "malformed", why)
+            del usable[client]
+        return usable
+
+
+def configure_evaluation(
+    settings: RoundSettings,
+    exchange: Exchange,
+    model: CurrentModel,
+    arrays: ArrayRecord,
+    config: ConfigRecord,
+    grid: Grid,
+) -> Evaluation:
+    """Have the strategy choose who evaluates `arrays`, among the nodes that can be reached."""
+    roster, nodes = exchange.roster, list(grid.get_node_ids())
+    reachable = [roster.node(client) for client in roster.reachable(nodes, exchange.round).tolist()]
+    some = reachable or nodes
+    with limited(settings.strategy, len(some)):
+        messages = list(
+            settings.strategy.configure_evaluate(
+                flower_round(exchange.round), arrays, config, SomeNodes(grid, some)
+            )
+        )
+    clients = {roster.client(message.metadata.dst_node_id): message for message in messages}
+    requests = {client: message for client, message in clients.items() if client >= 0}
+    holders = Holders(model.version, model.holders)
+    sent = {
+        client: slim(message, arrays, model.version, client, holders, remember=True)
+        if roster.has_mod(client)
+        else message
+        for client, message in requests.items()
+    }
+    exchange.count_sent(sent.values())
+    return Evaluation(settings, exchange, requests, sent, time.monotonic())

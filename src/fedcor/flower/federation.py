@@ -1,0 +1,107 @@
+"""The federation that a selector sees in one round of Flower: its questions become messages."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from flwr.app import ArrayRecord, Message
+
+from fedcor.flower.messages import probe_message, slim
+from fedcor.flower.numbering import flower_round
+from fedcor.flower.screen import metrics_of, number
+from fedcor.flower.state import CurrentModel
+from fedcor.flower.training import Training
+from fedcor.flower.wire import version_of
+from fedcor.guard import check_clients, screen_losses
+from fedcor.rng import stream
+from fedcor.types import FloatArray, IntArray
+
+__all__ = ["FlowerFederation"]
+
+
+class FlowerFederation:
+    """Answers a selector's questions in one round, or in one more attempt at it."""
+
+    def __init__(
+        self, training: Training, model: CurrentModel, available: IntArray, attempt: int
+    ) -> None:
+        self._training, self._settings = training, training.settings
+        self._exchange, self._roster = training.exchange, training.exchange.roster
+        self.round = self._exchange.round
+        self.weights = self._roster.population().weights
+        self.available = available
+        self.available.flags.writeable = self.weights.flags.writeable = False
+        # The first attempt draws as the simulator does; a later one may choose differently.
+        key = (self.round, attempt) if attempt else (self.round,)
+        self.rng = stream(self._settings.selection.seed, "select", *key)
+        self._version = model.version
+        self._losses = {model.version: dict(model.losses)}  # version -> client -> loss
+        self._silent: set[int] = set()  # asked for l_k(w^t) in this round, without an answer
+
+    def losses(self, clients: IntArray) -> FloatArray:
+        """(len(clients),) l_k(w^t) of each; NaN where no usable answer came."""
+        clients = check_clients(clients, self.available, flower_round(self.round))
+        known = self._losses[self._version]
+        unasked = sorted(set(clients.tolist()) - known.keys() - self._silent)
+        known |= self._probe(self._version, self._training.start.arrays, unasked)
+        self._silent |= set(unasked) - known.keys()
+        return np.array([known.get(client, np.nan) for client in clients.tolist()])
+
+    def loss_changes(self, selection: IntArray) -> FloatArray:
+        """(N,) change of every client's loss if `selection` trained now; NaN where unknown."""
+        changes = np.full(len(self.weights), np.nan)
+        before = self.losses(self.available)
+        selection = check_clients(selection, self.available, flower_round(self.round))
+        self._training.train(selection)
+        candidate = self._training.candidate(selection)
+        if candidate is None:
+            return changes
+        version = version_of(candidate)
+        if version not in self._losses:
+            # Clients are asked to keep two models, this one and the current one.
+            self._training.holders.try_candidate(version)
+            self._losses = {self._version: self._losses[self._version]}
+            # Without a loss before, a loss after says nothing about the change.
+            comparable = self.available[np.isfinite(before)].tolist()
+            self._losses[version] = self._probe(version, candidate, comparable)
+        after = self._losses[version]
+        known = [after.get(client, np.nan) for client in self.available.tolist()]
+        changes[self.available] = known - before
+        return changes
+
+    def facts(self, version: str) -> CurrentModel:
+        """What is known of the model `version`, which the next round starts from."""
+        training = self._training
+        losses = self._losses.get(version, {})
+        return CurrentModel(version, losses, training.holders.of(version), training.signature)
+
+    def _probe(self, version: str, model: ArrayRecord, clients: list[int]) -> dict[int, float]:
+        """Client -> its loss of `model`, of all who gave a usable answer. All are asked at once."""
+        end, holders = time.monotonic() + self._settings.probe_timeout, self._training.holders
+        self._exchange.probed += len(clients)
+
+        def message(client: int) -> Message:
+            node = self._roster.node(client)
+            plain = probe_message(self._settings, self.round, node, model)
+            if not self._roster.has_mod(client):
+                return plain
+            return slim(plain, model, version, client, holders, remember=True)
+
+        def whole_message(client: int) -> Message:
+            holders[version].discard(client)
+            return message(client)
+
+        sent = {client: message(client) for client in clients}
+        replies = self._exchange.ask(sent, self._settings.probe_timeout)
+        replies, _ = self._exchange.resend(sent, replies, whole_message, end)
+        answers: dict[int, float] = {}
+        for client, reply in replies.items():
+            if self._roster.has_mod(client):
+                holders[version].add(client)
+            answer = number(metrics_of(reply.content), *self._settings.loss_keys)
+            if np.isnan(screen_losses(np.array([answer]))[0][0]):
+                self._exchange.refuse(client, "unusable", f"its loss is {answer}")
+            else:
+                answers[client] = answer
+        return answers

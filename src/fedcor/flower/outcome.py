@@ -1,0 +1,72 @@
+"""What a round's replies tell a selector: who delivered, with which weight, losses and updates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from fedcor.errors import FedcorError
+from fedcor.flower.screen import metrics_of, number
+from fedcor.flower.training import Training
+from fedcor.guard import screen_losses
+from fedcor.types import Array, FloatArray, IntArray, Outcome
+
+__all__ = ["read_outcome"]
+
+
+def read_outcome(training: Training, selected: IntArray, participated: IntArray) -> Outcome:
+    """The outcome of a round; losses and updates are read from the replies when they are needed."""
+    clients = participated.tolist()
+    contents = [training.results[client].content for client in clients]
+    settings = training.settings
+
+    def losses() -> FloatArray:  # (m,)
+        reported = [number(metrics_of(content), *settings.loss_keys) for content in contents]
+        return screen_losses(np.array(reported))[0]
+
+    def updates() -> FloatArray:  # (m, P)
+        if settings.selection.secure_aggregation:
+            raise FedcorError(
+                "single updates are hidden by secure aggregation: this selector cannot be used"
+            )
+        start = _flat(training.start.arrays)
+        rows = [_flat(next(iter(content.array_records.values()))) for content in contents]
+        return np.array(rows).reshape(len(rows), len(start)) - start
+
+    # A strategy that is not known to weight replies is taken to weight them alike.
+    weights = np.ones(len(clients))
+    if hasattr(settings.strategy, "weighted_by_key"):
+        given = [number(metrics_of(content), settings.weight_key) for content in contents]
+        weights = np.array(given, dtype=np.float64)
+    return Outcome(
+        training.exchange.round,
+        selected,
+        participated,
+        step_sizes=np.ones(len(clients)),
+        aggregation_weights=weights,
+        read_losses=losses,
+        read_updates=updates,
+        head=_head(training.model),
+    )
+
+
+def _head(model: Mapping[str, Array]) -> slice:
+    """Where the output layer is in a flat model: its last matrix, and the bias after it if any."""
+    shapes = [values.shape for values in model.values()]
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    matrices = [i for i, shape in enumerate(shapes) if len(shape) >= 2]
+    if not matrices:
+        return slice(None)
+    last = matrices[-1]
+    biases = ((shapes[last][0],), (shapes[last][-1],))
+    follows = last + 1 < len(shapes) and shapes[last + 1] in biases
+    return slice(int(ends[last]) - math.prod(shapes[last]), int(ends[last + follows]))
+
+
+def _flat(arrays: ArrayRecord) -> FloatArray:
+    """(P,) all parameters in one vector."""
+    vectors = [array.numpy().astype(np.float64).ravel() for array in arrays.values()]
+    return np.concatenate(vectors or [np.empty(0)])

@@ -1,0 +1,61 @@
+"""What a run on Flower remembers from round to round; the checkpoint writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedcor.flower.roster import Roster
+from fedcor.flower.screen import Signature
+from fedcor.flower.wire import LOG
+from fedcor.selection import init_state, join_clients
+from fedcor.types import Population, Selector, State
+
+__all__ = ["CurrentModel", "FederationState"]
+
+
+@dataclass(frozen=True)
+class CurrentModel:
+    """What is known of the current model w^t, beside its parameters."""
+
+    version: str = ""
+    losses: Mapping[int, float] = field(default_factory=dict)  # client -> l_k(w^t), where known
+    holders: frozenset[int] = frozenset()  # clients that hold w^t
+    signature: Signature | None = None  # how replies to it are usually built
+
+
+@dataclass
+class FederationState:
+    """What survives between rounds."""
+
+    finished: int = 0  # rounds that were done before this start
+    roster: Roster = field(default_factory=Roster)
+    model: CurrentModel = field(default_factory=CurrentModel)
+    selector: State | None = None  # the selector's state; None before its first round
+    population: Population | None = None  # that the selector's state was made for
+    assembled: bool = False  # whether the nodes that the first round waits for have been here
+
+    def meet_model(self, version: str) -> None:
+        """Forget what was known of another model: this is the first one, or somebody changed it."""
+        if self.model.version != version:
+            self.model = CurrentModel(version, signature=self.model.signature)
+
+    def adapt_selector(self, selector: Selector) -> State:
+        """The selector's state, for the clients that there are by now."""
+        population = self.roster.population()
+        if self.selector is None or self.population is None:
+            self.selector = init_state(selector, population)
+        elif not np.array_equal(self.population.sizes, population.sizes):
+            joined = join_clients(selector, self.selector, population)
+            if joined is not None:
+                self.selector = joined
+            elif self.population.count < population.count:
+                LOG.warning(
+                    "%s has no join(), so it cannot take in new clients: its state starts over",
+                    type(selector).__name__,
+                )
+                self.selector = init_state(selector, population)
+        self.population = population
+        return self.selector

@@ -1,0 +1,180 @@
+"""Training in one attempt at a round: who was asked, who delivered, what the strategy makes of it.
+
+The strategy's own configure_train and aggregate_train do all the configuring and averaging. They
+may be called several times in a round, for candidates and for the choice; each call finds the
+strategy as it was before.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from fedcor.errors import FedcorError
+from fedcor.flower.exchange import Exchange
+from fedcor.flower.grids import SomeNodes, limited
+from fedcor.flower.memory import Memory, restore, snapshot
+from fedcor.flower.messages import Holders, renewed, slim
+from fedcor.flower.numbering import flower_round
+from fedcor.flower.screen import (
+    Unusable,
+    clean_model,
+    metrics_of,
+    number,
+    numbers_fault,
+    odd_ones_out,
+)
+from fedcor.flower.settings import RoundSettings
+from fedcor.flower.state import CurrentModel
+from fedcor.types import IntArray
+
+__all__ = ["RoundStart", "Training"]
+
+
+@dataclass(frozen=True)
+class RoundStart:
+    """What every attempt at a round starts from."""
+
+    arrays: ArrayRecord  # the model w^t
+    config: ConfigRecord  # Flower's train configuration
+    memory: Memory  # the strategy, before it was asked to configure this round
+
+
+class Training:
+    """Asks clients to train, and keeps every usable result: whoever trained is not asked twice."""
+
+    def __init__(
+        self, settings: RoundSettings, exchange: Exchange, start: RoundStart, model: CurrentModel
+    ) -> None:
+        self.settings, self.exchange, self.start = settings, exchange, start
+        self.model = {name: array.numpy() for name, array in start.arrays.items()}
+        self.holders = Holders(model.version, model.holders)
+        self.signature = model.signature
+        self.config = start.config  # as the strategy left it after its last call
+        self.results: dict[int, Message] = {}  # client -> its usable reply
+        self._requests: dict[int, Message] = {}  # as the strategy made them, with the model
+        self._sent: dict[int, Message] = {}  # by the caller of `request`
+        self._sent_at = 0.0
+
+    def train(self, selection: IntArray) -> None:
+        """Have those of `selection` train who were not asked yet."""
+        messages = self._configure(selection)
+        end = time.monotonic() + self.settings.train_timeout
+        self._take(messages, self.exchange.ask(messages, self.settings.train_timeout), end)
+
+    def request(self, selection: IntArray) -> list[Message]:
+        """As `train`, but the caller sends the messages, and brings the replies to `receive`."""
+        messages = self._configure(selection)
+        gone = self.exchange.gone
+        self._sent = {client: m for client, m in messages.items() if client not in gone}
+        self._sent_at = time.monotonic()
+        self.exchange.count_sent(self._sent.values())
+        return list(self._sent.values())
+
+    def receive(self, replies: Iterable[Message]) -> None:
+        """Take the replies to `request`."""
+        end = self._sent_at + self.settings.train_timeout
+        self._take(self._sent, self.exchange.match(self._sent, replies), end)
+
+    def delivered(self, selection: IntArray) -> IntArray:
+        """(m,) sorted clients of `selection` whose results can be averaged together."""
+        wanted = sorted(set(selection.tolist()))
+        results = {client: self.results[client] for client in wanted if client in self.results}
+        odd, self.signature = odd_ones_out(results, self.signature)
+        for client in odd:
+            why = "its reply is built differently from the others'"
+            self.exchange.refuse(client, "malformed", why)
+            del self.results[client], results[client]
+        return np.array(list(results), dtype=np.int64)
+
+    def candidate(self, selection: IntArray) -> ArrayRecord | None:
+        """The model that `selection` would make; the strategy forgets that it was asked."""
+        if not len(self.delivered(selection)):
+            return None
+        memory = snapshot(self.settings.strategy)
+        arrays, _ = self.aggregate(selection)
+        restore(self.settings.strategy, memory)
+        return arrays
+
+    def aggregate(self, selection: IntArray) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """What the strategy makes of the results of `selection`, in the order of the clients.
+
+        A client that was drawn twice counts twice. With one order, sums are equal in every run.
+        """
+        replies = []
+        for client in np.sort(selection).tolist():
+            if client not in self.results:
+                continue
+            # A copy, since a strategy may change the messages that it is given.
+            reply = copy.copy(self.results[client])
+            records = {key: record.copy() for key, record in reply.content.items()}
+            reply.content = RecordDict(records)
+            replies.append(reply)
+        round = flower_round(self.exchange.round)
+        arrays, metrics = self.settings.strategy.aggregate_train(round, replies)
+        if arrays is not None:
+            self._check(arrays)
+        return arrays, metrics
+
+    def _configure(self, selection: IntArray) -> dict[int, Message]:
+        """Have the strategy configure `selection`; the messages to those who were not asked yet."""
+        if not len(selection):
+            return {}
+        roster, strategy, start = self.exchange.roster, self.settings.strategy, self.start
+        nodes = {roster.node(client): client for client in sorted(set(selection.tolist()))}
+        grid, round = SomeNodes(self.exchange.grid, list(nodes)), flower_round(self.exchange.round)
+        restore(strategy, start.memory)
+        self.config = ConfigRecord(dict(start.config.items()))
+        with limited(strategy, len(nodes), everyone=True):
+            messages = list(strategy.configure_train(round, start.arrays, self.config, grid))
+        found = {
+            nodes[m.metadata.dst_node_id]: m for m in messages if m.metadata.dst_node_id in nodes
+        }
+        new = {client: found[client] for client in sorted(found.keys() - self._requests.keys())}
+        self._requests |= new
+        version = self.holders.current
+        return {
+            client: slim(message, start.arrays, version, client, self.holders)
+            for client, message in new.items()
+        }
+
+    def _take(
+        self, sent: Mapping[int, Message], replies: Mapping[int, Message], end: float
+    ) -> None:
+        """Keep the usable results; whoever lost the model is sent it, until the time `end`."""
+        replies, lost = self.exchange.resend(
+            sent, replies, lambda client: renewed(self._requests[client]), end
+        )
+        self.holders[self.holders.current].difference_update(lost)
+        weight_key, loss_keys = self.settings.weight_key, self.settings.loss_keys
+        for client, reply in replies.items():
+            try:
+                content = clean_model(reply.content, self.model, weight_key, loss_keys)
+            except Unusable as wrong:
+                self.exchange.refuse(client, wrong.kind, wrong.why)
+                continue
+            reply.content = content
+            self.results[client] = reply
+            examples = number(metrics_of(content), weight_key)
+            self.exchange.roster.learn_size(client, examples)
+
+    def _check(self, arrays: ArrayRecord) -> None:
+        """Only usable numbers went in: stop a strategy that makes unusable ones of them."""
+        for name, like in self.model.items():
+            if name not in arrays:
+                wrong = "is missing"
+            else:
+                values = arrays[name].numpy()
+                shaped = values.shape == like.shape
+                wrong = numbers_fault(values, like) if shaped else "has another shape"
+            if wrong:
+                round, strategy = flower_round(self.exchange.round), self.settings.strategy
+                raise FedcorError(
+                    f"round {round}: the model that {type(strategy).__name__} made is unusable: "
+                    f"{name} {wrong}"
+                )

@@ -1,0 +1,212 @@
+"""A run that was killed is resumed: the same choices and the same model, to the last bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
+
+from fedcor.errors import RecordError
+from fedcor.flower import select_with
+from fedcor.flower.memory import pack, restore, snapshot, unpack, writable
+from fedcor.report.summary import summarise
+from fedcor.selectors import AFL, FedCor, PowerOfChoice, Random
+from flower_grid import (
+    QUICK,
+    MemoryGrid,
+    initial,
+    lines,
+    numpy_app,
+    quiet,
+    record,
+    run,
+    server_score,
+    vector,
+)
+
+
+class Killed(BaseException):
+    """As kill -9: nothing of ours gets to clean up in between."""
+
+
+STRATEGIES = {
+    "FedAvg": lambda: FedAvg(fraction_evaluate=0.0),
+    "FedAdam": lambda: FedAdam(fraction_evaluate=0.0, eta=0.05, beta_1=0.9, beta_2=0.99),
+    "FedAvgM": lambda: FedAvgM(fraction_evaluate=0.0, server_momentum=0.5),
+}
+
+
+@functools.cache
+def uninterrupted(selector, name):
+    """(who was selected in each round, the model) of a run that nothing happened to."""
+    with tempfile.TemporaryDirectory() as folder:
+        grid, strategy = MemoryGrid(numpy_app(), 12), STRATEGIES[name]()
+        _, result = run(selector, grid, rounds=9, strategy=strategy, folder=Path(folder))
+        selected = [entry["selected"] for entry in lines(Path(folder))]
+    return selected, vector(result.arrays).tolist()
+
+
+@pytest.mark.parametrize(
+    "selector", [FedCor(3, **QUICK), AFL(3), PowerOfChoice(3)], ids=lambda s: type(s).__name__
+)
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("where", ["train", "evaluate", "score"])
+def test_a_run_that_was_killed_resumes_as_if_it_was_not(selector, name, where, tmp_path):
+    grid, state = MemoryGrid(numpy_app(), 12, seed=1), {"round": 0, "messages": 0}
+
+    def score(server_round, arrays):
+        state["round"] = server_round
+        if server_round == 7 and where == "score":
+            raise Killed
+        return server_score(server_round, arrays)
+
+    def kill(message, reply):
+        if state["round"] == 6 and message.metadata.message_type == where and where != "score":
+            raise Killed
+        return reply
+
+    grid.trouble = dict.fromkeys(range(12), kill)
+    selecting = select_with(STRATEGIES[name](), selector, checkpoint=tmp_path, wait_for=12)
+    killed = False
+    try:
+        selecting.start(grid, initial(), num_rounds=9, timeout=0.1, evaluate_fn=score)
+    except Killed:
+        killed = True
+    if where != "evaluate":  # not every selector asks in round 7
+        assert killed
+        assert len(lines(tmp_path)) == 6
+    # The server starts a second time: other node ids, empty memories.
+    grid = MemoryGrid(numpy_app(), 12, seed=2)
+    _, rest = run(selector, grid, rounds=9, strategy=STRATEGIES[name](), folder=tmp_path)
+    selected, model = uninterrupted(selector, name)
+    assert [entry["selected"] for entry in lines(tmp_path)] == selected
+    assert vector(rest.arrays).tolist() == model
+    if killed:
+        assert min(rest.train_metrics_clientapp) == 7
+
+
+class Decaying(FedAdam):
+    """Remembers momenta, and changes the configuration: both are in the checkpoint."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        config["lr"] = float(config["lr"]) * 0.5
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+def test_a_checkpoint_of_version_0_1_is_resumed(tmp_path):
+    """The folder was written by version 0.1, whose server was killed in the sixth round.
+
+    `whole.jsonl` is the record of the same run, by the same version, without the kill.
+    """
+    shutil.copytree(Path(__file__).parent / "data" / "flower-0.1", tmp_path / "run")
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    (tmp_path / "run" / "whole.jsonl").rename(whole / "rounds.jsonl")
+    assert len(lines(tmp_path / "run")) == 5
+    with np.load(tmp_path / "run" / "checkpoint" / "state.npz") as arrays:
+        names = set(arrays.files)
+    selecting = select_with(
+        Decaying(eta=0.05, beta_1=0.9, beta_2=0.99),
+        FedCor(3, dimension=3, **QUICK),
+        checkpoint=tmp_path / "run",
+        wait_for=8,
+        seed=3,
+    )
+    rounds = []
+
+    def score(server_round, arrays):
+        rounds.append(server_round)
+        return server_score(server_round, arrays)
+
+    result = selecting.start(
+        MemoryGrid(numpy_app(), 8, seed=1),
+        initial(),
+        num_rounds=9,
+        timeout=0.1,
+        train_config=ConfigRecord({"lr": 1.0}),
+        evaluate_fn=score,
+    )
+    assert rounds == [6, 7, 8, 9]
+    for key in ("train_metrics_clientapp", "evaluate_metrics_clientapp"):
+        assert sorted(getattr(result, key)) == rounds
+    assert len(lines(tmp_path / "run")) == len(lines(whole)) == 9
+    for ours, theirs in zip(lines(tmp_path / "run"), lines(whole), strict=True):
+        assert ours.keys() == theirs.keys()
+        for key in ("round", "selected", "participated", "probed", "refused", "faults"):
+            assert ours[key] == theirs[key], key
+        for key in ("test_accuracy", "test_loss", "learning_rate"):
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-9), key
+    with np.load(tmp_path / "run" / "checkpoint" / "state.npz") as arrays:
+        assert set(arrays.files) == names
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path):
+    run(Random(2), MemoryGrid(numpy_app(), 4), rounds=3, folder=tmp_path)
+    before = (tmp_path / "rounds.jsonl").read_bytes()
+    _, result = run(Random(2), grid := MemoryGrid(numpy_app(), 4), rounds=3, folder=tmp_path)
+    assert not grid.sent
+    assert (tmp_path / "rounds.jsonl").read_bytes() == before
+    assert len(vector(result.arrays)) == 3
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    run(Random(2), MemoryGrid(numpy_app(), 4), rounds=2, folder=tmp_path)
+    with pytest.raises(RecordError, match="another run"):
+        run(AFL(2), MemoryGrid(numpy_app(), 4), rounds=4, folder=tmp_path)
+    with pytest.raises(RecordError, match="other settings"):
+        run(Random(3), MemoryGrid(numpy_app(), 4), rounds=4, folder=tmp_path)
+    grid = MemoryGrid(numpy_app(), 4)
+    with pytest.raises(RecordError, match="other arrays"):
+        select_with(quiet(), Random(2), checkpoint=tmp_path, wait_for=4).start(
+            grid, ArrayRecord({"v": Array(np.zeros(2))}), num_rounds=4
+        )
+
+
+def test_the_record_is_read_by_the_report(tmp_path):
+    for selector in (Random(3), FedCor(3, **QUICK)):
+        folder = tmp_path / type(selector).__name__
+        run(selector, MemoryGrid(numpy_app(), 12), rounds=4, folder=folder)
+    from fedcor.record import read_runs
+
+    summary = summarise(read_runs(tmp_path))
+    assert json.dumps(dataclasses.asdict(summary), default=str).count("fedcor")
+
+
+def test_a_strategys_memory_survives_a_file_and_a_trial():
+    strategy = FedAdam(eta=0.05)
+    strategy.m_t = {"w": np.arange(3.0), "b": np.ones(1)}
+    strategy.history = [1, 2.5, None, "x", (np.float64(3), np.arange(2))]
+    strategy.current = record(np.arange(3, dtype=np.float32))
+    strategy.counts, strategy.seen = {1: b"x", 2: np.float32(0.5)}, {3}
+    strategy.myself = strategy
+    memory = snapshot(strategy)
+    kept = {key: value for key, value in memory.values.items() if writable(value)}
+    assert memory.values.keys() - kept.keys() == {"seen"}
+    read = unpack(pack(kept, "strategy"), "strategy")
+    assert read["m_t"]["w"].tolist() == [0, 1, 2]
+    assert read["history"][:4] == [1, 2.5, None, "x"]
+    assert isinstance(read["history"][4], tuple)
+    assert isinstance(read["history"][4][0], np.float64)
+    assert read["counts"] == {1: b"x", 2: np.float32(0.5)}
+    assert isinstance(read["counts"][2], np.float32)
+    assert vector(read["current"]).tolist() == [0, 1, 2]
+    strategy.seen.add(4)
+    strategy.counts.clear()
+    strategy.m_t["w"][0] = 9
+    strategy.extra = 5
+    restore(strategy, memory)
+    assert strategy.m_t["w"].tolist() == [0, 1, 2]
+    assert not hasattr(strategy, "extra")
+    assert (strategy.seen, len(strategy.counts), strategy.myself) == ({3}, 2, strategy)
+    damaged = pack(kept, "strategy")
+    damaged.pop("strategy/0")
+    with pytest.raises(RecordError, match="damaged"):
+        unpack(damaged, "strategy")
