@@ -145,8 +145,8 @@ def test_a_killed_worker_is_reported_and_a_killed_parent_takes_its_workers_along
     assert "a worker process died" in err
     assert "--jobs" in err
 
-    process = start(f"{COMPARE} --resume")
-    workers = workers_of(process, 1)
+    process = start(f"{COMPARE} --jobs 2 --resume")
+    workers = workers_of(process, 2)
     process.kill()
     process.communicate()
     assert_ended(workers)  # so that the locks are free, and the runs can be resumed at once

@@ -64,7 +64,8 @@ def test_without_any_extra(tmp_path, capsys):
         code, err = answers[command]
         assert code == 2
         assert err.count("\n") == 1
-        assert "pip install 'fedcor[sim]' (from a clone: pip install '.[sim]')" in err
+        extra = "plot" if command == "reproduce toy" else "sim"
+        assert f"pip install 'fedcor[{extra}]' (from a clone: pip install '.[{extra}]')" in err
     assert answers["run digits --engine flower"] == (2, needs("flwr", "flower-sim"))
     for command in other:
         assert answers[command] == (0, "")

@@ -80,8 +80,19 @@ def test_a_killed_worker_is_a_sentence(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(600)
 
-    with pytest.raises(FedcorError, match="a worker process died .* fewer processes"):
+    with pytest.raises(FedcorError, match="a worker process died .* can be resumed"):
         list(for_each(work, [0, 1], 2))
+
+
+def test_workers_are_in_the_callers_folder(tmp_path, monkeypatch):
+    def work(name):
+        Path(name).write_text("here")
+
+    for folder in (tmp_path / "one", tmp_path / "other"):
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        list(for_each(work, ["a", "b"], 2))
+        assert sorted(path.name for path in folder.iterdir()) == ["a", "b"]
 
 
 def test_whoever_stops_early_ends_the_workers(tmp_path):

@@ -65,7 +65,8 @@ def for_each(
         max_nbytes=None,
         **_worker_options(backend),
     )
-    calls = [joblib.delayed(_call)(function, i, item) for i, item in enumerate(items)]
+    folder = os.getcwd() if backend == "loky" else None  # other machines may not have it
+    calls = [joblib.delayed(_call)(folder, function, i, item) for i, item in enumerate(items)]
     with _ignoring_interrupts():
         done = workers(calls)
     try:
@@ -82,7 +83,10 @@ def for_each(
             done.close()
 
 
-def _call(function: Callable[[T], object], index: int, item: T) -> int:
+def _call(folder: str | None, function: Callable[[T], object], index: int, item: T) -> int:
+    # loky keeps workers for the next call, which may come from another folder.
+    if folder is not None and os.getcwd() != folder:
+        os.chdir(folder)
     function(item)
     return index
 

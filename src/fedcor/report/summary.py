@@ -105,8 +105,8 @@ def summarise(runs: Sequence[RunRecord], baseline: str | None = None) -> Summary
         baseline: the selector to compare with; None for `random` if it is there, else the first
 
     Example:
-        >>> summary = summarise(read_runs(Path("runs/demo")))
-        >>> summary.experiments[0].selectors[0].estimates["mean_accuracy"]
+        summary = summarise(read_runs(Path("runs/demo")))
+        summary.experiments[0].selectors[0].estimates["mean_accuracy"]
     """
     if not runs:
         raise RecordError(

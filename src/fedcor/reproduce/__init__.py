@@ -75,9 +75,10 @@ def reproduce(what: str, plan: Plan) -> list[Path]:
         The files written.
 
     Example:
-        >>> from fedcor.progress import show_rounds
-        >>> plan = Plan(Path("runs/reproduce"), show_rounds, jobs=2)
-        >>> reproduce("table1", plan.quick())
+        from fedcor.progress import show_rounds
+
+        plan = Plan(Path("runs/reproduce"), show_rounds, jobs=2)
+        reproduce("table1", plan.quick())
     """
     check_one_of("what", what, NAMES)
     # All of them first: a missing package is noticed before anything runs.
