@@ -430,6 +430,10 @@ def of_flower(header):
     return {**header, "config": config, "versions": {"flwr": "1.41"}}
 
 
+def with_optimiser(header, options):
+    return {**header, "config": {**header["config"], "optimiser": options}}
+
+
 def write_rounds(folder, header):
     with open_run(folder, header, resume=False) as writer:
         writer.begin()
@@ -454,8 +458,12 @@ def write_rounds(folder, header):
             header_of("fedcor.selectors.relatives:Herding", {"carry": 0.5}),
             header_of("fedcor.reproduce.relatives:Herding", {"carry": 0.5}),
         ),
+        (
+            with_optimiser(header_of("random"), {"weighted": True}),
+            with_optimiser(header_of("random"), {"name": "fedavg", "weighted": True}),
+        ),
     ],
-    ids=["scale", "scale on Flower", "power of choice on Flower", "relatives"],
+    ids=["scale", "scale on Flower", "power of choice on Flower", "relatives", "optimiser"],
 )
 def test_an_old_record_is_read_reported_and_resumed_under_its_new_name(tmp_path, old, new):
     write_rounds(tmp_path, old)

@@ -59,6 +59,11 @@ def run_header(
 
 def upgrade(header: Mapping[str, Any]) -> dict[str, Any]:
     """A header of any version with today's names. What it does not understand stays as it is."""
+    config = header.get("config")
+    if isinstance(config, Mapping) and isinstance(config.get("optimiser"), Mapping):
+        # A record did not name the default optimiser if the experiment did not.
+        named = {"name": "fedavg", **config["optimiser"]}
+        header = {**header, "config": {**config, "optimiser": named}}
     selector = header.get("selector")
     if not isinstance(selector, str):
         return dict(header)

@@ -156,6 +156,7 @@ class Experiment:
         Of the selectors, it has the one that runs, with all its hyper-parameters.
         """
         settings = dataclasses.asdict(self)
+        settings["optimiser"] = {"name": "fedavg", **settings["optimiser"]}
         for table, key in _NEWER:
             if not settings[table][key]:
                 del settings[table][key]
