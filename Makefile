@@ -9,11 +9,11 @@ demo: .venv/ready
 
 test: .venv/ready
 	$(BIN)/fedcor data fetch fmnist
-	$(BIN)/python -m pytest -n 2 -m "not slow" --cov --cov-report=
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --cov --cov-report=
 
 # The slow tests too, and the coverage of all of them.
 test-all: test
-	$(BIN)/python -m pytest -n 2 -m slow --cov --cov-append --cov-report=term
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow --cov --cov-append --cov-report=term
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .
