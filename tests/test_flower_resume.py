@@ -93,6 +93,38 @@ def test_a_run_that_was_killed_resumes_as_if_it_was_not(selector, name, where, t
         assert min(rest.train_metrics_clientapp) == 7
 
 
+def test_the_same_object_starts_again_after_a_round_that_failed(tmp_path):
+    """What the strategy remembered of that round is forgotten, with and without a checkpoint."""
+    for folder in (tmp_path / "run", None):
+        grid, strategy = MemoryGrid(numpy_app(), 12, seed=1), STRATEGIES["FedAvgM"]()
+        selecting = select_with(strategy, Random(3), checkpoint=folder, wait_for=12)
+        begun = vars(strategy).copy()
+
+        def fail(server_round, arrays):
+            if server_round == 1:
+                raise Killed
+            return server_score(server_round, arrays)
+
+        with pytest.raises(Killed):
+            selecting.start(grid, initial(), num_rounds=3, timeout=0.1, evaluate_fn=fail)
+        assert vars(strategy).keys() == begun.keys()
+        result = selecting.start(
+            MemoryGrid(numpy_app(), 12, seed=1),
+            initial(),
+            num_rounds=3,
+            timeout=0.1,
+            evaluate_fn=server_score,
+        )
+        whole = run(
+            Random(3),
+            MemoryGrid(numpy_app(), 12, seed=1),
+            rounds=3,
+            strategy=STRATEGIES["FedAvgM"](),
+            folder=tmp_path / f"whole-{folder is None}",
+        )[1]
+        assert vector(result.arrays).tolist() == vector(whole.arrays).tolist()
+
+
 class Decaying(FedAdam):
     """Remembers momenta, and changes the configuration: both are in the checkpoint."""
 

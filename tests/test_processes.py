@@ -84,6 +84,45 @@ def test_a_killed_worker_is_a_sentence(tmp_path):
         list(for_each(work, [0, 1], 2))
 
 
+def test_an_error_that_cannot_cross_is_told_in_words(tmp_path):
+    class Stubborn(Exception):
+        def __init__(self, one, two):
+            super().__init__(one)
+            self.lock = threading.Lock()
+
+    def work(number):
+        raise Stubborn("what happened", 2)
+
+    with pytest.raises(FedcorError, match="Stubborn: what happened"):
+        list(for_each(work, [0, 1], 2))
+
+
+def test_workers_do_not_remember_an_earlier_call(tmp_path, monkeypatch):
+    def work(path):
+        path.write_text(os.environ.get("FEDCOR_TEST", "not set"))
+
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for value in ("one", "other"):
+        monkeypatch.setenv("FEDCOR_TEST", value)
+        list(for_each(work, paths, 2))
+        assert [path.read_text() for path in paths] == [value, value]
+
+
+def test_a_second_call_waits_for_the_first_or_is_refused(tmp_path):
+    first = for_each(note_process, [tmp_path / "a", tmp_path / "b"], 2)
+    next(first)
+    with pytest.raises(RuntimeError, match="not finished"):
+        next(for_each(note_process, [tmp_path / "c", tmp_path / "d"], 2))
+    done = []
+    later = threading.Thread(
+        target=lambda: done.extend(for_each(note_process, [tmp_path / "e", tmp_path / "f"], 2))
+    )
+    later.start()
+    first.close()
+    later.join(60)
+    assert len(done) == 2
+
+
 def test_workers_are_in_the_callers_folder(tmp_path, monkeypatch):
     def work(name):
         Path(name).write_text("here")

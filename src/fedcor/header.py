@@ -15,7 +15,7 @@ import numpy as np
 
 __all__ = ["restore_name", "run_header", "upgrade"]
 
-FORMAT = 1
+FORMAT = 2  # 1: a Flower app's selector was its class in lower case
 # Selectors and modules that earlier records call by another name -> their name now.
 _RENAMED = {"powerofchoice": "power_of_choice"}
 _MOVED = {"fedcor.selectors.relatives": "fedcor.reproduce.relatives"}
@@ -58,7 +58,10 @@ def run_header(
 
 
 def upgrade(header: Mapping[str, Any]) -> dict[str, Any]:
-    """A header of any version with today's names. What it does not understand stays as it is."""
+    """A header of any version with today's names. What it does not understand stays as it is.
+
+    The format stays, too: it says what `restore_name` may do with the selector's name.
+    """
     config = header.get("config")
     if isinstance(config, Mapping) and isinstance(config.get("optimiser"), Mapping):
         # A record did not name the default optimiser if the experiment did not.
@@ -79,9 +82,14 @@ def restore_name(header: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     give its registered name or "my_module:Mine". Any other header is returned as it is.
     """
     versions = header.get("versions")
-    of_flower_app = isinstance(versions, Mapping) and "flwr" in versions
-    cls = name.rpartition(":")[2].lower()
-    if of_flower_app and header.get("selector") in (cls, cls.replace("_", "")):
+    if not isinstance(versions, Mapping) or "flwr" not in versions:
+        return header
+    old, cls = str(header.get("selector")), name.rpartition(":")[2]
+    lower = (cls.lower(), cls.lower().replace("_", ""))
+    same_class = header.get("format") == 1 and old in lower
+    # The module that is run as a script has another name when it is imported.
+    as_script = "__main__" in (old.rpartition(":")[0], name.rpartition(":")[0])
+    if same_class or (as_script and old.rpartition(":")[2] == cls):
         return _rename_selector(header, name)
     return header
 

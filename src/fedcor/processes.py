@@ -7,6 +7,7 @@ user's script, and takes functions and classes that a script or a notebook defin
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
 import time
@@ -17,14 +18,26 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import joblib
+from joblib.externals.loky import get_reusable_executor
+from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from fedcor.errors import WorkerDiedError
+from fedcor.errors import FedcorError, WorkerDiedError
 
 __all__ = ["for_each"]
 
 T = TypeVar("T")
 
 CHECK_PARENT_EVERY = 0.2  # seconds
+_ONE_AT_A_TIME = threading.Lock()
+
+
+class _Turn:
+    """Whose turn it is: the thread that uses the workers."""
+
+    thread: int | None = None
+
+
+_turn = _Turn()
 
 
 def for_each(
@@ -32,9 +45,11 @@ def for_each(
 ) -> Iterator[T]:
     """Call `function` on each of `items`, in up to `processes` processes.
 
-    With one process, or one item, everything runs in this process. Whatever else ends this
-    generator early (an error in a call, an interrupt, a dead worker) ends the worker processes too.
-    They also end by themselves when this process dies.
+    With one process, or one item, everything runs in this process. Otherwise every call of
+    `for_each` has new worker processes, which see today's files, modules and environment. Whatever
+    ends this generator early (an error in a call, an interrupt, a dead worker) ends them too. They
+    also end by themselves when this process dies (not on Windows). Calls from several threads take
+    turns.
 
     Args:
         function: What is called. What it returns is not sent back.
@@ -54,41 +69,73 @@ def for_each(
             function(item)
             yield item
         return
-    # Without pgrep, loky warns that it ends the workers but not their children. They have none.
-    warnings.filterwarnings("ignore", "Failed to kill subprocesses")
-    workers = joblib.Parallel(
-        n_jobs=processes,
-        backend=backend,
-        return_as="generator_unordered",
-        batch_size=1,
-        pre_dispatch="all",
-        max_nbytes=None,
-        **_worker_options(backend),
-    )
-    folder = os.getcwd() if backend == "loky" else None  # other machines may not have it
+    # The folder is for loky alone: other machines may not have it.
+    folder = os.getcwd() if backend == "loky" else None
     calls = [joblib.delayed(_call)(folder, function, i, item) for i, item in enumerate(items)]
-    with _ignoring_interrupts():
-        done = workers(calls)
-    try:
-        for index in done:
-            yield items[index]
-    except BrokenProcessPool:
-        raise WorkerDiedError(
-            "a worker process died (killed, or out of memory?); what was recorded is kept, and can "
-            "be resumed"
-        ) from None
-    finally:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # joblib warns that calls were cancelled
-            done.close()
+    with _new_workers(backend) as options:
+        parallel = joblib.Parallel(
+            n_jobs=processes,
+            backend=backend,
+            return_as="generator_unordered",
+            batch_size=1,
+            pre_dispatch="all",
+            max_nbytes=None,
+            **options,
+        )
+        with _ignoring_interrupts():
+            done = parallel(calls)
+        try:
+            for index in done:
+                yield items[index]
+        except TerminatedWorkerError:
+            raise WorkerDiedError(
+                "a worker process died (killed, or out of memory?); what was recorded is kept, "
+                "and can be resumed"
+            ) from None
+        except BrokenProcessPool as error:
+            raise FedcorError(f"a job cannot be sent to a worker process: {error}") from error
+        finally:
+            with warnings.catch_warnings():
+                # joblib warns that calls were cancelled; and, without pgrep, loky that it ends the
+                # workers but not their children, which they do not have.
+                warnings.simplefilter("ignore")
+                done.close()
 
 
 def _call(folder: str | None, function: Callable[[T], object], index: int, item: T) -> int:
-    # loky keeps workers for the next call, which may come from another folder.
-    if folder is not None and os.getcwd() != folder:
+    if folder is not None:
         os.chdir(folder)
-    function(item)
+    try:
+        function(item)
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # an error that cannot cross to the parent process as it is
+            raise FedcorError(f"{type(error).__name__}: {error}") from None
+        raise
     return index
+
+
+@contextmanager
+def _new_workers(backend: str) -> Iterator[dict[str, Any]]:
+    """What joblib is told, so that this call's workers are its own; they end with the block.
+
+    joblib keeps one pool of loky's for the whole process, whose workers would remember modules,
+    data and the environment of earlier calls.
+    """
+    if backend != "loky":
+        yield {}
+        return
+    if _ONE_AT_A_TIME.locked() and _turn.thread == threading.get_ident():
+        raise RuntimeError("an earlier call in this thread is not finished: exhaust or close it")
+    with _ONE_AT_A_TIME:
+        _turn.thread = threading.get_ident()
+        try:
+            yield {"initializer": _begin_worker, "initargs": (os.getpid(),)}
+        finally:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
 
 
 @contextmanager
@@ -107,12 +154,6 @@ def _ignoring_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-
-
-def _worker_options(backend: str) -> dict[str, Any]:
-    if backend != "loky":
-        return {}
-    return {"initializer": _begin_worker, "initargs": (os.getpid(),)}
 
 
 def _begin_worker(parent: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console
 from rich.progress import (
@@ -70,7 +70,8 @@ def refresh(show: Callable[[], None], seconds: float = 0.5) -> Iterator[None]:
 
     def repeat() -> None:
         while not finished.wait(seconds):
-            show()
+            with suppress(OSError):  # a disk that does not answer for a moment
+                show()
 
     thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
@@ -79,7 +80,8 @@ def refresh(show: Callable[[], None], seconds: float = 0.5) -> Iterator[None]:
     finally:
         finished.set()
         thread.join()
-    show()
+    with suppress(OSError):
+        show()
 
 
 @contextmanager

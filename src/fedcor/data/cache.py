@@ -180,8 +180,9 @@ def _scratch_folder() -> Iterator[Path]:
     home = cache_dir()
     home.mkdir(parents=True, exist_ok=True)
     for leftover in home.glob(f"{SCRATCH_PREFIX}*"):
-        if time.time() - leftover.stat().st_mtime > SCRATCH_AGE_LIMIT:
-            shutil.rmtree(leftover, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # its own fetch has just removed it
+            if time.time() - leftover.stat().st_mtime > SCRATCH_AGE_LIMIT:
+                shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX, dir=home) as folder:
         yield Path(folder)
 

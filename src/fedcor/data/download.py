@@ -22,7 +22,7 @@ OnDownload: TypeAlias = Callable[[str, int, int | None], None]
 CONNECT_TIMEOUT = 5  # seconds per network address of the server
 READ_TIMEOUT = 30  # seconds without a byte
 RETRIES = 2
-CHUNK = 1 << 20  # bytes
+CHUNK = 1 << 16  # bytes
 
 
 class _ProgressBar:
@@ -38,8 +38,9 @@ class _ProgressBar:
         self.received += count
         if max(self.received, self.total) > LARGEST:
             raise DataError(f"{self._file}: longer than {LARGEST} bytes")
-        received = min(self.received, self.total) if self.total else self.received
-        self._on_download(f"downloading {self._file}", received, self.total or None)
+        known = self.total > 0
+        received = min(self.received, self.total) if known else self.received
+        self._on_download(f"downloading {self._file}", received, self.total if known else None)
 
     def reset(self) -> None:
         """Called by pooch at the end, before it counts all of `total` once more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
 from fedcor.errors import RecordError
 from fedcor.flower.checkpoint import Checkpoint, StrategyMemory
+from fedcor.flower.memory import restore, snapshot
 from fedcor.flower.round import Round
 from fedcor.flower.screen import number
 from fedcor.flower.settings import RoundSettings
@@ -56,17 +57,25 @@ class Recorder:
         self._settings, self._memory = settings, StrategyMemory(settings.strategy)
         self._writer: RunWriter | None = None
         self._initial_config: dict[str, Any] = {}  # the train configuration that `start` was given
+        self._finished = snapshot(settings.strategy)  # the strategy after the last finished round
 
     @contextmanager
     def opened(self, header: dict[str, Any]) -> Iterator[None]:
-        """Within it, the run's folder is ours. Nothing is written before `resume`."""
+        """Within it, the run's folder is ours. Nothing is written before `resume`.
+
+        If it ends with an error, the strategy forgets the round that was not finished: the same
+        object may be started again.
+        """
         folder = self._settings.selection.folder
-        if folder is None:
-            yield
-            return
-        with open_run(folder, header, resume=True) as self._writer:
+        self._finished = snapshot(self._settings.strategy)
+        with ExitStack() as stack:
+            if folder is not None:
+                self._writer = stack.enter_context(open_run(folder, header, resume=True))
             try:
                 yield
+            except BaseException:
+                restore(self._settings.strategy, self._finished)
+                raise
             finally:
                 self._writer = None
 
@@ -95,6 +104,7 @@ class Recorder:
                 f"the model in {folder} has other arrays than the initial model of this run"
             )
         self._memory.write(checkpoint.strategy)
+        self._finished = snapshot(self._settings.strategy)
         for key, value in checkpoint.config.items():
             config[key] = value
         self._writer.begin()
@@ -117,6 +127,7 @@ class Recorder:
             }
             checkpoint = Checkpoint(record.round + 1, arrays, state, self._memory.read(), changed)
             self._writer.save(checkpoint.to_arrays())
+        self._finished = snapshot(self._settings.strategy)
         if self._settings.selection.on_round is not None:
             self._settings.selection.on_round(record)
 

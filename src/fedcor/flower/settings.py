@@ -72,6 +72,9 @@ class SelectionSettings:
     def __post_init__(self) -> None:
         check_positive("probe_timeout", self.probe_timeout)
         check_at_least("attempts", self.attempts, 1)
+        check_at_least("seed", self.seed, 0)
+        if self.wait_for is not None:
+            check_at_least("wait_for", self.wait_for, 1)
         check_one_of("identity", self.identity, ("name", "key"))
 
     @property
