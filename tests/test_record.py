@@ -484,12 +484,27 @@ def test_an_old_record_is_read_reported_and_resumed_under_its_new_name(tmp_path,
     ("class_name", "name"), [("mine", "my_module:Mine"), ("mybest", "my_best")], ids=str
 )
 def test_a_flower_apps_own_selector_resumes_under_its_full_name(tmp_path, class_name, name):
-    write_rounds(tmp_path, of_flower(header_of(class_name, {"beta": 0.5})))
+    write_rounds(tmp_path, of_flower(header_of(class_name, {"beta": 0.5}, format=1)))
     assert read_run(tmp_path).header["selector"] == class_name  # its module is unknown until then
-    new = of_flower(header_of(name, {"beta": 0.5}))
+    new = of_flower(header_of(name, {"beta": 0.5}, format=2))
     with open_run(tmp_path, new, resume=True) as writer:
         writer.begin()
     assert read_run(tmp_path).header == {"kind": "header", **new}
+
+
+def test_a_selector_of_a_script_is_the_same_when_the_script_is_imported(tmp_path):
+    write_rounds(tmp_path, of_flower(header_of("__main__:Mine", format=2)))
+    with open_run(tmp_path, of_flower(header_of("app:Mine", format=2)), resume=True) as writer:
+        assert writer.done == 3
+
+
+def test_a_built_in_selector_is_not_taken_for_a_users_class_of_that_name(tmp_path):
+    write_rounds(tmp_path, of_flower(header_of("random", format=2)))
+    with (
+        pytest.raises(RecordError, match="its selector is 'random', not 'mine:Random'"),
+        open_run(tmp_path, of_flower(header_of("mine:Random", format=2)), resume=True),
+    ):
+        pass
 
 
 def test_a_selector_of_the_simulator_is_not_taken_for_a_class_of_that_name(tmp_path):

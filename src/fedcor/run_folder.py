@@ -114,11 +114,8 @@ class RunWriter:
             kept = self._before.rounds[: self.done]
             # The settings may ask for more rounds, and the selector may have another name now.
             # Everything else stays as it was when the run started, library versions included.
-            new = {
-                key: self._header[key]
-                for key in ("format", "selector", "config")
-                if key in self._header
-            }
+            current = ("format", "selector", "config")
+            new = {key: self._header[key] for key in current if key in self._header}
             self._header = {**self._before.header, **new}
         write_whole(self.folder / RECORD, "".join(map(json_line, [self._header, *kept])).encode())
         self._file = (self.folder / RECORD).open("a", encoding="utf-8")
