@@ -82,7 +82,10 @@ def reproduce(what: str, plan: Plan) -> list[Path]:
     """
     check_one_of("what", what, NAMES)
     # All of them first: a missing package is noticed before anything runs.
-    functions = [load_function(name) for name in GROUPS.get(what, (what,))]
+    names = GROUPS.get(what, (what,))
+    functions = [load_function(name) for name in names]
+    if "beyond-confirmation" in names:
+        plan.check_fresh_seeds()
     return [path for function in functions for path in function(plan)]
 
 

@@ -81,6 +81,13 @@ class Plan:
         for setting in self.settings:
             check_one_of("settings", setting, SETTINGS)
 
+    def check_fresh_seeds(self) -> None:
+        """Refuse seeds that are kept for the confirmation."""
+        if set(self.seeds) & set(self.fresh_seeds):
+            kept = ", ".join(map(str, self.fresh_seeds))
+            allowed = f"seeds {kept} are kept for the confirmation: leave them out"
+            raise ConfigError("seeds", list(self.seeds), allowed)
+
     def quick(self) -> Plan:
         """A version that takes minutes for everything: embedded digits, few rounds, two seeds."""
         return dataclasses.replace(

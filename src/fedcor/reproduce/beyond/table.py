@@ -6,7 +6,6 @@ import dataclasses
 from dataclasses import asdict
 from pathlib import Path
 
-from fedcor.errors import ConfigError
 from fedcor.report.estimates import Estimate, mean_estimate, ratio_estimate
 from fedcor.report.summary import ExperimentSummary, SelectorSummary
 from fedcor.report.text import display_name, estimate_text, markdown
@@ -38,10 +37,7 @@ def table(plan: Plan) -> list[Path]:
 
 def confirmation(plan: Plan) -> list[Path]:
     """Random, FedCor and complement on seeds that no default was chosen on."""
-    if set(plan.seeds) & set(plan.fresh_seeds):
-        kept = ", ".join(map(str, plan.fresh_seeds))
-        allowed = f"seeds {kept} are kept for the confirmation: leave them out"
-        raise ConfigError("seeds", list(plan.seeds), allowed)
+    plan.check_fresh_seeds()
     fresh = dataclasses.replace(plan, seeds=plan.fresh_seeds)
     return _compare(fresh, "beyond-confirmation", run_variants(fresh, MAIN_THREE))
 
