@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcor.checks import check_one_of
+from fedcor.errors import ConfigError
 from fedcor.files import write_whole
 
 if TYPE_CHECKING:
