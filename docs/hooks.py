@@ -105,9 +105,9 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
             parts.append(cell.source)
         elif cell.cell_type == "code":
             parts.append(f"```py\n{cell.source}\n```")
-            if cell.execution_count is None:
-                log.warning("%s was not run: python examples/notebooks/run.py", path.name)
             parts += [shown(output, path.stem, pictures) for output in cell.outputs]
+    if any(cell.get("execution_count", 0) is None for cell in notebook.cells):
+        log.warning("%s was not run: python examples/notebooks/run.py", path.name)
     source = f"*This page is the notebook `{path.relative_to(ROOT)}`.*"
     title, _, rest = "\n\n".join(part for part in parts if part).partition("\n")
     return f"{title}\n\n{source}\n{rest}\n", pictures
