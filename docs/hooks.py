@@ -65,7 +65,9 @@ def package_page() -> str:
     for title, names in groups.items():
         here = [name for name in names if name in public]
         if here:
-            lines += ["", f"## {title}", *(f"\n::: fedcor.{name}" for name in here)]
+            # All selectors have the same methods; they are explained at `Selector`.
+            options = "\n    options:\n      members: false" if title == "Selectors" else ""
+            lines += ["", f"## {title}", *(f"\n::: fedcor.{name}{options}" for name in here)]
     return "\n".join(lines) + "\n"
 
 
@@ -79,7 +81,7 @@ def command_line_page() -> str:
     """The help of `fedcor` and of each of its commands."""
     from fedcor.cli.parser import build_parser
 
-    os.environ["COLUMNS"] = "88"
+    os.environ["COLUMNS"] = "76"
     lines = ["# Command line", "", "What `fedcor --help` and `fedcor COMMAND --help` print."]
     for name, text in helps(build_parser()):
         lines += ["", f"## {name}", "", "```text", text.rstrip(), "```"]
