@@ -17,6 +17,8 @@ def run(path: Path, folder: Path) -> nbformat.NotebookNode:
     """The notebook at `path` with its outputs, run in `folder`; raises if a cell fails."""
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}})
+    client.km = client.create_kernel_manager()
+    client.km.transport = "ipc"  # no ports
     client.execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times, which differ in every run
