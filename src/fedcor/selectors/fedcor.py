@@ -101,8 +101,9 @@ class Proxy(ProcessSelector):
     same parameters and defaults, but no `beta`.
 
     Args:
-        clients_per_round: C, the number of clients that train in a round. All others: as in
-            `FedCor`.
+        clients_per_round: C, the number of clients that train in a round.
+        warmup, interval, samples_per_refit, warmup_history, history, discount, dimension, noise,
+            warmup_steps, refit_steps, gp_learning_rate: As in `FedCor`.
 
     Example:
         >>> from fedcor import Proxy
