@@ -10,6 +10,7 @@ import base64
 import importlib
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,9 @@ def shown(output: Any, stem: str, pictures: dict[str, bytes]) -> str:
         pictures[name] = base64.b64decode(data["image/png"])
         return f"![What the cell above draws]({name})"
     if "text/html" in data:
-        lines = [line.strip() for line in data["text/html"].splitlines()]
+        plain = re.sub(r' (border|class)="[^"]*"', "", data["text/html"])  # the site's own style
+        plain = re.sub(r"<style.*?</style>", "", plain, flags=re.DOTALL)
+        lines = [line.strip() for line in plain.splitlines()]
         return f'<div class="output">{" ".join(line for line in lines if line)}</div>'
     if "text/plain" in data:
         return as_text(data["text/plain"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from functools import cache
 from pathlib import Path
 
 import matplotlib as mpl
@@ -16,6 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+import fedcor
 from fedcor.analysis.toy import Toy, play
 from fedcor.gp import select
 from fedcor.ledger import ANSWER_BYTES
@@ -245,7 +247,16 @@ def complement() -> Figure:
     return figure
 
 
+@cache
+def tutorial() -> fedcor.Result:
+    """The comparison of the tutorial."""
+    selectors = ["random", "fedcor", "complement"]
+    return fedcor.compare("digits", selectors, seeds=range(1, 4), rounds=50)
+
+
 PICTURES = {
+    "tutorial-rounds": lambda: tutorial().plot(),
+    "tutorial-bytes": lambda: tutorial().plot(x="bytes"),
     "headline": headline,
     "toy": toy,
     "greedy": greedy,
