@@ -116,6 +116,14 @@ def test_links_to_files_lead_somewhere(path):
         assert (path.parent / target).exists(), target
 
 
+def test_the_design_page_has_every_room():
+    text = (DOCS / "design.md").read_text(encoding="utf-8")
+    for path in (ROOT / "src" / "fedcor").iterdir():
+        room = path.name.removesuffix(".py")
+        if path.suffix in ("", ".py") and not room.startswith("_") and room != "presets":
+            assert re.search(rf"`{room}/?`", text), room
+
+
 def test_make_has_the_readmes_two_commands():
     targets = (ROOT / "Makefile").read_text(encoding="utf-8")
     for command in ("demo", "test"):
