@@ -34,13 +34,17 @@ GROUPS = {
     ],
     "Writing a selector": ["Selector", "Federation", "Outcome", "Population", "State"],
 }  # fmt: skip
+# Of `fedcor.data`, what a user needs beside the names above; the rest serves the package.
+DATA = [
+    "as_dataset", "parts_of", "Dataset", "load", "available", "Listing", "fetch", "cache_dir",
+]  # fmt: skip
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that are made from the code."""
     pages = {
         "reference/fedcor.md": package_page(),
-        "reference/data.md": module_page("fedcor.data"),
+        "reference/data.md": module_page("fedcor.data", DATA),
         "reference/flower.md": module_page("fedcor.flower"),
         "reference/testing.md": module_page("fedcor.testing"),
         "reference/command-line.md": command_line_page(),
@@ -72,9 +76,10 @@ def package_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def module_page(name: str) -> str:
-    """The public names of a module, in the order of its `__all__`."""
-    names = importlib.import_module(name).__all__
+def module_page(name: str, wanted: list[str] | None = None) -> str:
+    """The public names of a module, or those that are wanted of them."""
+    public = importlib.import_module(name).__all__
+    names = [each for each in wanted or public if each in public]
     return "\n".join([f"# {name}", *(f"\n::: {name}.{each}" for each in names)]) + "\n"
 
 
