@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all lint check format bench package package-test clean
+.PHONY: demo test test-all lint check format bench docs package package-test clean
 
 demo: .venv/ready
 	$(BIN)/fedcor demo
@@ -30,6 +30,10 @@ bench: .venv/ready
 	$(BIN)/fedcor data fetch fmnist
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/flower_overhead.py
+
+# The documentation site in site/. A warning is an error, and so is a link that leads nowhere.
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
 # A wheel and an sdist in dist/.
 package: .venv/ready
