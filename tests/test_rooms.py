@@ -20,7 +20,7 @@ SOURCE = Path(fedcor.__file__).parent
 ORDER = [
     "errors", "types", "rng", "checks", "config", "plugins", "files", "guard", "ledger", "header",
     "record", "run_folder", "progress", "processes", "selection", "gp", "selectors", "testing",
-    "data", "faults", "optimisers", "model_options", "experiment", "engine", "simulate", "build",
+    "data", "faults", "optimisers", "model_options", "experiments", "engine", "simulation", "build",
     "runner", "analysis", "report", "reproduce", "flower", "cli", "__main__",
 ]  # fmt: skip
 NEVER = {

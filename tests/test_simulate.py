@@ -12,12 +12,12 @@ from fedcor.build import build_simulation
 from fedcor.data import load
 from fedcor.engine import Faults, FedAvg
 from fedcor.errors import FedcorError
-from fedcor.experiment import load_experiment
+from fedcor.experiments import load_experiment
 from fedcor.guard import screen_losses
 from fedcor.ledger import ANSWER_BYTES, CURRENT, Ledger
 from fedcor.rng import stream
 from fedcor.selectors.base import StatelessSelector
-from fedcor.simulate import LearningRate
+from fedcor.simulation import LearningRate
 
 DIGITS = load("digits")
 N, C = 50, 10

@@ -24,8 +24,8 @@ from fedcor.engine import Engine, Faults
 from fedcor.optimisers import Optimiser
 from fedcor.record import RoundRecord
 from fedcor.selection import Decision, decide, init_state, observe
-from fedcor.simulate.round import SimulatedRound
-from fedcor.simulate.state import SimulationState
+from fedcor.simulation.round import SimulatedRound
+from fedcor.simulation.state import SimulationState
 from fedcor.types import Outcome, Selector
 
 __all__ = ["LearningRate", "Simulation"]
