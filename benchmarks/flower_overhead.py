@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=4)
     options = parser.parse_args()
     experiment = load_experiment(options.preset, selector="random")
-    nodes, chosen = experiment.partition.clients, experiment.training.clients_per_round
+    nodes, chosen = experiment.clients, experiment.clients_per_round
     times = {"Flower's FedAvg": Timed(), "ours around it": Timed()}
     app = ServerApp()
 

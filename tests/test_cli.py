@@ -255,8 +255,7 @@ def check_demo(out: str, rounds: int) -> None:
 def test_demo_with_fewer_rounds(capsys, monkeypatch):
     def shorter(source: str):
         experiment = load_experiment(source)
-        training = dataclasses.replace(experiment.training, rounds=3)
-        return dataclasses.replace(experiment, training=training)
+        return dataclasses.replace(experiment, rounds=3)
 
     monkeypatch.setattr("fedcor.experiments.load_experiment", shorter)
     assert fedcor("demo --out d") == 0

@@ -45,7 +45,7 @@ def run(
         3
     """
     use_one_thread()
-    rounds = experiment.training.rounds
+    rounds = experiment.rounds
     with open_run(out, experiment_header(experiment, seed), resume=resume) as writer:
         if writer.done >= rounds:
             return
@@ -111,7 +111,7 @@ def compare_jobs(
     """
     variants = [experiment.with_selector(name) for name in selectors]
     jobs = [
-        Job(variant, seed, out / folder_name(variant.selector) / f"seed-{seed}", resume)
+        Job(variant, seed, out / folder_name(variant.selector_label) / f"seed-{seed}", resume)
         for seed in seeds
         for variant in variants
     ]
@@ -133,9 +133,7 @@ def run_jobs(jobs: Sequence[Job], processes: int) -> Iterator[Job]:
     processes; the unfinished runs can be resumed.
     """
     finished = [
-        job
-        for job in jobs
-        if job.resume and count_rounds(job.out) >= job.experiment.training.rounds
+        job for job in jobs if job.resume and count_rounds(job.out) >= job.experiment.rounds
     ]
     for job in finished:  # checked, and left as they are: no process need start for that
         _run_job(job)

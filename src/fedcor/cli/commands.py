@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> None:
     run_engine = _engine(options.engine)
     warn_about_warmup(experiment)
     out = options.out or _default_folder(experiment, options.engine, options.seed)
-    title, rounds = f"{experiment.name} {experiment.selector}", experiment.training.rounds
+    title, rounds = f"{experiment.name} {experiment.selector}", experiment.rounds
     with show_rounds(title, rounds) as update:
 
         def show(record: RoundRecord) -> None:
@@ -184,7 +184,7 @@ def _default_folder(experiment: Experiment, engine: str, seed: int) -> Path:
     from fedcor.runner import folder_name
 
     name = experiment.name if engine == "simulator" else f"{experiment.name}-{engine}"
-    return Path("runs") / name / folder_name(experiment.selector) / f"seed-{seed}"
+    return Path("runs") / name / folder_name(experiment.selector_label) / f"seed-{seed}"
 
 
 def _changes(options: argparse.Namespace) -> list[str]:
@@ -197,7 +197,7 @@ def _run_all(jobs: Sequence[Job], processes: int, *, quiet: bool = False) -> Non
 
     terminal = sys.stdout.isatty()  # asked here: a live bar replaces stdout
     finished: list[Job] = []
-    with show_rounds("rounds", sum(job.experiment.training.rounds for job in jobs)) as update:
+    with show_rounds("rounds", sum(job.experiment.rounds for job in jobs)) as update:
 
         def show() -> None:
             done = sum(count_rounds(job.out) for job in jobs)

@@ -53,7 +53,7 @@ def print_tables(folder: Path, baseline: str | None = None) -> None:
 def warn_about_warmup(experiment: Experiment) -> None:
     """Warns if the run ends before the selector's own rule begins."""
     warmup = selector_traits(experiment.build_selector()).warmup
-    rounds = experiment.training.rounds
+    rounds = experiment.rounds
     if warmup >= rounds:
         _warn(
             f"{experiment.selector} chooses at random in its first {warmup} rounds, "

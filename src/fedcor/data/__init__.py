@@ -3,22 +3,43 @@
 from fedcor.data.cache import cache_dir
 from fedcor.data.datasets import Dataset, Listing, available, load
 from fedcor.data.download import OnDownload
+from fedcor.data.interim import as_dataset, parts_of
 from fedcor.data.label_noise import noisy_clients, randomise_labels
 from fedcor.data.partition import Partition, dirichlet, iid, shards
+from fedcor.data.partitioners import (
+    IID,
+    PARTITIONS,
+    Dirichlet,
+    OwnParts,
+    Partitioner,
+    Shards,
+    as_partition,
+    check_parts,
+)
 from fedcor.data.sources import fetch
 
 __all__ = [
+    "IID",
+    "PARTITIONS",
     "Dataset",
+    "Dirichlet",
     "Listing",
     "OnDownload",
+    "OwnParts",
     "Partition",
+    "Partitioner",
+    "Shards",
+    "as_dataset",
+    "as_partition",
     "available",
     "cache_dir",
+    "check_parts",
     "dirichlet",
     "fetch",
     "iid",
     "load",
     "noisy_clients",
+    "parts_of",
     "randomise_labels",
     "shards",
 ]

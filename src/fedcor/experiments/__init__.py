@@ -1,12 +1,14 @@
-"""Experiments: presets and TOML files become checked, frozen settings. Needs no extra."""
+"""Experiments: keywords, presets and TOML files become checked, frozen settings. Needs no extra."""
 
+from fedcor.experiments.change import experiment
 from fedcor.experiments.files import load_experiment, parse_experiment, preset_names
-from fedcor.experiments.settings import DataSettings, Experiment, TrainingSettings
+from fedcor.experiments.given import OwnData
+from fedcor.experiments.settings import Experiment
 
 __all__ = [
-    "DataSettings",
     "Experiment",
-    "TrainingSettings",
+    "OwnData",
+    "experiment",
     "load_experiment",
     "parse_experiment",
     "preset_names",

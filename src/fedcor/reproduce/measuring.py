@@ -110,6 +110,6 @@ def advance(
 def _random_selections(measurement: Measurement, round: int, clients: int) -> IntArray:
     """(selections, C) uniform selections."""
     rng = stream(measurement.seed, "measured selections", round)
-    count = measurement.experiment.training.clients_per_round
+    count = measurement.experiment.clients_per_round
     everyone = np.arange(clients)
     return np.array([uniform(rng, everyone, count) for _ in range(measurement.selections)])

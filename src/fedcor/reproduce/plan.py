@@ -115,6 +115,7 @@ class Plan:
             selector: registered name, or module:Class
             options: of the selector, in place of the preset's
         """
+        from fedcor.experiments import experiment as change
         from fedcor.experiments import load_experiment
 
         scenario = Scenario(where, where) if isinstance(where, str) else where
@@ -125,12 +126,8 @@ class Plan:
             experiment = load_experiment("digits", [*_DIGITS[scenario.setting], *changes], selector)
         else:
             experiment = load_experiment(f"{self.dataset}-{scenario.setting}", changes, selector)
-        merged = {**experiment.selectors.get(selector, {}), **(options or {})}
-        return dataclasses.replace(
-            experiment,
-            name=f"{self.dataset}-{scenario.name}",
-            selectors={**experiment.selectors, selector: merged},
-        ).check()
+        name = f"{self.dataset}-{scenario.name}"
+        return change(experiment, name=name, selectors={selector: options or {}})
 
     def describe(self) -> dict[str, Any]:
         """What a saved result says about how it was made."""

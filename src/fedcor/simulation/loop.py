@@ -11,7 +11,6 @@ function of the state before it.
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,36 +22,13 @@ from torch import Tensor
 from fedcor.engine import Engine, Faults
 from fedcor.optimisers import Optimiser
 from fedcor.record import RoundRecord
+from fedcor.schedules import LearningRate, Schedule
 from fedcor.selection import Decision, decide, init_state, observe
 from fedcor.simulation.round import SimulatedRound
 from fedcor.simulation.state import SimulationState
 from fedcor.types import Outcome, Selector
 
 __all__ = ["LearningRate", "Simulation"]
-
-
-@dataclass(frozen=True)
-class LearningRate:
-    """The clients' learning rate: `initial`, multiplied by `factor` at each milestone.
-
-    Args:
-        initial: The rate in round 0.
-        milestones: The rounds at which it changes.
-        factor: What it is multiplied by.
-
-    Example:
-        >>> LearningRate(0.1, milestones=(100,), factor=0.5).at(100)
-        0.05
-    """
-
-    initial: float
-    milestones: tuple[int, ...] = ()
-    factor: float = 0.5
-
-    def at(self, round: int) -> float:
-        """The learning rate in `round`."""
-        passed = sum(round >= milestone for milestone in self.milestones)
-        return self.initial * math.pow(self.factor, passed)
 
 
 @dataclass(frozen=True)
@@ -74,7 +50,7 @@ class Simulation:
     selector: Selector
     optimiser: Optimiser
     faults: Faults
-    learning_rate: LearningRate
+    learning_rate: Schedule
     seed: int
 
     @cached_property
