@@ -25,6 +25,7 @@ __all__ = [
     "build_simulation",
     "experiment_header",
     "load_data",
+    "one_thread",
     "split_data",
     "use_one_thread",
 ]
@@ -114,6 +115,18 @@ def use_one_thread() -> None:
     """Compute in one thread: sums then have one order, and runs are equal bit for bit."""
     torch.set_num_threads(1)
     threadpool_limits(1)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """As `use_one_thread`, for as long as the block runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import inspect
 import sys
 import types
 from collections.abc import Mapping
@@ -136,30 +135,38 @@ def _class_name(cls: Any) -> str:
 
 
 def _not_repeatable(value: Any) -> dict[str, Any]:
-    """What it is and where it was written. A function's code, too: so a change of it is seen."""
+    """What it is and where it was written; and a digest of its code, so that a change is seen."""
     name = getattr(value, "__qualname__", type(value).__qualname__).rpartition(".")[2]
-    described = {NOT_REPEATABLE: f"{name} in {_place(value)}"}
-    code = getattr(value, "__code__", None)
-    return described if code is None else {**described, "code": _code_digest(code)}
+    codes = _codes(value)
+    described = {NOT_REPEATABLE: f"{name} in {_place(codes)}"}
+    if not codes:
+        return described
+    digest = hashlib.sha256(repr([_code_parts(code) for code in codes]).encode()).hexdigest()
+    return {**described, "code": digest[:16]}
 
 
-def _place(value: Any) -> str:
-    try:
-        file = inspect.getsourcefile(value) or ""
-    except (TypeError, OSError):
-        file = ""
+def _codes(value: Any) -> list[types.CodeType]:
+    """The code of a function, or of the methods that are written in a class."""
+    functions = vars(value).values() if isinstance(value, type) else [value]
+    codes = [code for one in functions if (code := getattr(one, "__code__", None)) is not None]
+    if not isinstance(value, type):
+        return codes
+    return [code for code in codes if code.co_filename != "<string>"]  # not what dataclasses add
+
+
+def _place(codes: list[types.CodeType]) -> str:
     # IPython gives every cell a file name, another one in every session.
+    file = codes[0].co_filename if codes else ""
     if not file or file.startswith("<") or "ipykernel" in file:
-        return "a notebook or at the prompt"
+        return "a script or notebook"
     return Path(file).name
 
 
-def _code_digest(code: types.CodeType) -> str:
-    return hashlib.sha256(repr(_code_parts(code)).encode()).hexdigest()[:16]
-
-
 def _code_parts(code: types.CodeType) -> tuple[Any, ...]:
-    constants = [
-        _code_parts(item) if isinstance(item, types.CodeType) else item for item in code.co_consts
-    ]
+    constants: list[Any] = []
+    for item in code.co_consts:
+        if isinstance(item, types.CodeType):
+            constants.append(_code_parts(item))
+        else:  # the order of a set is another one in every process
+            constants.append(sorted(map(repr, item)) if isinstance(item, frozenset) else item)
     return code.co_code, constants, code.co_names, code.co_varnames

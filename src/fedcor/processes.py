@@ -18,18 +18,42 @@ from typing import Any, TypeVar
 
 import joblib
 
-from fedcor.errors import WorkerDiedError
+from fedcor.errors import ConfigError, WorkerDiedError
 
-__all__ = ["for_each"]
+__all__ = ["count_processes", "for_each", "map_each"]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 CHECK_PARENT_EVERY = 0.2  # seconds
+
+
+def count_processes(jobs: int) -> int:
+    """How many processes `jobs` means, as in joblib: -1 is one per processor, -2 all but one.
+
+    >>> count_processes(3)
+    3
+    """
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs == 0:
+        raise ConfigError("jobs", jobs, "must be a number of processes, or -1 for all processors")
+    return jobs if jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + jobs)
 
 
 def for_each(
     function: Callable[[T], object], items: Sequence[T], processes: int, backend: str = "loky"
 ) -> Iterator[T]:
+    """Call `function` on each of `items`, in up to `processes` processes; see `map_each`.
+
+    Yields:
+        Each item when its call is done, in the order in which they finish.
+    """
+    for item, _ in map_each(_Silent(function), items, processes, backend):
+        yield item
+
+
+def map_each(
+    function: Callable[[T], R], items: Sequence[T], processes: int, backend: str = "loky"
+) -> Iterator[tuple[T, R]]:
     """Call `function` on each of `items`, in up to `processes` processes.
 
     With one process, or one item, everything runs in this process. Whatever else ends this
@@ -37,13 +61,13 @@ def for_each(
     They also end by themselves when this process dies.
 
     Args:
-        function: What is called. What it returns is not sent back.
+        function: What is called. What it returns is sent back.
         items: What it is called with, in this order.
         processes: How many processes work at once, at most.
         backend: A backend of joblib.
 
     Yields:
-        Each item when its call is done, in the order in which they finish.
+        Each item with its result when its call is done, in the order in which they finish.
 
     Raises:
         WorkerDiedError: A worker process died. An error in a call is raised as it is.
@@ -51,8 +75,7 @@ def for_each(
     processes = min(processes, len(items))
     if processes <= 1:
         for item in items:
-            function(item)
-            yield item
+            yield item, function(item)
         return
     # Without pgrep, loky warns that it ends the workers but not their children. They have none.
     warnings.filterwarnings("ignore", "Failed to kill subprocesses")
@@ -70,8 +93,8 @@ def for_each(
     with _ignoring_interrupts():
         done = workers(calls)
     try:
-        for index in done:
-            yield items[index]
+        for index, result in done:
+            yield items[index], result
     except BrokenProcessPool:
         raise WorkerDiedError(
             "a worker process died (killed, or out of memory?); what was recorded is kept, and can "
@@ -83,12 +106,21 @@ def for_each(
             done.close()
 
 
-def _call(folder: str | None, function: Callable[[T], object], index: int, item: T) -> int:
+class _Silent:
+    """A function without its result."""
+
+    def __init__(self, function: Callable[[Any], object]) -> None:
+        self.function = function
+
+    def __call__(self, item: Any) -> None:
+        self.function(item)
+
+
+def _call(folder: str | None, function: Callable[[T], R], index: int, item: T) -> tuple[int, R]:
     # loky keeps workers for the next call, which may come from another folder.
     if folder is not None and os.getcwd() != folder:
         os.chdir(folder)
-    function(item)
-    return index
+    return index, function(item)
 
 
 @contextmanager

@@ -111,7 +111,7 @@ class Shards(_BuiltIn):
         >>> labels = np.repeat([0, 1, 2, 3], 5)
         >>> parts = Shards(4, shards_per_client=1).split(labels, np.random.default_rng(1))
         >>> [sorted(set(labels[part].tolist())) for part in parts]
-        [[3], [2], [1], [0]]
+        [[0], [1], [2], [3]]
     """
 
     _kind = "shards"

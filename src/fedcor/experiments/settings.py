@@ -337,7 +337,7 @@ class Experiment:
             if chosen is not None and chosen != self.clients_per_round:
                 raise ConfigError(
                     "selector",
-                    self.selectors[name],
+                    name,
                     f"chooses {chosen} clients per round, but the experiment has "
                     f"clients_per_round = {self.clients_per_round}: make them equal",
                 )

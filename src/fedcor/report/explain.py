@@ -45,7 +45,7 @@ def explain(run: RunRecord, round: int | None = None) -> dict[str, Any]:
         raise RecordError(
             f"{run.path} has the rounds 0 to {len(run.rounds) - 1}; there is no round {number}"
         )
-    entry, names = run.rounds[number], client_names(run.path)
+    entry, names = run.rounds[number], [] if run.path is None else client_names(run.path)
     why = entry.get("why") or {}
     rows = []
     for place, client in enumerate(entry["selected"]):
