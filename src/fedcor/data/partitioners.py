@@ -245,7 +245,8 @@ def as_partition(given: Any) -> Partitioner:
         given = {"kind": given}
     if isinstance(given, Mapping):
         return _from_table(given)
-    if callable(getattr(given, "load_partition", None)) and hasattr(given, "num_partitions"):
+    # Asked of the class: many cannot tell their number before they have their data.
+    if hasattr(type(given), "load_partition") and hasattr(type(given), "num_partitions"):
         return _FlowerDatasets(given)
     if isinstance(given, type) or not PARTITIONS.accepts(given):
         raise ConfigError(
