@@ -21,6 +21,7 @@ from fedcor.engine.stacked import StackedTrainer, dense_stack
 from fedcor.engine.train import Assignment, LoopTrainer, schedule
 from fedcor.errors import ConfigError, FedcorError
 from fedcor.rng import stream
+from fedcor.tasks import build_task
 
 
 class Residual(nn.Module):
@@ -95,7 +96,7 @@ def train_reference(engine, clients, round, seed=3):
     training, x, y = engine.local_training, engine._x, engine._y
     steps = training.local_steps
     work = [Assignment(k, round, seed, engine._rows[k], steps) for k in clients]
-    return train_plainly(engine.module, engine.initial_model, work, x, y, training)
+    return train_plainly(engine.module, engine.initial_model, work, x, y, training, engine.task)
 
 
 @pytest.mark.parametrize("proximal", [0.0, 0.7], ids=["fedavg", "fedprox"])
@@ -197,7 +198,8 @@ def test_the_proximal_term_is_the_gradient_of_the_squared_distance():
 )
 def test_other_modules_are_trained_client_by_client(module):
     assert dense_stack(module) is None
-    assert isinstance(trainer_for(module, ModelVector(module), 8), LoopTrainer)
+    task, x = build_task(classes=2), torch.zeros(4, 3)
+    assert isinstance(trainer_for(module, ModelVector(module), 8, x, task), LoopTrainer)
 
 
 class OwnForward(nn.Sequential):

@@ -378,9 +378,7 @@ def test_stragglers_deliver_what_they_had_time_for():
     steps = s.faults.steps(1, 0, N, s.engine.local_training.local_steps)
     assert len(set(steps[:C].tolist())) > 1
     for k in range(C):
-        alone = s.engine.train(
-            s.engine.initial_model, [k], 0, s.learning_rate.at(0), [int(steps[k])]
-        )[0]
+        alone = s.engine.train(s.engine.initial_model, [k], 0, s.schedule.at(0), [int(steps[k])])[0]
         assert torch.equal(federation._trained[k], alone)
 
 

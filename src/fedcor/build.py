@@ -51,9 +51,8 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
             labels = randomise_labels(data.train_y, data.classes, parts, noisy, rng)
         data = dataclasses.replace(data, train_y=labels)
     options = {key: value for key, value in experiment.model.items() if key != "name"}
-    shape = data.train_x.shape[1:]
     with _errors_under("model"):
-        module = build_model(experiment.model["name"], shape, data.classes, seed, options)
+        module = build_model(experiment.model["name"], data.shape, data.outputs, seed, options)
     local = LocalTraining(
         training.batch_size,
         training.local_steps,

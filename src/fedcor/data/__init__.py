@@ -1,9 +1,11 @@
 """Data sets, and how their training samples are spread over clients."""
 
 from fedcor.data.cache import cache_dir
-from fedcor.data.datasets import Dataset, Listing, available, load
+from fedcor.data.client_ids import parts_of
+from fedcor.data.datasets import Dataset, Listing, Samples, available, load
 from fedcor.data.download import OnDownload
 from fedcor.data.label_noise import noisy_clients, randomise_labels
+from fedcor.data.own_data import as_dataset
 from fedcor.data.partition import Partition, dirichlet, iid, shards
 from fedcor.data.sources import fetch
 
@@ -12,6 +14,8 @@ __all__ = [
     "Listing",
     "OnDownload",
     "Partition",
+    "Samples",
+    "as_dataset",
     "available",
     "cache_dir",
     "dirichlet",
@@ -19,6 +23,7 @@ __all__ = [
     "iid",
     "load",
     "noisy_clients",
+    "parts_of",
     "randomise_labels",
     "shards",
 ]

@@ -23,7 +23,7 @@ from fedcor.flower.settings import SelectionSettings
 from fedcor.flower.strategy import SelectingStrategy
 from fedcor.optimisers import Optimiser
 from fedcor.record import RoundRecord
-from fedcor.simulate import LearningRate, Simulation
+from fedcor.simulate import Schedule, Simulation
 from fedcor.types import Selector
 
 __all__ = ["ExperimentStrategy", "client_app", "server_app", "to_model", "to_record"]
@@ -71,7 +71,7 @@ def server_app(
             on_round=on_round,
         )
         strategy = _BridgedStrategy(
-            ExperimentStrategy(simulation.optimiser, simulation.learning_rate),
+            ExperimentStrategy(simulation.optimiser, simulation.schedule),
             simulation.selector,
             settings,
             experiment_header(experiment, seed, "flower"),
@@ -146,7 +146,7 @@ class ExperimentStrategy(FedAvg):
     amplify (docs/flower.md).
     """
 
-    def __init__(self, optimiser: Optimiser, rate: LearningRate) -> None:
+    def __init__(self, optimiser: Optimiser, rate: Schedule) -> None:
         super().__init__(fraction_evaluate=0.0)
         self._optimiser, self._rate = optimiser, rate
         self._before: ArrayRecord | None = None  # the model at the start of the round

@@ -92,7 +92,7 @@ def _measure_run(measurement: Measurement) -> None:
         if measurement.file(round).exists():
             continue
         selections = _random_selections(measurement, round, simulation.engine.population.count)
-        rate = simulation.learning_rate.at(round)
+        rate = simulation.schedule.at(round)
         changes = loss_changes(simulation.engine, state.model, round, rate, selections)
         save_arrays(measurement.file(round), {"changes": changes})
 

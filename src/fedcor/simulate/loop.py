@@ -11,7 +11,6 @@ function of the state before it.
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,34 +24,11 @@ from fedcor.optimisers import Optimiser
 from fedcor.record import RoundRecord
 from fedcor.selection import Decision, decide, init_state, observe
 from fedcor.simulate.round import SimulatedRound
+from fedcor.simulate.schedule import Rate, Schedule, as_schedule
 from fedcor.simulate.state import SimulationState
 from fedcor.types import Outcome, Selector
 
-__all__ = ["LearningRate", "Simulation"]
-
-
-@dataclass(frozen=True)
-class LearningRate:
-    """The clients' learning rate: `initial`, multiplied by `factor` at each milestone.
-
-    Args:
-        initial: The rate in round 0.
-        milestones: The rounds at which it changes.
-        factor: What it is multiplied by.
-
-    Example:
-        >>> LearningRate(0.1, milestones=(100,), factor=0.5).at(100)
-        0.05
-    """
-
-    initial: float
-    milestones: tuple[int, ...] = ()
-    factor: float = 0.5
-
-    def at(self, round: int) -> float:
-        """The learning rate in `round`."""
-        passed = sum(round >= milestone for milestone in self.milestones)
-        return self.initial * math.pow(self.factor, passed)
+__all__ = ["Simulation"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +42,8 @@ class Simulation:
         selector: Chooses the clients.
         optimiser: Aggregates their updates.
         faults: Which clients are unavailable, drop out, or are slow.
-        learning_rate: The clients' learning rate over the rounds.
+        learning_rate: The clients' learning rate: a number, a function of the round (from 0), or an
+            object with the method `at(round)`, such as `LearningRate`.
         seed: Fixes everything that is drawn.
     """
 
@@ -74,8 +51,13 @@ class Simulation:
     selector: Selector
     optimiser: Optimiser
     faults: Faults
-    learning_rate: LearningRate
+    learning_rate: Rate
     seed: int
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The learning rate as an object with the method `at(round)`."""
+        return as_schedule(self.learning_rate)
 
     @cached_property
     def start(self) -> SimulationState:
@@ -87,7 +69,7 @@ class Simulation:
 
     def open_round(self, state: SimulationState) -> SimulatedRound:
         """The round that follows from `state`."""
-        rate = self.learning_rate.at(state.round)
+        rate = self.schedule.at(state.round)
         return SimulatedRound(self.engine, self.optimiser, self.faults, rate, self.seed, state)
 
     def run(
@@ -135,4 +117,5 @@ class Simulation:
             bytes_up=federation.ledger.bytes_up,
             seconds=round(time.perf_counter() - started, 6),
             why=decision.why,
+            metrics=scores.metrics,
         )
