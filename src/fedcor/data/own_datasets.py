@@ -97,7 +97,8 @@ class _Column:
 
     def put(self, start: int, values: Array, where: str) -> None:
         if self.rows is None:
-            self.rows = np.empty((self.total, *values.shape[1:]), values.dtype)
+            dtype = np.dtype(np.float32) if values.dtype.kind == "f" else values.dtype
+            self.rows = np.empty((self.total, *values.shape[1:]), dtype)
         if values.shape[1:] != self.rows.shape[1:]:
             raise DataError(
                 f"{where} has the shape {values.shape[1:]}, but the first one "
@@ -109,7 +110,8 @@ class _Column:
             raise DataError(
                 f"{where} is of type {values.dtype}, but the first one of {self.rows.dtype}"
             )
-        self.rows[start : start + len(values)] = values
+        with np.errstate(over="ignore"):  # what overflows is infinite, and reported later
+            self.rows[start : start + len(values)] = values
 
 
 def read_items(
@@ -153,6 +155,8 @@ def read_items(
             start += 1
     arrays = {part: column.rows for part, column in x.items()}
     assert y.rows is not None
+    if len(arrays) == 1 and all(map(is_table, datasets)):  # one column, as in `read_table`
+        return next(iter(arrays.values())), y.rows, sizes
     return arrays.get(None, arrays), y.rows, sizes
 
 
