@@ -275,6 +275,13 @@ def test_what_needs_labels_says_so_in_a_regression():
     assert np.isfinite(engine.losses(engine.initial_model, np.arange(10))).all()
 
 
+def test_targets_whose_losses_would_all_be_refused_are_to_be_scaled():
+    x, y, x_test, y_test = diabetes()
+    data, parts = as_dataset((x, y * 1e5, x_test, y_test * 1e5), partition=np.arange(350) % 10)
+    with pytest.raises(FedcorError, match="first model has a test loss of .* scale the targets"):
+        next(simulation(data, parts, nn.Linear(10, 1)).run(1))
+
+
 def test_client_losses_of_a_regression_equal_a_loop():
     data, parts = as_dataset(diabetes(), partition=np.arange(350) % 10)
     engine = simulation(data, parts, nn.Linear(10, 1), holdout=0.0).engine

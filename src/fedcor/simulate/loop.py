@@ -20,6 +20,8 @@ import numpy as np
 from torch import Tensor
 
 from fedcor.engine import Engine, Faults
+from fedcor.errors import FedcorError
+from fedcor.guard import LARGEST_LOSS
 from fedcor.optimisers import Optimiser
 from fedcor.record import RoundRecord
 from fedcor.selection import Decision, decide, init_state, observe
@@ -61,11 +63,24 @@ class Simulation:
 
     @cached_property
     def start(self) -> SimulationState:
-        """The state before the first round."""
+        """The state before the first round. Raises FedcorError for losses that are out of scale."""
+        self._check_scale()
         clients = self.engine.population.count
         unknown, nobody = np.full(clients, np.nan), np.zeros(clients, dtype=bool)
         state = init_state(self.selector, self.engine.population)
         return SimulationState(0, self.engine.initial_model, unknown, nobody, state)
+
+    def _check_scale(self) -> None:
+        """In regression, the loss has the scale of the targets; clients' losses have a limit."""
+        if self.engine.task.classes is not None:
+            return
+        loss = self.engine.test(self.engine.initial_model).loss
+        if not loss <= LARGEST_LOSS:
+            raise FedcorError(
+                f"the first model has a test loss of {loss:.3g}, but losses above {LARGEST_LOSS:g} "
+                "count as unusable numbers: scale the targets, for example with scikit-learn's "
+                "StandardScaler"
+            )
 
     def open_round(self, state: SimulationState) -> SimulatedRound:
         """The round that follows from `state`."""
