@@ -22,7 +22,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
 from fedcor.build import build_simulation
-from fedcor.experiment import load_experiment
+from fedcor.experiments import load_experiment
 from fedcor.flower import select_with
 from fedcor.flower.apps import ExperimentStrategy, client_app, to_record
 from fedcor.flower.bridge import simulate

@@ -22,7 +22,7 @@ import pytest
 from fedcor.cli import main
 from fedcor.data import cache_dir
 from fedcor.errors import DataError
-from fedcor.experiment import load_experiment, preset_names
+from fedcor.experiments import load_experiment, preset_names
 from fedcor.record import read_run
 from fedcor.reproduce import NAMES
 from fedcor.selectors import selector_names
@@ -258,7 +258,7 @@ def test_demo_with_fewer_rounds(capsys, monkeypatch):
         training = dataclasses.replace(experiment.training, rounds=3)
         return dataclasses.replace(experiment, training=training)
 
-    monkeypatch.setattr("fedcor.experiment.load_experiment", shorter)
+    monkeypatch.setattr("fedcor.experiments.load_experiment", shorter)
     assert fedcor("demo --out d") == 0
     check_demo(capsys.readouterr().out, 3)
 

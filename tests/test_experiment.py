@@ -31,12 +31,12 @@ from fedcor.errors import (
     RunExistsError,
     WorkerDiedError,
 )
-from fedcor.experiment import load_experiment, parse_experiment, preset_names
+from fedcor.experiments import load_experiment, parse_experiment, preset_names
 from fedcor.model_options import MODEL_OPTIONS
 from fedcor.optimisers import build_optimiser, optimiser_names
 from fedcor.runner import compare_jobs
 from fedcor.selectors import AFL, FedCor, PowerOfChoice
-from fedcor.simulate import LearningRate
+from fedcor.simulation import LearningRate
 
 PRESETS = [
     "cifar10-1spc",
@@ -140,7 +140,7 @@ def test_settings_are_read_without_torch(tmp_path):
     program = """
 import sys
 sys.modules["torch"] = None
-from fedcor.experiment import load_experiment, parse_experiment, preset_names
+from fedcor.experiments import load_experiment, parse_experiment, preset_names
 for name in preset_names():
     load_experiment(name)
 mine = load_experiment("mine.toml", ["faults.dropout=0.1"], "random")

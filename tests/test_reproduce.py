@@ -21,7 +21,7 @@ from fedcor.analysis.embedding import project
 from fedcor.build import build_simulation
 from fedcor.cli import main
 from fedcor.errors import ConfigError, MissingExtraError
-from fedcor.experiment import load_experiment
+from fedcor.experiments import load_experiment
 from fedcor.record import differences as setting_differences
 from fedcor.record import read_run
 from fedcor.report.estimates import Estimate, ratio_estimate

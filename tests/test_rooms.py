@@ -20,8 +20,8 @@ SOURCE = Path(fedcor.__file__).parent
 ORDER = [
     "errors", "types", "rng", "checks", "config", "plugins", "files", "guard", "ledger", "header",
     "record", "run_folder", "progress", "processes", "selection", "gp", "selectors", "testing",
-    "data", "faults", "optimisers", "model_options", "tasks", "experiment", "engine", "simulate",
-    "build", "runner", "analysis", "report", "reproduce", "flower", "cli", "__main__",
+    "tasks", "data", "faults", "optimisers", "schedules", "model_options", "experiments", "engine",
+    "simulation", "build", "runner", "analysis", "report", "reproduce", "flower", "cli", "__main__",
 ]  # fmt: skip
 NEVER = {
     ("engine", "selectors"),

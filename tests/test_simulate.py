@@ -12,12 +12,12 @@ from fedcor.build import build_simulation
 from fedcor.data import load
 from fedcor.engine import Faults, FedAvg
 from fedcor.errors import FedcorError
-from fedcor.experiment import load_experiment
+from fedcor.experiments import load_experiment
 from fedcor.guard import screen_losses
 from fedcor.ledger import ANSWER_BYTES, CURRENT, Ledger
 from fedcor.rng import stream
 from fedcor.selectors.base import StatelessSelector
-from fedcor.simulate import LearningRate
+from fedcor.simulation import LearningRate
 
 DIGITS = load("digits")
 N, C = 50, 10
@@ -378,7 +378,9 @@ def test_stragglers_deliver_what_they_had_time_for():
     steps = s.faults.steps(1, 0, N, s.engine.local_training.local_steps)
     assert len(set(steps[:C].tolist())) > 1
     for k in range(C):
-        alone = s.engine.train(s.engine.initial_model, [k], 0, s.schedule.at(0), [int(steps[k])])[0]
+        alone = s.engine.train(
+            s.engine.initial_model, [k], 0, s.learning_rate.at(0), [int(steps[k])]
+        )[0]
         assert torch.equal(federation._trained[k], alone)
 
 
@@ -490,10 +492,9 @@ def test_learning_rates_are_numbers_functions_or_objects(rate, expected):
 @pytest.mark.parametrize(
     ("rate", "message"),
     [
-        (lambda round: 0.1 - 0.1 * round, r"learning_rate\(1\) = 0.0: must be a finite number"),
-        (lambda round: float("nan") if round else 1, r"learning_rate\(1\) = nan"),
-        (lambda round: "0.1" if round else 1, r"learning_rate\(1\) = '0.1'"),
-        (lambda round: [0.1][round], "learning rate of round 1 failed: IndexError"),
+        (lambda round: 0.1 - 0.1 * round, "must give a number above 0 .* gave 0 in round 1"),
+        (lambda round: float("nan") if round else 1, "gave nan in round 1"),
+        (lambda round: [0.1][round], "failed in round 1: IndexError"),
     ],
 )
 def test_a_learning_rate_that_cannot_work_is_refused_in_its_round(rate, message):
@@ -502,4 +503,4 @@ def test_a_learning_rate_that_cannot_work_is_refused_in_its_round(rate, message)
     with pytest.raises(FedcorError, match=message):
         next(rounds)
     with pytest.raises(FedcorError, match="learning_rate = None"):
-        next(dataclasses.replace(simulation(), learning_rate=None).run(1))
+        dataclasses.replace(simulation(), learning_rate=None)

@@ -21,7 +21,7 @@ from fedcor.errors import ConfigError, FedcorError
 from fedcor.record import RoundRecord, json_line
 from fedcor.rng import stream
 from fedcor.selectors import FedCor, Random
-from fedcor.simulate import Simulation
+from fedcor.simulation import Simulation
 from fedcor.tasks import Task, build_task, find_loss, find_metrics
 
 

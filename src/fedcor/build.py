@@ -14,10 +14,10 @@ from threadpoolctl import threadpool_limits
 from fedcor.data import Dataset, load, randomise_labels
 from fedcor.engine import Engine, LocalTraining, build_model
 from fedcor.errors import ConfigError
-from fedcor.experiment import Experiment
+from fedcor.experiments import Experiment
 from fedcor.header import run_header
 from fedcor.rng import stream
-from fedcor.simulate import LearningRate, Simulation
+from fedcor.simulation import LearningRate, Simulation
 
 __all__ = ["LABEL_NOISE", "build_simulation", "experiment_header", "use_one_thread"]
 
@@ -35,7 +35,7 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
         data: The data set; the one that the experiment names is loaded if it is not given.
 
     Example:
-        >>> from fedcor.experiment import load_experiment
+        >>> from fedcor.experiments import load_experiment
         >>> simulation = build_simulation(load_experiment("digits", selector="random"), seed=1)
         >>> [record.round for record, _ in simulation.run(3)]
         [0, 1, 2]

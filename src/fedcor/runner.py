@@ -9,11 +9,11 @@ from pathlib import Path
 
 from fedcor.build import build_simulation, experiment_header, use_one_thread
 from fedcor.errors import ConfigError, FedcorError, RecordError, RunExistsError
-from fedcor.experiment import Experiment
+from fedcor.experiments import Experiment
 from fedcor.processes import for_each
 from fedcor.record import RoundRecord, count_rounds, has_run
 from fedcor.run_folder import open_run
-from fedcor.simulate import Simulation, SimulationState
+from fedcor.simulation import Simulation, SimulationState
 from fedcor.types import Array
 
 __all__ = ["Job", "compare_jobs", "folder_name", "run", "run_jobs"]
@@ -39,7 +39,7 @@ def run(
         on_round: Called after each round with its record.
 
     Example:
-        >>> from fedcor.experiment import load_experiment
+        >>> from fedcor.experiments import load_experiment
         >>> run(load_experiment("digits", ["training.rounds=3"], "random"), 1, Path("runs/a"))
         >>> count_rounds(Path("runs/a"))
         3

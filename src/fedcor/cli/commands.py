@@ -18,7 +18,7 @@ from fedcor.progress import refresh, show_download, show_rounds
 from fedcor.record import RoundRecord, count_rounds, read_run, read_runs
 
 if TYPE_CHECKING:
-    from fedcor.experiment import Experiment
+    from fedcor.experiments import Experiment
     from fedcor.runner import Job
 
 __all__ = [
@@ -38,7 +38,7 @@ PAPER_SELECTORS = ("random", "afl", "power_of_choice", "fedcor")  # those that t
 
 def demo(options: argparse.Namespace) -> None:
     """Five selectors on the embedded digits, three seeds."""
-    from fedcor.experiment import load_experiment
+    from fedcor.experiments import load_experiment
     from fedcor.runner import compare_jobs
 
     selectors, seeds = [*PAPER_SELECTORS, "complement"], [1, 2, 3]
@@ -56,7 +56,7 @@ def demo(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """One run of an experiment."""
-    from fedcor.experiment import load_experiment
+    from fedcor.experiments import load_experiment
 
     # Checked before torch is imported, so that a mistake is refused at once.
     experiment = load_experiment(options.experiment, _changes(options), options.selector)
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
 
 def compare(options: argparse.Namespace) -> None:
     """Several selectors on several seeds."""
-    from fedcor.experiment import load_experiment
+    from fedcor.experiments import load_experiment
 
     experiment = load_experiment(options.experiment, _changes(options), options.selectors[0])
     variants = [experiment.with_selector(name) for name in options.selectors]

@@ -13,7 +13,7 @@ from fedcor.record import read_run, read_runs
 from fedcor.types import selector_traits
 
 if TYPE_CHECKING:
-    from fedcor.experiment import Experiment
+    from fedcor.experiments import Experiment
 
 __all__ = ["print_finished", "print_tables", "warn_about_warmup"]
 

@@ -22,7 +22,7 @@ from fedcor.cli.commands import (
 )
 from fedcor.cli.examples import COMPARE_EXAMPLES, EXAMPLES, REPRODUCE_EXAMPLES, RUN_EXAMPLES
 from fedcor.data import available
-from fedcor.experiment import preset_names
+from fedcor.experiments import preset_names
 from fedcor.reproduce import NAMES
 from fedcor.selectors import selector_names
 

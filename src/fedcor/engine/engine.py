@@ -1,7 +1,7 @@
 """The engine: the data of every client in one process, and training and evaluation of models on it.
 
 A model is a flat vector (`ModelVector` in models.py). The engine has no rounds and makes no
-choices: `simulate.py` tells it which clients train from which model, and aggregates the results.
+choices: `fedcor.simulation` tells it which clients train from which model, and aggregates.
 """
 
 from __future__ import annotations

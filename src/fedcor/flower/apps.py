@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from fedcor.build import build_simulation, experiment_header, use_one_thread
-from fedcor.experiment import Experiment
+from fedcor.experiments import Experiment
 from fedcor.flower.client import answers_probes
 from fedcor.flower.numbering import own_round
 from fedcor.flower.screen import number
@@ -23,7 +23,8 @@ from fedcor.flower.settings import SelectionSettings
 from fedcor.flower.strategy import SelectingStrategy
 from fedcor.optimisers import Optimiser
 from fedcor.record import RoundRecord
-from fedcor.simulate import Schedule, Simulation
+from fedcor.schedules import Schedule
+from fedcor.simulation import Simulation
 from fedcor.types import Selector
 
 __all__ = ["ExperimentStrategy", "client_app", "server_app", "to_model", "to_record"]
@@ -71,7 +72,7 @@ def server_app(
             on_round=on_round,
         )
         strategy = _BridgedStrategy(
-            ExperimentStrategy(simulation.optimiser, simulation.schedule),
+            ExperimentStrategy(simulation.optimiser, simulation.learning_rate),
             simulation.selector,
             settings,
             experiment_header(experiment, seed, "flower"),

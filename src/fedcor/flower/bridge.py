@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fedcor.errors import ConfigError, MissingExtraError, RunExistsError
-from fedcor.experiment import Experiment
+from fedcor.experiments import Experiment
 from fedcor.faults import Faults
 from fedcor.flower.apps import client_app, server_app
 from fedcor.flower.wire import LOG

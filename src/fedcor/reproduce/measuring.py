@@ -11,14 +11,14 @@ import numpy as np
 
 from fedcor.analysis.candidates import loss_changes
 from fedcor.build import build_simulation, use_one_thread
-from fedcor.experiment import Experiment
+from fedcor.experiments import Experiment
 from fedcor.files import save_arrays
 from fedcor.processes import for_each
 from fedcor.progress import refresh
 from fedcor.reproduce.plan import Plan
 from fedcor.rng import stream
 from fedcor.selectors.base import uniform
-from fedcor.simulate import Simulation, SimulationState
+from fedcor.simulation import Simulation, SimulationState
 from fedcor.types import FloatArray, IntArray
 
 __all__ = ["Measurement", "advance", "measure", "plan_measurement"]
@@ -92,7 +92,7 @@ def _measure_run(measurement: Measurement) -> None:
         if measurement.file(round).exists():
             continue
         selections = _random_selections(measurement, round, simulation.engine.population.count)
-        rate = simulation.schedule.at(round)
+        rate = simulation.learning_rate.at(round)
         changes = loss_changes(simulation.engine, state.model, round, rate, selections)
         save_arrays(measurement.file(round), {"changes": changes})
 

@@ -14,7 +14,7 @@ from fedcor.checks import check_one_of
 from fedcor.files import write_whole
 
 if TYPE_CHECKING:
-    from fedcor.experiment import Experiment
+    from fedcor.experiments import Experiment
 
 __all__ = ["DATASETS", "SETTINGS", "Plan", "Scenario", "ShowProgress"]
 
@@ -115,7 +115,7 @@ class Plan:
             selector: registered name, or module:Class
             options: of the selector, in place of the preset's
         """
-        from fedcor.experiment import load_experiment
+        from fedcor.experiments import load_experiment
 
         scenario = Scenario(where, where) if isinstance(where, str) else where
         given = {"training.rounds": self.rounds, "training.device": self.device}

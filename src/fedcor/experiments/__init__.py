@@ -1,7 +1,7 @@
 """Experiments: presets and TOML files become checked, frozen settings. Needs no extra."""
 
-from fedcor.experiment.files import load_experiment, parse_experiment, preset_names
-from fedcor.experiment.settings import DataSettings, Experiment, TrainingSettings
+from fedcor.experiments.files import load_experiment, parse_experiment, preset_names
+from fedcor.experiments.settings import DataSettings, Experiment, TrainingSettings
 
 __all__ = [
     "DataSettings",

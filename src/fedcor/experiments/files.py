@@ -11,7 +11,7 @@ from typing import Any
 from fedcor.config import build_dataclass
 from fedcor.data import Partition
 from fedcor.errors import ConfigError, suggest
-from fedcor.experiment.settings import DataSettings, Experiment, TrainingSettings
+from fedcor.experiments.settings import DataSettings, Experiment, TrainingSettings
 from fedcor.faults import Faults
 
 __all__ = ["load_experiment", "parse_experiment", "preset_names"]
@@ -48,7 +48,7 @@ def load_experiment(
             for a `source` that cannot be read, and "change" for a change that is not key=value.
 
     Example:
-        >>> from fedcor.experiment import load_experiment
+        >>> from fedcor.experiments import load_experiment
         >>> load_experiment("fmnist-2spc", ["training.rounds=50"], selector="random").name
         'fmnist-2spc'
     """

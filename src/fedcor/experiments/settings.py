@@ -104,7 +104,7 @@ class Experiment:
         target_accuracy: for "rounds to target", in (0, 1].
 
     Example:
-        >>> from fedcor.experiment import load_experiment
+        >>> from fedcor.experiments import load_experiment
         >>> load_experiment("digits", ["training.rounds=20"], selector="afl").training.rounds
         20
     """

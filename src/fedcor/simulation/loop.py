@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -24,13 +25,13 @@ from fedcor.errors import FedcorError
 from fedcor.guard import LARGEST_LOSS
 from fedcor.optimisers import Optimiser
 from fedcor.record import RoundRecord
+from fedcor.schedules import LearningRate, Schedule, as_schedule
 from fedcor.selection import Decision, decide, init_state, observe
-from fedcor.simulate.round import SimulatedRound
-from fedcor.simulate.schedule import Rate, Schedule, as_schedule
-from fedcor.simulate.state import SimulationState
+from fedcor.simulation.round import SimulatedRound
+from fedcor.simulation.state import SimulationState
 from fedcor.types import Outcome, Selector
 
-__all__ = ["Simulation"]
+__all__ = ["LearningRate", "Simulation"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class Simulation:
         selector: Chooses the clients.
         optimiser: Aggregates their updates.
         faults: Which clients are unavailable, drop out, or are slow.
-        learning_rate: The clients' learning rate: a number, a function of the round (from 0), or an
-            object with the method `at(round)`, such as `LearningRate`.
+        learning_rate: The clients' learning rate over the rounds. A number, or a function of the
+            round, becomes a schedule; a user's own is checked in every round.
         seed: Fixes everything that is drawn.
     """
 
@@ -53,13 +54,15 @@ class Simulation:
     selector: Selector
     optimiser: Optimiser
     faults: Faults
-    learning_rate: Rate
+    learning_rate: Schedule
     seed: int
 
-    @cached_property
-    def schedule(self) -> Schedule:
-        """The learning rate as an object with the method `at(round)`."""
-        return as_schedule(self.learning_rate)
+    def __post_init__(self) -> None:
+        rate: Any = self.learning_rate
+        if not isinstance(rate, LearningRate):
+            number = isinstance(rate, int | float)
+            schedule = LearningRate(float(rate)) if number else as_schedule(rate)
+            object.__setattr__(self, "learning_rate", schedule)
 
     @cached_property
     def start(self) -> SimulationState:
@@ -84,7 +87,7 @@ class Simulation:
 
     def open_round(self, state: SimulationState) -> SimulatedRound:
         """The round that follows from `state`."""
-        rate = self.schedule.at(state.round)
+        rate = self.learning_rate.at(state.round)
         return SimulatedRound(self.engine, self.optimiser, self.faults, rate, self.seed, state)
 
     def run(
