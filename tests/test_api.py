@@ -296,7 +296,6 @@ def test_the_keywords_of_an_experiment_are_those_of_a_change():
         ({"model": "mpl"}, 'did you mean "mlp"'),
         ({"model": {"name": "mlp", "hiden": 3}}, 'did you mean "hidden"'),
         ({"partition": None}, "partition = None: must be given: fedcor.Dirichlet"),
-        ({"partition": np.zeros((2, 2))}, "must have one client id per sample"),
         ({"partition": fedcor.IID}, "partition = <class.*must be fedcor.IID, Shards"),
         ({"partition": {"kind": "shard", "clients": 3}}, 'partition.kind.*did you mean "shards"'),
         ({"optimiser": 3}, "^optimiser = 3: must be a name, or an object with the method aggreg"),
@@ -365,8 +364,70 @@ def test_a_module_is_trained_from_its_own_weights_and_left_as_it_is():
 
 
 def test_client_ids_that_do_not_fit_the_data():
-    with pytest.raises(DataError, match="60 client ids, but there are 120 samples"):
-        fedcor.run(own(partition=IDS[:60]))
+    with pytest.raises(DataError, match="60 client ids for 120 training samples"):
+        own(partition=IDS[:60])
+    with pytest.raises(DataError, match="one client id per sample"):
+        own(partition=np.zeros((2, 2)))
+    named = fedcor.experiment("digits", partition=IDS, clients_per_round=4)
+    with pytest.raises(DataError, match="120 client ids, but there are 1438 samples"):
+        fedcor.run(named, rounds=1)
+
+
+def macro_f1(targets, outputs):
+    """A user's metric, on the whole test data."""
+    from sklearn.metrics import f1_score
+
+    return f1_score(targets, outputs.argmax(axis=1), average="macro")
+
+
+class Pair(torch.nn.Module):
+    """A model whose batch is a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layer = torch.nn.EmbeddingBag(9, 4), torch.nn.Linear(4, 3)
+
+    def forward(self, batch):
+        return self.layer(self.embed(batch["input_ids"]) * batch["scale"][:, None])
+
+
+def test_metrics_regression_and_batches_that_are_dictionaries(tmp_path):
+    result = fedcor.run(own(metrics={"f1": macro_f1}, selector=fedcor.FedCor(4)), out=tmp_path)
+    assert 0 <= result.runs[0].rounds[-1]["metrics"]["f1"] <= 1
+    assert result.runs[0].header["config"]["metrics"] == {"f1": f"{__name__}:macro_f1"}
+    target = X[:, 0] + 1.0
+    numbers = own(data=(X, target, X, target), model=lambda: torch.nn.Linear(6, 1), loss="mse")
+    last = fedcor.run(numbers, fedcor.FedCor(4)).runs[0].rounds[-1]
+    assert last["test_accuracy"] is None
+    assert last["test_loss"] > 0
+    assert numbers.describe()["training"]["loss"] == "mse"
+    words = {"input_ids": RNG.integers(9, size=(120, 5)), "scale": np.ones(120, np.float32)}
+    texts = own(data=(words, Y, words, Y), model=lambda: Pair())
+    assert set(texts.describe()["data"]["train_x"]) == {"input_ids", "scale"}
+    assert len(fedcor.compare(texts, ["random", "afl"], seeds=[1]).runs[1].rounds) == 3
+
+
+def test_data_that_comes_in_parts():
+    tensors = [torch.tensor(X[k == IDS], dtype=torch.float32) for k in range(12)]
+    parts = [
+        torch.utils.data.TensorDataset(x, torch.tensor(Y[k == IDS])) for k, x in enumerate(tensors)
+    ]
+    given = own(data=parts, test_data=(X, Y), partition=None)
+    assert given.clients == 12
+    assert len(fedcor.run(given).runs[0].rounds) == 3
+    with pytest.raises(DataError, match="leave out partition"):
+        own(data=parts, test_data=(X, Y), partition=fedcor.IID(3))
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_dict({"x": X.tolist(), "label": Y, "hospital": IDS})
+    experiment = own(data=table, test_data=table, partition="hospital", model=lambda: First())
+    assert experiment.clients == 12
+
+
+class First(Net):
+    """Takes the only column, or a dictionary with it."""
+
+    def forward(self, x):
+        return self.layer(x["x"] if isinstance(x, dict) else x)
 
 
 def test_two_experiments_share_their_data():

@@ -18,6 +18,7 @@ from fedcor.experiments import Experiment, OwnData
 from fedcor.header import run_header
 from fedcor.rng import stream
 from fedcor.simulation import Simulation
+from fedcor.tasks import build_task
 from fedcor.types import IntArray
 
 __all__ = [
@@ -52,13 +53,14 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
     data = data or load_data(experiment)
     optimiser, schedule = experiment.build_optimiser(), experiment.build_schedule()
     parts = split_data(experiment, data, seed)
+    task = build_task(experiment.loss, experiment.metrics, classes=data.classes)
     if experiment.noisy_clients:
         noisy, rng = experiment.noisy_clients, stream(seed, LABEL_NOISE)
         labels = randomise_labels(data.train_y, data.classes, parts, noisy, rng)
         data = dataclasses.replace(data, train_y=labels)
     name, options = _model(experiment)
     with _errors_under("model"):
-        module = build_model(name, data.train_x.shape[1:], data.classes, seed, options)
+        module = build_model(name, data.shape, data.outputs, seed, options, data=data, task=task)
     local = LocalTraining(
         experiment.batch_size,
         experiment.local_steps,
@@ -67,7 +69,7 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
         optimiser.proximal,
     )
     holdout, device = experiment.holdout, _device(experiment.device)
-    engine = Engine(data, parts, module, local, seed, holdout=holdout, device=device)
+    engine = Engine(data, parts, module, local, seed, holdout=holdout, device=device, task=task)
     selector, faults = experiment.build_selector(), experiment.faults
     return Simulation(engine, selector, optimiser, faults, schedule, seed)
 

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedcor.build import build_simulation, experiment_header, one_thread
 from fedcor.errors import ConfigError, FedcorError, RecordError, RunExistsError
@@ -59,7 +58,7 @@ def run(
         writer.begin()
         start = _restore(writer.checkpoint, simulation, out) if writer.checkpoint else None
         for record, state in simulation.run(rounds, start):
-            writer.append(_entry(record))
+            writer.append(dataclasses.asdict(record))
             if state.round % CHECKPOINT_EVERY == 0 or state.round == rounds:
                 writer.save(state.to_arrays())
             if on_round is not None:
@@ -80,18 +79,10 @@ def run_in_memory(
         header = {"kind": "header", **experiment_header(experiment, seed)}
         rounds = []
         for record, _ in build_simulation(experiment, seed).run(experiment.rounds):
-            rounds.append(json.loads(json_line(_entry(record))))
+            rounds.append(json.loads(json_line(dataclasses.asdict(record))))
             if on_round is not None:
                 on_round(record)
     return RunRecord(None, upgrade(json.loads(json_line(header))), rounds)
-
-
-def _entry(record: RoundRecord) -> dict[str, Any]:
-    """The line of a round; it has further metrics only where there are any."""
-    entry = dataclasses.asdict(record)
-    if not entry.get("metrics", True):
-        del entry["metrics"]
-    return entry
 
 
 def _restore(checkpoint: Mapping[str, Array], simulation: Simulation, out: Path) -> SimulationState:

@@ -1,10 +1,11 @@
 """Data sets, and how their training samples are spread over clients."""
 
 from fedcor.data.cache import cache_dir
-from fedcor.data.datasets import Dataset, Listing, available, load
+from fedcor.data.client_ids import parts_of
+from fedcor.data.datasets import Dataset, Listing, Samples, available, load
 from fedcor.data.download import OnDownload
-from fedcor.data.interim import as_dataset, parts_of
 from fedcor.data.label_noise import noisy_clients, randomise_labels
+from fedcor.data.own_data import as_dataset
 from fedcor.data.partition import Partition, dirichlet, iid, shards
 from fedcor.data.partitioners import (
     IID,
@@ -28,6 +29,7 @@ __all__ = [
     "OwnParts",
     "Partition",
     "Partitioner",
+    "Samples",
     "Shards",
     "as_dataset",
     "as_partition",

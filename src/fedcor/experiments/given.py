@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fedcor.config import build_dataclass
 from fedcor.data import (
@@ -37,6 +36,9 @@ __all__ = [
     "describe_optimiser",
     "describe_partition",
 ]
+
+
+_NO_IDS: Any = object()  # as a partition: there is one, but the data need not know it
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -77,22 +79,9 @@ def as_data(data: Any, test_data: Any, partition: Any) -> tuple[str | OwnData, P
         partition: What `as_partition` takes; an array of client ids; the name of the column that
             has them in a Hugging Face Dataset; None where the data comes in one part per client.
     """
-    parts: Any = None
-    held: str | OwnData
-    if isinstance(data, str | OwnData):
-        if test_data is not None:
-            raise ConfigError("test_data", "given", f"must not be given: {data!r} has its own")
-        held = data
-    elif isinstance(data, Dataset):
-        held = OwnData(data)
-    else:
-        column = partition if isinstance(partition, str) and hasattr(data, "column_names") else None
-        dataset, parts = as_dataset(data, test_data, partition=column)
-        held = OwnData(dataset)
+    held, parts = _held(data, test_data, partition)
     if parts is not None:
-        if partition is not None and not isinstance(partition, str):
-            raise ConfigError("partition", partition, "must not be given: the data is in parts")
-        return held, OwnParts(parts)
+        return held, OwnParts(parts, len(partition) if _are_ids(partition) else None)
     if partition is None:
         raise ConfigError(
             "partition",
@@ -100,24 +89,28 @@ def as_data(data: Any, test_data: Any, partition: Any) -> tuple[str | OwnData, P
             "must be given: fedcor.Dirichlet(clients=50), Shards or IID, an array with the client "
             "id of each training sample, or an object with the method split",
         )
-    ids = _client_ids(partition)
-    if ids is not None:
-        return held, OwnParts(parts_of(ids), len(ids))
     return held, as_partition(partition)
 
 
-def _client_ids(partition: Any) -> Any:
-    """The ids as an array; None for what is no array."""
-    if hasattr(partition, "detach"):
-        partition = partition.detach().cpu().numpy()
-    if not isinstance(partition, list | tuple) and not hasattr(partition, "__array__"):
-        return None
-    ids = np.asarray(partition)
-    if ids.ndim != 1 or not len(ids):
-        raise ConfigError(
-            "partition", f"an array of shape {ids.shape}", "must have one client id per sample"
-        )
-    return ids
+def _held(data: Any, test_data: Any, partition: Any) -> tuple[str | OwnData, Any]:
+    """The data; and its parts, where the data or an array of client ids tells them."""
+    ids = partition if _are_ids(partition) else None
+    data = str(data) if isinstance(data, Path) else data
+    if isinstance(data, str | OwnData):
+        if test_data is not None:
+            raise ConfigError("test_data", "given", f"must not be given: {data!r} has its own")
+        samples = len(data.dataset.train_y) if isinstance(data, OwnData) else None
+        return data, None if ids is None else parts_of(ids, samples)
+    if isinstance(partition, str) and ":" not in partition:
+        ids = partition  # the name of a column
+    elif partition is not None and ids is None:
+        ids = _NO_IDS
+    dataset, parts = as_dataset(data, test_data, partition=ids)
+    return OwnData(dataset), parts
+
+
+def _are_ids(partition: Any) -> bool:
+    return isinstance(partition, list | tuple) or hasattr(partition, "__array__")
 
 
 def as_model(given: Any) -> Any:
