@@ -3,6 +3,7 @@ paired difference says."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,11 +11,19 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-__all__ = ["Difference", "Estimate", "Verdict", "judge", "mean_estimate", "ratio_estimate"]
+__all__ = [
+    "Difference",
+    "Estimate",
+    "Verdict",
+    "critical_t",
+    "judge",
+    "mean_estimate",
+    "ratio_estimate",
+]
 
 CONFIDENCE = 0.95
 
-Verdict = Literal["better", "worse", "unclear", "equal"]
+Verdict = Literal["better", "worse", "higher", "lower", "unclear", "equal"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,8 @@ class Difference:
         estimate: of the mean paired difference; `n` and `of` count pairs
         rounds: fewest and most rounds that a pair was compared over; None for a metric that is
             fixed once the target is reached
-        verdict: "unclear" where the interval contains zero; None without an interval
+        verdict: "unclear" where the interval contains zero; None without an interval; "higher" or
+            "lower" where nobody said which is better
     """
 
     estimate: Estimate
@@ -63,19 +73,21 @@ def mean_estimate(values: Iterable[float | None], all_needed: bool = False) -> E
     """The mean over seeds with its t-interval.
 
     Args:
-        values: one per seed; None where a seed has no value
+        values: one per seed; None where a seed has no value. One that is not finite (its model
+            diverged) is no value either, and leaves no mean: that of the others would flatter
         all_needed: give no mean unless every seed has a value (the paper's N/A)
     """
     given = list(values)
-    known = [value for value in given if value is not None]
+    known = [value for value in given if value is not None and math.isfinite(value)]
     n, of = len(known), len(given)
-    if n == 0 or (all_needed and n < of):
+    diverged = n < sum(value is not None for value in given)
+    if n == 0 or diverged or (all_needed and n < of):
         return Estimate(None, None, None, None, n, of)
     mean = float(np.mean(known))
     if n == 1:
         return Estimate(mean, None, None, None, n, of)
     std = float(np.std(known, ddof=1))
-    half = _critical_t(n) * std / n**0.5
+    half = critical_t(n) * std / n**0.5
     return Estimate(mean, std, mean - half, mean + half, n, of)
 
 
@@ -93,7 +105,7 @@ def ratio_estimate(parts: Sequence[float], wholes: Sequence[float]) -> Estimate:
     if n == 1:
         return Estimate(ratio, None, None, None, n, n)
     # The ends of the interval are the roots of a R^2 - 2 b R + c.
-    q = _critical_t(n) ** 2 / n
+    q = critical_t(n) ** 2 / n
     spread = np.cov(d, g)
     a, b, c = (
         float(one.mean() * other.mean() - q * covariance)
@@ -109,13 +121,13 @@ def ratio_estimate(parts: Sequence[float], wholes: Sequence[float]) -> Estimate:
     return Estimate(ratio, None, (b - root) / a, (b + root) / a, n, n)
 
 
-def _critical_t(n: int) -> float:
+def critical_t(n: int) -> float:
     """Student's t of a two-sided interval for the mean of `n` values."""
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1))
 
 
 def judge(
-    estimate: Estimate, better: Literal["lower", "higher"], tolerance: float
+    estimate: Estimate, better: Literal["lower", "higher"] | None, tolerance: float
 ) -> Verdict | None:
     """What the interval of a difference says; ends within `tolerance` of zero count as zero."""
     if estimate.low is None or estimate.high is None:
@@ -124,4 +136,6 @@ def judge(
         return "equal"
     if estimate.low <= tolerance and estimate.high >= -tolerance:
         return "unclear"
+    if better is None:
+        return "higher" if estimate.low > 0 else "lower"
     return "better" if (estimate.low > 0) == (better == "higher") else "worse"

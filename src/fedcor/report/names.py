@@ -1,0 +1,44 @@
+"""Short names of selectors, for columns that are narrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.cells import cell_len, set_cell_size
+
+__all__ = ["NAME_WIDTH", "clean", "short_names"]
+
+NAME_WIDTH = 18
+
+
+def short_names(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]:
+    """Each name in at most `width` columns, no two alike.
+
+    Of `module:Class` the class is kept; what is still too long is cut.
+
+    Example:
+        >>> short_names(["random", "my_package.selectors:LongestUnseen"])
+        {'random': 'random', 'my_package.selectors:LongestUnseen': 'LongestUnseen'}
+    """
+    taken: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        whole = clean(name)
+        short = whole if cell_len(whole) <= width else _cut(whole.rpartition(":")[2], width)
+        number = 2
+        while short in taken.values():
+            ending = f"~{number}"
+            short = _cut(whole.rpartition(":")[2], width - len(ending)) + ending
+            number += 1
+        taken[name] = short
+    return taken
+
+
+def clean(text: str) -> str:
+    """The text on one line: characters that a terminal would act on become `?`."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _cut(text: str, width: int) -> str:
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, max(width - 2, 1)).rstrip() + ".."
