@@ -21,7 +21,7 @@ ORDER = [
     "errors", "types", "rng", "checks", "config", "plugins", "files", "guard", "ledger", "header",
     "record", "run_folder", "progress", "processes", "selection", "gp", "selectors", "testing",
     "data", "faults", "optimisers", "model_options", "experiment", "engine", "simulate", "build",
-    "runner", "analysis", "report", "reproduce", "flower", "cli", "__main__",
+    "runner", "analysis", "report", "results", "reproduce", "flower", "cli", "__main__",
 ]  # fmt: skip
 NEVER = {
     ("engine", "selectors"),

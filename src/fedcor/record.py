@@ -84,13 +84,13 @@ class RunRecord:
     """A record as it was read.
 
     Attributes:
-        path: The run's folder.
+        path: The run's folder; None for a run that lives in memory.
         header: What was run, with which settings and versions; see `fedcor.header.run_header`.
         rounds: One entry per round, with the fields of `RoundRecord`; numbers that JSON does not
             have (NaN, infinity) are None.
     """
 
-    path: Path
+    path: Path | None
     header: Mapping[str, Any]
     rounds: list[Mapping[str, Any]]
 

@@ -7,18 +7,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcor.cli.output import print_finished, print_tables, warn_about_warmup
+from fedcor.cli.output import (
+    last_score,
+    print_finished,
+    print_full,
+    print_screen,
+    warn_about_warmup,
+)
 from fedcor.errors import MissingExtraError
 from fedcor.progress import refresh, show_download, show_rounds
 from fedcor.record import RoundRecord, count_rounds, read_run, read_runs
 
 if TYPE_CHECKING:
     from fedcor.experiment import Experiment
+    from fedcor.report.summary import Summary
     from fedcor.runner import Job
 
 __all__ = [
@@ -33,6 +42,8 @@ __all__ = [
     "run",
 ]
 
+# What the demo takes on a laptop's core: to start processes, and for a round.
+START_SECONDS, ROUND_SECONDS = 10.0, 0.012
 PAPER_SELECTORS = ("random", "afl", "power_of_choice", "fedcor")  # those that the paper compares
 
 
@@ -43,15 +54,15 @@ def demo(options: argparse.Namespace) -> None:
 
     selectors, seeds = [*PAPER_SELECTORS, "complement"], [1, 2, 3]
     jobs = compare_jobs(load_experiment("digits"), selectors, seeds, options.out, resume=True)
+    rounds = jobs[0].experiment.training.rounds
+    plan = f"{len(selectors)} selectors on {len(seeds)} seeds, {rounds} rounds each"
+    print(f"{plan}{_how_long(jobs, options.jobs)}.")
     print(
-        f"50 clients, one digit each, 10 train per round: {len(selectors)} selectors on "
-        f"{len(seeds)} paired seeds, in {options.out}",
-        flush=True,
+        f"50 clients have one digit each, 10 train per round. Records: {options.out}\n", flush=True
     )
     _run_all(jobs, options.jobs, quiet=True)
-    print_tables(options.out)
-    where = options.out
-    print(f"\nThe records are in {where}; `fedcor report {where} --json` gives every number.")
+    print_screen(_summary(options.out))
+    print(f"\nMore: fedcor report {options.out} --plot, --full, --json, --csv or --latex")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -67,7 +78,7 @@ def run(options: argparse.Namespace) -> None:
     with show_rounds(title, rounds) as update:
 
         def show(record: RoundRecord) -> None:
-            update(record.round + 1, f"accuracy {record.test_accuracy:.3f}")
+            update(record.round + 1, last_score(record.test_accuracy, record.test_loss))
 
         run_engine(experiment, options.seed, out, resume=options.resume, on_round=show)
     print_finished(out, sys.stdout.isatty())
@@ -87,7 +98,9 @@ def compare(options: argparse.Namespace) -> None:
     jobs = compare_jobs(experiment, options.selectors, options.seeds, out, resume=options.resume)
     _run_all(jobs, options.jobs)
     if sys.stdout.isatty():
-        print_tables(out)
+        print()
+        print_screen(_summary(out))
+        print(f"\nMore: fedcor report {out} --plot, --full, --json, --csv or --latex")
 
 
 def reproduce(options: argparse.Namespace) -> None:
@@ -114,15 +127,46 @@ def reproduce(options: argparse.Namespace) -> None:
 
 
 def report(options: argparse.Namespace) -> None:
-    """Tables of runs."""
-    from fedcor.report.summary import summarise
+    """The verdict on runs, and what it rests on."""
+    from fedcor.report.markup import to_latex
     from fedcor.report.tables import to_csv, to_json
 
-    if not (options.json or options.csv):
-        print_tables(options.folder, options.baseline)
-        return
-    summary = summarise(read_runs(options.folder), options.baseline)
-    sys.stdout.write(to_json(summary) if options.json else to_csv(summary))
+    summary = _summary(options.folder, options.baseline, options.metric)
+    pictures = [] if options.plot is None else _plot(summary, options.folder, options.plot)
+    forms = {"json": to_json, "csv": to_csv, "latex": to_latex}
+    for form, text_of in forms.items():
+        if getattr(options, form):
+            sys.stdout.write(text_of(summary))
+            for path in pictures:  # the output is for another program
+                print(path, file=sys.stderr)
+            return
+    if options.full:
+        print_full(summary)
+    else:
+        print_screen(summary, curve=not pictures)
+    if pictures:
+        print("\n" + "\n".join(map(str, pictures)))
+
+
+def _summary(folder: Path, baseline: str | None = None, measure: str | None = None) -> Summary:
+    from fedcor.report.summary import summarise
+
+    return summarise(read_runs(folder), baseline, measure)
+
+
+def _plot(summary: Summary, folder: Path, file: Path) -> list[Path]:
+    """Draw every experiment; returns the files. Several experiments get a file each."""
+    from fedcor.report.plots import plot_experiment, save_plot
+
+    path = folder / "curves.png" if file == Path() else file
+    written = []
+    for experiment in summary.experiments:
+        name = re.sub(r"[^\w.-]", "_", experiment.name)
+        several = len(summary.experiments) > 1
+        target = path.with_name(f"{path.stem}-{name}{path.suffix}") if several else path
+        save_plot(plot_experiment(experiment), target)
+        written.append(target)
+    return written
 
 
 def explain(options: argparse.Namespace) -> None:
@@ -190,6 +234,19 @@ def _default_folder(experiment: Experiment, engine: str, seed: int) -> Path:
 def _changes(options: argparse.Namespace) -> list[str]:
     rounds = [] if options.rounds is None else [f"training.rounds={options.rounds}"]
     return [*options.changes, *rounds]
+
+
+def _how_long(jobs: Sequence[Job], processes: int) -> str:
+    """`, on 2 processes: about half a minute`: what is left of the demo."""
+    left = [job.experiment.training.rounds - count_rounds(job.out) for job in jobs]
+    left = [rounds for rounds in left if rounds > 0]
+    if not left:
+        return ": all done before"
+    used = max(min(processes, len(left)), 1)
+    seconds = START_SECONDS + ROUND_SECONDS * sum(left) / min(used, os.cpu_count() or 1)
+    words = ((12, "a few seconds"), (45, "about half a minute"), (90, "about a minute"))
+    time = next((word for most, word in words if seconds <= most), f"about {seconds / 60:.0f} min")
+    return f", on {used} {'process' if used == 1 else 'processes'}: {time}"
 
 
 def _run_all(jobs: Sequence[Job], processes: int, *, quiet: bool = False) -> None:

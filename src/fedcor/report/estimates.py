@@ -15,7 +15,7 @@ __all__ = [
     "Difference",
     "Estimate",
     "Verdict",
-    "critical_t",
+    "_critical_t",
     "judge",
     "mean_estimate",
     "ratio_estimate",
@@ -87,7 +87,7 @@ def mean_estimate(values: Iterable[float | None], all_needed: bool = False) -> E
     if n == 1:
         return Estimate(mean, None, None, None, n, of)
     std = float(np.std(known, ddof=1))
-    half = critical_t(n) * std / n**0.5
+    half = _critical_t(n) * std / n**0.5
     return Estimate(mean, std, mean - half, mean + half, n, of)
 
 
@@ -105,7 +105,7 @@ def ratio_estimate(parts: Sequence[float], wholes: Sequence[float]) -> Estimate:
     if n == 1:
         return Estimate(ratio, None, None, None, n, n)
     # The ends of the interval are the roots of a R^2 - 2 b R + c.
-    q = critical_t(n) ** 2 / n
+    q = _critical_t(n) ** 2 / n
     spread = np.cov(d, g)
     a, b, c = (
         float(one.mean() * other.mean() - q * covariance)
@@ -121,7 +121,7 @@ def ratio_estimate(parts: Sequence[float], wholes: Sequence[float]) -> Estimate:
     return Estimate(ratio, None, (b - root) / a, (b + root) / a, n, n)
 
 
-def critical_t(n: int) -> float:
+def _critical_t(n: int) -> float:
     """Student's t of a two-sided interval for the mean of `n` values."""
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1))
 

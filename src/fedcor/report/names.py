@@ -1,4 +1,4 @@
-"""Short names of selectors, for columns that are narrow."""
+"""Names of runs in messages, and short names of selectors for columns that are narrow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 from rich.cells import cell_len, set_cell_size
 
-__all__ = ["NAME_WIDTH", "clean", "short_names"]
+from fedcor.record import RunRecord
+
+__all__ = ["NAME_WIDTH", "clean", "run_name", "short_names"]
 
 NAME_WIDTH = 18
 
@@ -31,6 +33,15 @@ def short_names(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]
             number += 1
         taken[name] = short
     return taken
+
+
+def run_name(run: RunRecord) -> str:
+    """Where a run is; one that lives in memory is called by what it ran."""
+    if run.path is not None:
+        return str(run.path)
+    header = run.header
+    parts = (header.get(key) for key in ("experiment", "selector"))
+    return f"the run of {', '.join(map(str, parts))}, seed {header.get('seed')}"
 
 
 def clean(text: str) -> str:

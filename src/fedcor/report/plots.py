@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcor.checks import check_one_of
+from fedcor.checks import check_at_least, check_one_of
 from fedcor.errors import ConfigError
 from fedcor.files import write_whole
 from fedcor.report.names import short_names
@@ -23,6 +23,7 @@ __all__ = ["Plot", "plot_experiment", "save_plot"]
 
 LABELS = {"rounds": "communication round", "bytes": "down and up", "seconds": "seconds"}
 FORMATS = ("png", "svg", "pdf")
+MOST_SMOOTHED = 10  # rounds
 _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
@@ -35,12 +36,19 @@ class Plot(Figure):
         return content.getvalue()
 
 
-def plot_experiment(experiment: ExperimentSummary, xs: Sequence[str] = ("rounds", "bytes")) -> Plot:
-    """A panel for each of `xs`, one curve per selector: the mean over seeds, and its 95 % interval.
+def plot_experiment(
+    experiment: ExperimentSummary,
+    xs: Sequence[str] = ("rounds", "bytes"),
+    smooth: int | None = None,
+) -> Plot:
+    """A panel for each of `xs`, one curve per selector: the mean over seeds, with a band from the
+    lowest to the highest seed.
 
     Args:
         experiment: as `summarise` gives it
         xs: what the measure is drawn against: `rounds`, `bytes` or `seconds`
+        smooth: rounds in each point, itself and those before it; None for a twentieth of the
+            rounds, at most 10
     """
     for x in xs:
         check_one_of("x", x, LABELS)
@@ -49,8 +57,10 @@ def plot_experiment(experiment: ExperimentSummary, xs: Sequence[str] = ("rounds"
     legend = 0.7 + 0.075 * max(map(len, names.values()))
     figure = Plot(figsize=(3.6 * len(xs) + legend, 3.2), layout="constrained")
     axes = [figure.add_subplot(1, len(xs), place + 1) for place in range(len(xs))]
+    window = _window(experiment) if smooth is None else smooth
+    check_at_least("smooth", window, 1)
     means = {
-        name: seed_means(experiment.curves[name], experiment.measure)
+        name: seed_means(experiment.curves[name], experiment.measure, window)
         for name in ranking(experiment)
     }
     for ax, x in zip(axes, xs, strict=True):
@@ -60,7 +70,7 @@ def plot_experiment(experiment: ExperimentSummary, xs: Sequence[str] = ("rounds"
     if handles:
         # Outside, where it hides no curve.
         figure.legend(handles, labels, fontsize=8, loc="outside right center", frameon=False)
-    write_caption(figure, _caption(experiment, means))
+    write_caption(figure, _caption(experiment, means, window))
     return figure
 
 
@@ -104,7 +114,7 @@ def _draw(
         }[x]
         known = np.isfinite(mean.mean)  # rounds that were not measured are bridged
         look = line_style(name, place)
-        few = {"marker": "o", "markersize": 3} if known.sum() < 3 else {}
+        few: dict[str, Any] = {"marker": "o", "markersize": 3} if known.sum() < 3 else {}
         ax.plot(across[known], mean.mean[known], label=names[name], linewidth=1.5, **few, **look)
         ax.fill_between(
             across[known],
@@ -120,16 +130,18 @@ def _draw(
             0.99,
             experiment.target,
             f"target {percent(experiment.target)}",
-            va="bottom",
+            va="top",
             ha="right",
             fontsize=7,
             color="grey",
             transform=ax.get_yaxis_transform(),
         )
-    if experiment.measure == "accuracy":
-        bottom, top = ax.get_ylim()
-        ax.set_ylim(max(bottom, -0.02), min(top, 1.02))  # intervals may leave what is possible
     ax.set_xlabel(f"{unit} {LABELS[x]}".strip())
+
+
+def _window(experiment: ExperimentSummary) -> int:
+    rounds = max(run.rounds_done for s in experiment.selectors for run in s.runs)
+    return min(max(rounds // 20, 1), MOST_SMOOTHED)
 
 
 def _measure_label(experiment: ExperimentSummary) -> str:
@@ -137,12 +149,14 @@ def _measure_label(experiment: ExperimentSummary) -> str:
     return f"test {experiment.measure}" if experiment.measure in known else experiment.measure
 
 
-def _caption(experiment: ExperimentSummary, means: dict[str, SeedMeans]) -> str:
+def _caption(experiment: ExperimentSummary, means: dict[str, SeedMeans], window: int) -> str:
     counts = sorted({mean.seeds for mean in means.values()})
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     parts = [experiment.name, f"mean over {seeds} {'seed' if seeds == '1' else 'seeds'}"]
     if counts[-1] > 1:
-        parts.append("band: 95 % interval of the mean")
+        parts.append("band: lowest to highest seed")
+    if window > 1:
+        parts.append(f"each point: mean of the last {window} rounds")
     if any(not run.finished for s in experiment.selectors for run in s.runs):
         parts.append("not finished: up to the round that all seeds have")
     return "; ".join(parts)

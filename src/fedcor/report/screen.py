@@ -13,7 +13,7 @@ from fedcor.report.sparkline import sparklines
 from fedcor.report.summary import ExperimentSummary, Summary
 from fedcor.report.verdict import experiment_verdict
 
-__all__ = ["screen", "screen_text"]
+__all__ = ["notes", "screen", "screen_text", "title"]
 
 STYLES = {"better": "green", "worse": "red"}
 
@@ -40,21 +40,27 @@ def _experiment(experiment: ExperimentSummary, ascii: bool, curve: bool, named: 
     text = Text()
     name = f"{clean(experiment.name)}: " if named else ""
     text.append(_wrapped(name + experiment_verdict(experiment)), style="bold")
-    text.append("\n\n" + _wrapped(_title(experiment)) + "\n")
+    text.append("\n\n" + _wrapped(title(experiment)) + "\n")
     table = compact_table(experiment)
     head, *lines = table.lines()
     text.append(head, style="underline")
     for row, line in zip(table.rows, lines, strict=True):
         text.append("\n" + line, style=STYLES.get(row.verdict or "", ""))
-    notes = filter(None, (unfinished_note(experiment), missing_note(experiment)))
-    for note in notes:
-        text.append("\n" + _wrapped(clean(note)))
+    for note in notes(experiment):
+        text.append("\n" + _wrapped(note))
     if curve and (drawn := sparklines(experiment, ascii)):
         text.append("\n\n" + "\n".join(drawn))
     return text
 
 
-def _title(experiment: ExperimentSummary) -> str:
+def notes(experiment: ExperimentSummary) -> list[str]:
+    """What is unfinished, and what is missing."""
+    found = (unfinished_note(experiment), missing_note(experiment))
+    return [clean(note) for note in found if note]
+
+
+def title(experiment: ExperimentSummary) -> str:
+    """What the table is about: experiment, measure, rounds and seeds."""
     done = [run.rounds_done for s in experiment.selectors for run in s.runs]
     rounds = f"{span((min(done), max(done)))} rounds"
     what = (

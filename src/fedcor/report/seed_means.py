@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcor.report.estimates import critical_t
 from fedcor.report.metrics import Curve
 from fedcor.types import FloatArray
 
@@ -21,8 +20,8 @@ class SeedMeans:
 
     Attributes:
         mean: (T,) over seeds; NaN where no seed has a value
-        low: (T,) lower end of the 95 % interval of the mean; the mean itself where there is none
-        high: (T,) upper end
+        low: (T,) the lowest seed
+        high: (T,) the highest seed
         bytes: (T,) bytes down and up until then, mean over seeds
         seconds: (T,) time until then, mean over seeds; NaN where the records do not tell
         seeds: how many runs there are
@@ -36,12 +35,13 @@ class SeedMeans:
     seeds: int
 
 
-def seed_means(curves: Mapping[int, Curve], measure: str) -> SeedMeans:
+def seed_means(curves: Mapping[int, Curve], measure: str, window: int = 1) -> SeedMeans:
     """The mean over seeds, round by round.
 
     Args:
         curves: the runs of one selector, by seed
         measure: `accuracy`, `loss`, or a metric of the user's
+        window: rounds in each point: itself and those before it
     """
     begun = [curve for curve in curves.values() if curve.done]
     length = min((curve.done for curve in begun), default=0)
@@ -50,13 +50,17 @@ def seed_means(curves: Mapping[int, Curve], measure: str) -> SeedMeans:
         return SeedMeans(none, none, none, none, none, 0)
     values = np.array([curve.of(measure)[:length] for curve in begun])  # (seeds, rounds)
     values[np.isinf(values)] = np.nan
-    n = np.isfinite(values).sum(axis=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # rounds without any value
-        mean = np.nanmean(values, axis=0)
-        std = np.nanstd(values, axis=0, ddof=1)
-    t = np.array([critical_t(count) if count > 1 else 0.0 for count in n.tolist()])
-    half = np.where(n > 1, t * std / np.sqrt(np.maximum(n, 1)), 0.0)
+        smooth = np.array([_smooth(row, window) for row in values])
+        mean = np.nanmean(smooth, axis=0)
+        low, high = np.nanmin(smooth, axis=0), np.nanmax(smooth, axis=0)
     total = np.mean([np.cumsum(curve.down + curve.up)[:length] for curve in begun], axis=0)
     seconds = np.mean([np.cumsum(curve.seconds)[:length] for curve in begun], axis=0)
-    return SeedMeans(mean, mean - half, mean + half, total, seconds, len(begun))
+    return SeedMeans(mean, low, high, total, seconds, len(begun))
+
+
+def _smooth(values: FloatArray, window: int) -> FloatArray:
+    """(T,) the mean of each value and the `window - 1` before it, as far as they are there."""
+    ends = np.arange(1, len(values) + 1)
+    return np.array([np.nanmean(values[max(0, end - window) : end]) for end in ends])

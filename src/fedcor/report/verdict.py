@@ -6,7 +6,7 @@ Nothing is called a win unless the 95 % interval of the paired difference exclud
 from __future__ import annotations
 
 from fedcor.report.estimates import Difference
-from fedcor.report.names import short_names
+from fedcor.report.names import clean, short_names
 from fedcor.report.numbers import numbers, percent, rounds_text
 from fedcor.report.pairs import bytes_ratio, difference, paired_values
 from fedcor.report.ranking import not_clearly_behind, ranking
@@ -21,7 +21,7 @@ def verdict(summary: Summary) -> str:
     """The verdict on every experiment; with the experiment's name where there are several."""
     several = len(summary.experiments) > 1
     return "\n".join(
-        (f"{experiment.name}: " if several else "") + experiment_verdict(experiment)
+        (f"{clean(experiment.name)}: " if several else "") + experiment_verdict(experiment)
         for experiment in summary.experiments
     )
 
