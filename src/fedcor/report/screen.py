@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
-
+from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
 from fedcor.report.compact import WIDTH, compact_table
@@ -76,4 +75,13 @@ def title(experiment: ExperimentSummary) -> str:
 
 
 def _wrapped(text: str) -> str:
-    return textwrap.fill(text, WIDTH, break_on_hyphens=False)
+    """In lines of at most 80 columns; some characters take two."""
+    lines = [""]
+    for word in text.split():
+        for part in chop_cells(word, WIDTH):
+            joined = f"{lines[-1]} {part}".lstrip()
+            if cell_len(joined) <= WIDTH:
+                lines[-1] = joined
+            else:
+                lines.append(part)
+    return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from rich.cells import cell_len, set_cell_size
 
 from fedcor.report.compact import WIDTH
 from fedcor.report.names import short_names
@@ -30,7 +31,7 @@ def sparklines(experiment: ExperimentSummary, ascii: bool = False) -> list[str]:
     """
     marks = ASCII if ascii else BLOCKS
     names = short_names(s.name for s in experiment.selectors)
-    margin = max(map(len, names.values())) + 2
+    margin = max(map(cell_len, names.values())) + 2
     means = {
         name: seed_means(experiment.curves[name], experiment.measure).mean
         for name in ranking(experiment)
@@ -48,7 +49,7 @@ def sparklines(experiment: ExperimentSummary, ascii: bool = False) -> list[str]:
         padded = np.full(longest, np.nan)
         padded[: len(mean)] = mean
         marked = "".join(_mark(part, low, high, marks) for part in np.array_split(padded, columns))
-        lines.append(f"{names[name]:{margin}}{marked}".rstrip())
+        lines.append((set_cell_size(names[name], margin) + marked).rstrip())
     return lines
 
 
