@@ -77,6 +77,8 @@ def test_a_run_that_ends_in_the_warmup_is_noted(capsys):
         ("reproduce table1 --dataset fmnits", '--dataset = .*did you mean "fmnist"'),
         ("reproduce table1 --settings 3spc", '--settings = .*did you mean "2spc"|"1spc"'),
         ("report nowhere", "there is no folder"),
+        ("compare digits --plot x.gif", "--plot = 'x.gif': must end in one of .png, .svg, .pdf"),
+        ("demo --plot x", "--plot = 'x': must end in one of"),
         ("report .", "no run in"),
         ("data fetch fmnits", "fmnist"),
         ("data fetch fmnist --from nowhere", "nowhere"),
@@ -172,8 +174,11 @@ def test_compare_report_and_resume(capsys, small_data):
     )
     assert fedcor(f"run digits --selector random --seed 1 --out c/random/seed-1 {options}") == 2
     assert capsys.readouterr().err == err
-    assert fedcor(f"{command} --resume") == 0
-    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert fedcor(f"{command} --resume --plot x.png") == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 4
+    assert err == "x.png\n"
+    assert Path("x.png").exists()
 
     assert fedcor("report c") == 0
     table = capsys.readouterr().out
@@ -368,7 +373,8 @@ def test_demo_with_fewer_rounds(capsys, monkeypatch):
     out = capsys.readouterr().out
     check_demo(out, 3)
     assert "rounds each, on 2 processes: a few seconds." in out
-    assert fedcor("demo --out d --jobs 2") == 0
+    assert fedcor("demo --out d --jobs 2 --plot") == 0
+    assert Path("d/curves.png").exists()
     assert "rounds each: all done before." in capsys.readouterr().out
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedcor.runner import Job
 
 __all__ = [
+    "DEFAULT_PLOT",
     "PAPER_SELECTORS",
     "compare",
     "data_fetch",
@@ -42,6 +43,7 @@ __all__ = [
     "run",
 ]
 
+DEFAULT_PLOT = Path("DIR/curves.png")  # in the folder of the runs
 # What the demo takes on a laptop's core: to start processes, and for a round.
 START_SECONDS, ROUND_SECONDS = 10.0, 0.012
 PAPER_SELECTORS = ("random", "afl", "power_of_choice", "fedcor")  # those that the paper compares
@@ -52,6 +54,7 @@ def demo(options: argparse.Namespace) -> None:
     from fedcor.experiment import load_experiment
     from fedcor.runner import compare_jobs
 
+    _check_plot(options.plot)
     selectors, seeds = [*PAPER_SELECTORS, "complement"], [1, 2, 3]
     jobs = compare_jobs(load_experiment("digits"), selectors, seeds, options.out, resume=True)
     rounds = jobs[0].experiment.training.rounds
@@ -61,8 +64,7 @@ def demo(options: argparse.Namespace) -> None:
         f"50 clients have one digit each, 10 train per round. Records: {options.out}\n", flush=True
     )
     _run_all(jobs, options.jobs, quiet=True)
-    print_screen(_summary(options.out))
-    print(f"\nMore: fedcor report {options.out} --plot, --full, --json, --csv or --latex")
+    _show(options.out, options.plot)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -90,6 +92,7 @@ def compare(options: argparse.Namespace) -> None:
 
     experiment = load_experiment(options.experiment, _changes(options), options.selectors[0])
     variants = [experiment.with_selector(name) for name in options.selectors]
+    _check_plot(options.plot)
     from fedcor.runner import compare_jobs  # imports torch: after the checks
 
     for variant in variants:
@@ -99,8 +102,10 @@ def compare(options: argparse.Namespace) -> None:
     _run_all(jobs, options.jobs)
     if sys.stdout.isatty():
         print()
-        print_screen(_summary(out))
-        print(f"\nMore: fedcor report {out} --plot, --full, --json, --csv or --latex")
+        _show(out, options.plot)
+    elif options.plot is not None:
+        for path in _plot(_summary(out), out, options.plot):
+            print(path, file=sys.stderr)  # the output is for another program
 
 
 def reproduce(options: argparse.Namespace) -> None:
@@ -148,6 +153,24 @@ def report(options: argparse.Namespace) -> None:
         print("\n" + "\n".join(map(str, pictures)))
 
 
+def _show(folder: Path, plot: Path | None) -> None:
+    """What a comparison ends with."""
+    summary = _summary(folder)
+    pictures = [] if plot is None else _plot(summary, folder, plot)
+    print_screen(summary, curve=not pictures)
+    if pictures:
+        print("\n" + "\n".join(map(str, pictures)))
+    print(f"\nMore: fedcor report {folder} --plot, --full, --json, --csv or --latex")
+
+
+def _check_plot(plot: Path | None) -> None:
+    """Refuse a picture that cannot be drawn before anything is run."""
+    if plot is not None:
+        from fedcor.report.plots import check_format
+
+        check_format(plot)
+
+
 def _summary(folder: Path, baseline: str | None = None, measure: str | None = None) -> Summary:
     from fedcor.report.summary import summarise
 
@@ -158,7 +181,7 @@ def _plot(summary: Summary, folder: Path, file: Path) -> list[Path]:
     """Draw every experiment; returns the files. Several experiments get a file each."""
     from fedcor.report.plots import plot_experiment, save_plot
 
-    path = folder / "curves.png" if file == Path() else file
+    path = folder / "curves.png" if file == DEFAULT_PLOT else file
     written = []
     for experiment in summary.experiments:
         name = re.sub(r"[^\w.-]", "_", experiment.name)

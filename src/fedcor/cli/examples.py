@@ -32,7 +32,7 @@ COMPARE_EXAMPLES = """examples:
 """
 DEMO_EXAMPLES = """examples:
   fedcor demo
-  fedcor demo --out runs/demo --jobs 1
+  fedcor demo --plot --jobs 1
 """
 REPORT_EXAMPLES = """examples:
   fedcor report runs/demo                        the verdict, one table, a small curve

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedcor.cli.arguments import parse_count, parse_folder, parse_names, parse_seeds
 from fedcor.cli.commands import (
+    DEFAULT_PLOT,
     PAPER_SELECTORS,
     compare,
     data_fetch,
@@ -37,7 +38,7 @@ from fedcor.selectors import selector_names
 __all__ = ["build_parser"]
 
 # Parameters that errors of the library name -> what was typed.
-EXPERIMENT_FLAGS = {"experiment": "EXPERIMENT", "change": "--set"}
+EXPERIMENT_FLAGS = {"experiment": "EXPERIMENT", "change": "--set", "plot": "--plot"}
 PLAN_FLAGS = {key: f"--{key}" for key in ("dataset", "settings", "seeds", "rounds", "device")}
 
 
@@ -83,7 +84,8 @@ def _add_demo(actions: Any) -> None:
         help="folder for the runs (default: %(default)s)",
     )
     _add_jobs(parser, os.cpu_count() or 1, "all cores")
-    parser.set_defaults(command=demo)
+    _add_plot(parser, "OUT")
+    parser.set_defaults(command=demo, flags={"plot": "--plot"})
 
 
 def _add_run(actions: Any) -> None:
@@ -118,6 +120,7 @@ def _add_compare(actions: Any) -> None:
     )
     _add_seeds(parser, 3)
     _add_jobs(parser)
+    _add_plot(parser, "OUT")
     parser.set_defaults(command=compare)
 
 
@@ -224,15 +227,7 @@ def _add_report(actions: Any) -> None:
         help="what to judge by: accuracy, loss, or a metric of your own (default: accuracy; "
         "loss where there is none)",
     )
-    parser.add_argument(
-        "--plot",
-        nargs="?",
-        type=Path,
-        const=Path(),
-        metavar="FILE",
-        help="draw curves against rounds and against bytes, as .png, .svg or .pdf "
-        "(default: DIR/curves.png)",
-    )
+    _add_plot(parser, "DIR")
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--full", action="store_true", help="print every headline number with its interval"
@@ -243,6 +238,18 @@ def _add_report(actions: Any) -> None:
     )
     form.add_argument("--latex", action="store_true", help="print the table for a paper (booktabs)")
     parser.set_defaults(command=report, flags={"plot": "--plot"})
+
+
+def _add_plot(parser: argparse.ArgumentParser, folder: str) -> None:
+    parser.add_argument(
+        "--plot",
+        nargs="?",
+        type=Path,
+        const=DEFAULT_PLOT,
+        metavar="FILE",
+        help="draw curves against rounds and against bytes, as .png, .svg or .pdf "
+        f"(default: {folder}/curves.png)",
+    )
 
 
 def _add_explain(actions: Any) -> None:

@@ -16,7 +16,7 @@ NAME_WIDTH = 18
 def short_names(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]:
     """Each name in at most `width` columns, no two alike.
 
-    Of `module:Class` the class is kept; what is still too long is cut.
+    Of `module:Class` the class is kept; what is still too long is cut in the middle.
 
     Example:
         >>> short_names(["random", "my_package.selectors:LongestUnseen"])
@@ -50,6 +50,11 @@ def clean(text: str) -> str:
 
 
 def _cut(text: str, width: int) -> str:
+    """The beginning and the end, if the whole is too long: the end is often what differs."""
     if cell_len(text) <= width:
         return text
-    return set_cell_size(text, max(width - 2, 1)).rstrip() + ".."
+    last = (width - 2) // 2
+    end = text[-last:] if last > 0 else ""
+    while cell_len(end) > last:
+        end = end[1:]
+    return set_cell_size(text, width - 2 - last).rstrip() + ".." + end

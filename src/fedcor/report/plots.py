@@ -19,7 +19,7 @@ from fedcor.report.seed_means import SeedMeans, seed_means
 from fedcor.report.style import Axes, Figure, line_style, write_caption
 from fedcor.report.summary import ExperimentSummary
 
-__all__ = ["Plot", "plot_experiment", "save_plot"]
+__all__ = ["Plot", "check_format", "plot_experiment", "save_plot"]
 
 LABELS = {"rounds": "communication round", "bytes": "down and up", "seconds": "seconds"}
 FORMATS = ("png", "svg", "pdf")
@@ -74,6 +74,15 @@ def plot_experiment(
     return figure
 
 
+def check_format(path: Path) -> str:
+    """The format that the end of a file's name stands for; another is refused."""
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in FORMATS:
+        endings = ", ".join(f".{name}" for name in FORMATS)
+        raise ConfigError("plot", str(path), f"must end in one of {endings}")
+    return kind
+
+
 def save_plot(figure: Figure, path: Path) -> None:
     """Write a figure as a whole; the end of the name says in which format.
 
@@ -81,10 +90,7 @@ def save_plot(figure: Figure, path: Path) -> None:
         figure: as `plot_experiment` gives it
         path: a `.png`, `.svg` or `.pdf`
     """
-    kind = path.suffix.removeprefix(".").lower()
-    if kind not in FORMATS:
-        endings = ", ".join(f".{name}" for name in FORMATS)
-        raise ConfigError("plot", str(path), f"must end in one of {endings}")
+    kind = check_format(path)
     content = io.BytesIO()
     options: dict[str, Any] = {"dpi": 160} if kind == "png" else {}
     figure.savefig(content, format=kind, **options)

@@ -32,7 +32,8 @@ def experiment_verdict(experiment: ExperimentSummary) -> str:
     They say who is best by the mean of the measure over rounds, how many rounds it and the baseline
     need to the target, on how many seeds it is ahead, the 95 % interval of the paired difference,
     and what it costs in bytes. Where the interval holds zero, or there is none, they say that the
-    difference may be noise.
+    difference may be noise. The interval is that of one comparison: it is not widened for the
+    number of selectors among which the best was found.
 
     Example:
         experiment_verdict(summarise(read_runs(Path("runs/demo"))).experiments[0])
