@@ -17,8 +17,9 @@ from rich.console import Console
 from scipy import stats
 
 from fedcor.errors import RecordError
+from fedcor.report.curve import read_curve
 from fedcor.report.estimates import Estimate, ratio_estimate
-from fedcor.report.metrics import METRICS, read_curve
+from fedcor.report.metrics import METRICS
 from fedcor.report.summary import ExperimentSummary, SelectorSummary, summarise
 from fedcor.report.tables import render, to_csv, to_json
 from fedcor.report.text import difference_text, display_name, estimate_text

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedcor.errors import FedcorError, MissingExtraError, RecordError, suggest
+from fedcor.errors import FedcorError, RecordError, suggest
 from fedcor.record import RunRecord
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from fedcor.report.estimates import Estimate
     from fedcor.report.summary import ExperimentSummary, Summary
 
 __all__ = ["Result"]
@@ -134,11 +133,9 @@ class Result:
         and participated (tuples of clients), seconds, and one for each further metric. NaN where a
         round has no value.
         """
-        pandas = _pandas()
-        rows = [row for run in self.runs for row in _rows(run)]
-        frame = pandas.DataFrame(rows, columns=list(dict.fromkeys([*_COLUMNS, *_keys(rows)])))
-        numbers = [c for c in frame.columns if c not in _TEXTS and c not in _COUNTS]
-        return frame.astype(dict.fromkeys(numbers, float))
+        from fedcor.report.frames import rounds_frame
+
+        return rounds_frame(self.runs)
 
     def summary(self, metric: str | None = None) -> pd.DataFrame:
         """Each selector over its seeds: a row per selector, best first.
@@ -155,32 +152,9 @@ class Result:
             result.summary()["mean_accuracy"]
             result.summary().loc["fedcor", ("mean_accuracy", "low")]
         """
-        from fedcor.report.ranking import ranking
+        from fedcor.report.frames import summary_frame
 
-        pandas = _pandas()
-        rows: dict[Any, dict[tuple[str, str], float]] = {}
-        experiments = self._summarise(metric).experiments
-        for experiment in experiments:
-            for name in ranking(experiment):
-                key = name if len(experiments) == 1 else (experiment.name, name)
-                estimates = experiment.selector(name).estimates
-                rows[key] = {
-                    (metric_key, part): value
-                    for metric_key, estimate in estimates.items()
-                    for part, value in _parts(estimate).items()
-                }
-        frame = pandas.DataFrame.from_dict(rows, orient="index", dtype=float)
-        counts = [column for column in frame.columns if column[1] == "n"]
-        frame[counts] = frame[counts].fillna(0)
-        frame = frame.astype(dict.fromkeys(counts, int))
-        frame.columns = pandas.MultiIndex.from_tuples(frame.columns, names=["metric", ""])
-        several = len(experiments) > 1
-        frame.index = (
-            pandas.MultiIndex.from_tuples(list(rows), names=["experiment", "selector"])
-            if several
-            else pandas.Index(list(rows), name="selector")
-        )
-        return frame
+        return summary_frame(self._summarise(metric))
 
     def difference(self, a: str, b: str | None = None, metric: str | None = None) -> pd.DataFrame:
         """`a` minus `b`, paired seed by seed: a row per metric.
@@ -193,21 +167,13 @@ class Result:
             b: Name of another; None for the baseline.
             metric: As in `summary`.
         """
-        from fedcor.report.pairs import difference
+        from fedcor.report.frames import difference_frame
 
-        pandas = _pandas()
         experiment = self._experiment(metric)
         b = experiment.baseline if b is None else b
         for parameter, name in (("a", a), ("b", b)):
             self._check_selector(parameter, name)
-        curves = experiment.curves
-        rows = {}
-        for one in experiment.metrics:
-            found = difference(one, curves[a], curves[b])
-            rows[one.key] = {**_parts(found.estimate), "verdict": found.verdict}
-        frame = pandas.DataFrame.from_dict(rows, orient="index")
-        frame.index.name = "metric"
-        return frame.astype(dict.fromkeys(("mean", "low", "high"), float))
+        return difference_frame(experiment, a, b)
 
     # --- plots ------------------------------------------------------------------------------------
 
@@ -260,63 +226,6 @@ class Result:
         return f"{runs} of {', '.join(self.experiments)} with {', '.join(self.selectors)}"
 
 
-_TEXTS = ("experiment", "selector", "selected", "participated")
-_COUNTS = ("seed", "round", "bytes_down", "bytes_up", "bytes", "probed", "refused")
-_COLUMNS = (
-    *("experiment", "selector", "seed", "round", "accuracy", "loss", "learning_rate"),
-    *("bytes_down", "bytes_up", "bytes", "probed", "refused", "selected", "participated"),
-    "seconds",
-)
-
-
-def _rows(run: RunRecord) -> Iterator[dict[str, Any]]:
-    """A run's rounds as rows of a frame."""
-    header, total = run.header, 0
-    for entry in run.rounds:
-        total += entry["bytes_down"] + entry["bytes_up"]
-        row = {
-            "experiment": str(header["experiment"]),
-            "selector": str(header["selector"]),
-            "seed": int(header["seed"]),
-            "round": entry["round"],
-            "accuracy": entry.get("test_accuracy"),
-            "loss": entry.get("test_loss"),
-            "learning_rate": entry.get("learning_rate"),
-            "bytes_down": entry["bytes_down"],
-            "bytes_up": entry["bytes_up"],
-            "bytes": total,
-            "probed": entry.get("probed", 0),
-            "refused": entry.get("refused", 0),
-            "selected": tuple(entry.get("selected", ())),
-            "participated": tuple(entry.get("participated", ())),
-            "seconds": entry.get("seconds"),
-        }
-        own: Mapping[str, float | None] = entry.get("metrics") or {}
-        # One that is named as a column keeps its value under a name of its own.
-        yield row | {f"metric_{k}" if k in row else k: value for k, value in own.items()}
-
-
-def _keys(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    return (key for row in rows for key in row)
-
-
-def _parts(estimate: Estimate) -> dict[str, Any]:
-    return {
-        "mean": estimate.mean,
-        "low": estimate.low,
-        "high": estimate.high,
-        "n": estimate.n,
-    }
-
-
 def _sentence(error: FedcorError) -> str:
     text = str(error)
     return f"{text[0].upper()}{text[1:]}."
-
-
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError as error:
-        raise MissingExtraError("pandas", "plot") from error
-    return pandas

@@ -6,44 +6,32 @@ What a command needs is imported when it runs, so that help and refusals come at
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcor.cli.output import (
-    last_score,
-    print_finished,
-    print_full,
-    print_screen,
-    warn_about_warmup,
-)
+from fedcor.cli.output import last_score, print_finished, warn_about_warmup
+from fedcor.cli.reports import check_plot, plot_aside, show_comparison
 from fedcor.errors import MissingExtraError
 from fedcor.progress import refresh, show_download, show_rounds
-from fedcor.record import RoundRecord, count_rounds, read_run, read_runs
+from fedcor.record import RoundRecord, count_rounds
 
 if TYPE_CHECKING:
     from fedcor.experiment import Experiment
-    from fedcor.report.summary import Summary
     from fedcor.runner import Job
 
 __all__ = [
-    "DEFAULT_PLOT",
     "PAPER_SELECTORS",
     "compare",
     "data_fetch",
     "data_list",
     "demo",
-    "explain",
-    "report",
     "reproduce",
     "run",
 ]
 
-DEFAULT_PLOT = Path("DIR/curves.png")  # in the folder of the runs
 # What the demo takes on a laptop's core: to start processes, and for a round.
 START_SECONDS, ROUND_SECONDS = 10.0, 0.012
 PAPER_SELECTORS = ("random", "afl", "power_of_choice", "fedcor")  # those that the paper compares
@@ -54,7 +42,7 @@ def demo(options: argparse.Namespace) -> None:
     from fedcor.experiment import load_experiment
     from fedcor.runner import compare_jobs
 
-    _check_plot(options.plot)
+    check_plot(options.plot)
     selectors, seeds = [*PAPER_SELECTORS, "complement"], [1, 2, 3]
     jobs = compare_jobs(load_experiment("digits"), selectors, seeds, options.out, resume=True)
     rounds = jobs[0].experiment.training.rounds
@@ -64,7 +52,7 @@ def demo(options: argparse.Namespace) -> None:
         f"50 clients have one digit each, 10 train per round. Records: {options.out}\n", flush=True
     )
     _run_all(jobs, options.jobs, quiet=True)
-    _show(options.out, options.plot)
+    show_comparison(options.out, options.plot)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -92,7 +80,7 @@ def compare(options: argparse.Namespace) -> None:
 
     experiment = load_experiment(options.experiment, _changes(options), options.selectors[0])
     variants = [experiment.with_selector(name) for name in options.selectors]
-    _check_plot(options.plot)
+    check_plot(options.plot)
     from fedcor.runner import compare_jobs  # imports torch: after the checks
 
     for variant in variants:
@@ -102,10 +90,9 @@ def compare(options: argparse.Namespace) -> None:
     _run_all(jobs, options.jobs)
     if sys.stdout.isatty():
         print()
-        _show(out, options.plot)
+        show_comparison(out, options.plot)
     elif options.plot is not None:
-        for path in _plot(_summary(out), out, options.plot):
-            print(path, file=sys.stderr)  # the output is for another program
+        plot_aside(out, options.plot)
 
 
 def reproduce(options: argparse.Namespace) -> None:
@@ -129,81 +116,6 @@ def reproduce(options: argparse.Namespace) -> None:
         print(path)
         if path.suffix == ".md":
             print(path.read_text(encoding="utf-8"))
-
-
-def report(options: argparse.Namespace) -> None:
-    """The verdict on runs, and what it rests on."""
-    from fedcor.report.markup import to_latex
-    from fedcor.report.tables import to_csv, to_json
-
-    summary = _summary(options.folder, options.baseline, options.metric)
-    pictures = [] if options.plot is None else _plot(summary, options.folder, options.plot)
-    forms = {"json": to_json, "csv": to_csv, "latex": to_latex}
-    for form, text_of in forms.items():
-        if getattr(options, form):
-            sys.stdout.write(text_of(summary))
-            for path in pictures:  # the output is for another program
-                print(path, file=sys.stderr)
-            return
-    if options.full:
-        print_full(summary)
-    else:
-        print_screen(summary, curve=not pictures)
-    if pictures:
-        print("\n" + "\n".join(map(str, pictures)))
-
-
-def _show(folder: Path, plot: Path | None) -> None:
-    """What a comparison ends with."""
-    summary = _summary(folder)
-    pictures = [] if plot is None else _plot(summary, folder, plot)
-    print_screen(summary, curve=not pictures)
-    if pictures:
-        print("\n" + "\n".join(map(str, pictures)))
-    print(f"\nMore: fedcor report {folder} --plot, --full, --json, --csv or --latex")
-
-
-def _check_plot(plot: Path | None) -> None:
-    """Refuse a picture that cannot be drawn before anything is run."""
-    if plot is not None:
-        from fedcor.report.plots import check_format
-
-        check_format(plot)
-
-
-def _summary(folder: Path, baseline: str | None = None, measure: str | None = None) -> Summary:
-    from fedcor.report.summary import summarise
-
-    return summarise(read_runs(folder), baseline, measure)
-
-
-def _plot(summary: Summary, folder: Path, file: Path) -> list[Path]:
-    """Draw every experiment; returns the files. Several experiments get a file each."""
-    from fedcor.report.plots import plot_experiment, save_plot
-
-    path = folder / "curves.png" if file == DEFAULT_PLOT else file
-    written = []
-    for experiment in summary.experiments:
-        name = re.sub(r"[^\w.-]", "_", experiment.name)
-        several = len(summary.experiments) > 1
-        target = path.with_name(f"{path.stem}-{name}{path.suffix}") if several else path
-        save_plot(plot_experiment(experiment), target)
-        written.append(target)
-    return written
-
-
-def explain(options: argparse.Namespace) -> None:
-    """A selector's reasons in one round."""
-    from rich.console import Console
-
-    from fedcor.report.explain import explain as explain_round
-    from fedcor.report.explain import render_explanation
-
-    explanation = explain_round(read_run(options.folder), options.round)
-    if options.json:
-        print(json.dumps(explanation))
-    else:
-        render_explanation(explanation, Console())
 
 
 def data_list(options: argparse.Namespace) -> None:  # noqa: ARG001

@@ -10,14 +10,11 @@ from typing import Any
 
 from fedcor.cli.arguments import parse_count, parse_folder, parse_names, parse_seeds
 from fedcor.cli.commands import (
-    DEFAULT_PLOT,
     PAPER_SELECTORS,
     compare,
     data_fetch,
     data_list,
     demo,
-    explain,
-    report,
     reproduce,
     run,
 )
@@ -30,6 +27,7 @@ from fedcor.cli.examples import (
     REPRODUCE_EXAMPLES,
     RUN_EXAMPLES,
 )
+from fedcor.cli.reports import DEFAULT_PLOT, explain, report
 from fedcor.data import available
 from fedcor.experiment import preset_names
 from fedcor.reproduce import NAMES

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedcor.report.curve import Curve
 from fedcor.report.estimates import Difference, judge, mean_estimate
-from fedcor.report.metrics import Curve, Metric
+from fedcor.report.metrics import Metric
 
 __all__ = ["bytes_ratio", "difference", "paired_values"]
 

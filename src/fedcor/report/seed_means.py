@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcor.report.metrics import Curve
+from fedcor.report.curve import Curve
 from fedcor.types import FloatArray
 
 __all__ = ["SeedMeans", "seed_means"]

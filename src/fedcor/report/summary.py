@@ -24,8 +24,9 @@ import numpy as np
 
 from fedcor.errors import RecordError, suggest
 from fedcor.record import RunRecord, differences
+from fedcor.report.curve import Curve, read_curve
 from fedcor.report.estimates import Difference, Estimate, mean_estimate
-from fedcor.report.metrics import METRICS, Curve, Metric, metrics_of, read_curve
+from fedcor.report.metrics import METRICS, Metric, metrics_of
 from fedcor.report.pairs import difference
 
 __all__ = ["ExperimentSummary", "RunSummary", "SelectorSummary", "Summary", "summarise"]
