@@ -6,6 +6,7 @@ What needs PyTorch is imported when it is called, so that mistakes are refused a
 from __future__ import annotations
 
 import dataclasses
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -75,7 +76,9 @@ def run(
     with _bar(f"{made.name} {made.selector}", made.rounds, progress) as update:
 
         def show(record: RoundRecord) -> None:
-            update(record.round + 1, f"accuracy {record.test_accuracy:.3f}")
+            accuracy, loss = record.test_accuracy, record.test_loss
+            score = f"loss {loss:.3g}" if math.isnan(accuracy) else f"accuracy {accuracy:.3f}"
+            update(record.round + 1, score)
             if on_round is not None:
                 on_round(record)
 

@@ -17,7 +17,7 @@ import numpy as np
 from fedcor.config import build_dataclass, plain_keywords
 from fedcor.data.partition import Kind, Partition
 from fedcor.describe import Described, describe_array
-from fedcor.errors import ConfigError, DataError, MissingExtraError
+from fedcor.errors import ConfigError, DataError
 from fedcor.plugins import Registry
 from fedcor.types import Array, IntArray
 
@@ -200,10 +200,8 @@ class _FlowerDatasets(Described):
 
     def split(self, labels: Array, rng: np.random.Generator) -> list[IntArray]:  # noqa: ARG002
         """The samples of each of its partitions."""
-        try:
-            from datasets import Dataset  # type: ignore[import-untyped, unused-ignore]
-        except ImportError:
-            raise MissingExtraError("datasets", "sim") from None
+        from datasets import Dataset  # type: ignore[import-untyped, unused-ignore]
+
         column = getattr(self.partitioner, "_partition_by", None)
         table = {"fedcor_index": np.arange(len(labels)), "label": labels}
         if isinstance(column, str):
