@@ -19,7 +19,7 @@ import torch
 import fedcor
 from fedcor.cli import main
 from fedcor.describe import NOT_REPEATABLE
-from fedcor.errors import ConfigError, DataError, RecordError, RunExistsError
+from fedcor.errors import ConfigError, DataError, FedcorError, RecordError, RunExistsError
 from fedcor.experiments import load_experiment, variants
 from fedcor.progress import show_rounds
 from fedcor.record import read_run
@@ -191,6 +191,19 @@ def test_the_number_of_clients_may_be_left_to_the_selector():
     for call in (fedcor.run, fedcor.simulate):
         with pytest.raises(ConfigError, match="clients_per_round = None: must be given"):
             call(experiment)
+
+
+@dataclass(frozen=True)
+class Failing(fedcor.Random):
+    """A user's selector with a mistake."""
+
+    def select(self, state, federation):
+        raise KeyError("oh")
+
+
+def test_a_failing_run_of_many_is_named():
+    with pytest.raises(FedcorError, match="Failing, seed 2: round 0: the selector failed in sel"):
+        fedcor.compare(own(), ["random", Failing(4)], seeds=[2])
 
 
 # --- run, load, simulate --------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from fedcor.checks import check_at_least, check_one_of
 from fedcor.config import suggests
-from fedcor.errors import ConfigError, MissingExtraError
+from fedcor.errors import ConfigError, DataError, FedcorError, MissingExtraError
 from fedcor.experiments import Experiment, Selectors, variants
 from fedcor.experiments import experiment as change
 from fedcor.processes import count_processes, map_each
@@ -280,7 +280,13 @@ def _run_task(task: _Task) -> RunRecord:
             with task.note.open("ab") as file:
                 file.write(b".")
 
-    return run_in_memory(task.experiment, task.seed, note)
+    try:
+        return run_in_memory(task.experiment, task.seed, note)
+    except (ConfigError, DataError):
+        raise
+    except FedcorError as error:  # of many runs, say which
+        which = f"{task.experiment.selector}, seed {task.seed}"
+        raise FedcorError(f"{which}: {error}") from error
 
 
 def _read(folder: Path, rounds: int, *, in_memory: bool = False) -> RunRecord:

@@ -67,7 +67,8 @@ class OwnData(Described):
         return {"name": self.dataset.name, **self._arrays}
 
     def __repr__(self) -> str:
-        return f"OwnData({self.describe()})"
+        n, m = len(self.dataset.train_y), len(self.dataset.test_y)
+        return f"OwnData({self.dataset.name!r}, {n} training and {m} test samples)"
 
 
 def as_data(data: Any, test_data: Any, partition: Any) -> tuple[str | OwnData, Partitioner]:
