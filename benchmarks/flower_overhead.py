@@ -22,7 +22,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
 from fedcor.build import build_simulation
-from fedcor.experiment import load_experiment
+from fedcor.experiments import load_experiment
 from fedcor.flower import select_with
 from fedcor.flower.apps import ExperimentStrategy, client_app, to_record
 from fedcor.flower.bridge import simulate
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=4)
     options = parser.parse_args()
     experiment = load_experiment(options.preset, selector="random")
-    nodes, chosen = experiment.partition.clients, experiment.training.clients_per_round
+    nodes, chosen = experiment.clients, experiment.clients_per_round
     times = {"Flower's FedAvg": Timed(), "ours around it": Timed()}
     app = ServerApp()
 

@@ -33,7 +33,7 @@ from fedcor.engine import Engine, LocalTraining, build_model
 from fedcor.engine.models import ModelVector
 from fedcor.engine.plain import train_plainly
 from fedcor.engine.train import Assignment
-from fedcor.experiment import load_experiment
+from fedcor.experiments import load_experiment
 from fedcor.gp import Samples, fit, select
 from fedcor.selectors.matching import match
 

@@ -19,12 +19,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fake_runs import fake_run, regression_run
 from fedcor.cli import main
+from fedcor.cli.commands import _how_long
+from fedcor.cli.output import last_score, print_finished
 from fedcor.data import cache_dir
 from fedcor.errors import DataError
-from fedcor.experiment import load_experiment, preset_names
-from fedcor.record import read_run
+from fedcor.experiments import load_experiment, preset_names
+from fedcor.record import RunRecord, json_line, read_run
 from fedcor.reproduce import NAMES
+from fedcor.runner import compare_jobs
 from fedcor.selectors import selector_names
 
 FAST = "--rounds 4 --set selectors.fedcor.warmup=2 --set selectors.fedcor.warmup_steps=5"
@@ -73,6 +77,8 @@ def test_a_run_that_ends_in_the_warmup_is_noted(capsys):
         ("reproduce table1 --dataset fmnits", '--dataset = .*did you mean "fmnist"'),
         ("reproduce table1 --settings 3spc", '--settings = .*did you mean "2spc"|"1spc"'),
         ("report nowhere", "there is no folder"),
+        ("compare digits --plot x.gif", "--plot = 'x.gif': must end in one of .png, .svg, .pdf"),
+        ("demo --plot x", "--plot = 'x': must end in one of"),
         ("report .", "no run in"),
         ("data fetch fmnits", "fmnist"),
         ("data fetch fmnist --from nowhere", "nowhere"),
@@ -118,7 +124,9 @@ def help_of(command: str, capsys) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["", "run", "compare", "reproduce"])
+@pytest.mark.parametrize(
+    "command", ["", "demo", "run", "compare", "report", "explain", "reproduce"]
+)
 def test_help_has_examples(command, capsys):
     assert "examples:\n  fedcor " in help_of(command, capsys)
 
@@ -166,13 +174,25 @@ def test_compare_report_and_resume(capsys, small_data):
     )
     assert fedcor(f"run digits --selector random --seed 1 --out c/random/seed-1 {options}") == 2
     assert capsys.readouterr().err == err
-    assert fedcor(f"{command} --resume") == 0
-    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert fedcor(f"{command} --resume --plot x.png") == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 4
+    assert err == "x.png\n"
+    assert Path("x.png").exists()
 
     assert fedcor("report c") == 0
     table = capsys.readouterr().out
-    assert "fedcor" in table
-    assert "mean accuracy" in " ".join(table.split())
+    assert re.match(r"\w+ (reaches|does not)|No selector ", table)  # the verdict
+    assert "vs random [95 %]" in table
+    assert max(map(len, table.splitlines())) <= 80
+    assert fedcor("report c --full") == 0
+    assert "paired difference to random" in capsys.readouterr().out
+    assert fedcor("report c --metric loss") == 0
+    assert "test loss over 4 rounds" in capsys.readouterr().out
+    assert fedcor("report c --metric los") == 2
+    assert 'did you mean "loss"' in capsys.readouterr().err
+    assert fedcor("report c --latex") == 0
+    assert r"\toprule" in capsys.readouterr().out
     assert fedcor("report c --json") == 0
     assert json.loads(capsys.readouterr().out)
     assert fedcor("report c --csv") == 0
@@ -184,6 +204,92 @@ def test_compare_report_and_resume(capsys, small_data):
         assert mean == pytest.approx(np.mean(accuracies))
     assert fedcor("report c --baseline rando") == 2
     assert "random" in capsys.readouterr().err
+
+
+def write_runs(folder: str, runs: list[RunRecord]) -> None:
+    for number, run in enumerate(runs):
+        path = Path(folder) / str(number)
+        path.mkdir(parents=True)
+        lines = [json_line(entry) for entry in (run.header, *run.rounds)]
+        (path / "rounds.jsonl").write_text("".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("option", "written"),
+    [("", "o/curves.png"), ("a/b.svg", "a/b.svg"), ("b.pdf", "b.pdf"), ("B.PNG", "B.PNG")],
+)
+def test_report_draws(option, written, capsys):
+    write_runs("o", [fake_run([0.1, 0.6], name) for name in ("random", "fedcor")])
+    assert fedcor(f"report o --plot {option}") == 0
+    out = capsys.readouterr().out
+    assert out.endswith(f"\n{written}\n")
+    assert "rounds 1 to" not in out  # the picture stands for the small curve
+    assert Path(written).stat().st_size > 1000
+    assert fedcor(f"report o --json --plot {option}") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)
+    assert err == f"{written}\n"
+
+
+def test_report_refuses_a_picture_of_an_unknown_kind(capsys):
+    write_runs("o", [fake_run([0.1, 0.6])])
+    assert fedcor("report o --plot x.gif") == 2
+    assert "--plot = 'x.gif': must end in one of .png, .svg, .pdf" in capsys.readouterr().err
+
+
+def test_report_of_several_experiments(capsys):
+    names = ("one", "two/2")
+    write_runs("o", [fake_run([0.1, 0.6], experiment=name) for name in names])
+    assert fedcor("report o --plot x.png") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("one: random reaches 50 % after 2 rounds")
+    assert "\ntwo/2: random reaches 50 % after 2 rounds" in out
+    assert out.endswith("\nx-one.png\nx-two_2.png\n")
+
+
+def test_report_of_runs_without_accuracy_and_of_a_users_metric(capsys):
+    runs = [
+        regression_run([2.0, 1.0 + seed], name, seed, metrics={"mae": [1.5, 1.0]})
+        for name in ("random", "fedcor")
+        for seed in (1, 2)
+    ]
+    write_runs("o", runs)
+    assert fedcor("report o") == 0
+    out = capsys.readouterr().out
+    assert "test loss over 2 rounds" in out
+    assert "accuracy" not in out
+    assert fedcor("report o --metric mae") == 0
+    assert "the same mean mae on both seeds" in " ".join(capsys.readouterr().out.split())
+    assert fedcor("report o --full") == 0
+    assert "accuracy" not in capsys.readouterr().out
+    print_finished(Path("o/0"), terminal=False)
+    line = json.loads(capsys.readouterr().out)
+    assert (line["mean_loss"], line["test_loss"], "test_accuracy" in line) == (2.0, 2.0, False)
+    print_finished(Path("o/0"), terminal=True)
+    assert capsys.readouterr().out == "o/0: 2 rounds, test loss 2\n"
+    assert last_score(None, None) == last_score(float("nan"), float("inf")) == "loss not finite"
+
+
+def test_what_is_shown_on_an_ascii_stream_is_ascii():
+    write_runs("o", [fake_run([0.1, 0.6, 0.7], name) for name in ("random", "fedcor")])
+    command = [sys.executable, "-m", "fedcor", "report", "o"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run(command, capture_output=True, env=environment, check=True)
+    assert b"from . .100 to @ .700" in done.stdout
+    assert b"?" not in done.stdout
+    environment["PYTHONIOENCODING"] = "utf-8"
+    done = subprocess.run(command, capture_output=True, env=environment, check=True)
+    assert "▁▇█" in done.stdout.decode()
+
+
+def test_the_time_of_the_demo_depends_on_what_is_left():
+    jobs = compare_jobs(
+        load_experiment("digits"), selector_names()[:5], [1, 2, 3], Path("d"), resume=True
+    )
+    assert _how_long(jobs, 1) == ", on 1 process: about half a minute"
+    assert _how_long(jobs, 2) == ", on 2 processes: about half a minute"
+    assert _how_long(jobs * 3, 1) == ", on 1 process: about a minute"
+    assert _how_long(jobs * 12, 1) == ", on 1 process: about 4 min"
 
 
 def test_an_error_in_a_worker_is_reported_as_it_is(capsys, small_data):
@@ -249,18 +355,26 @@ def check_demo(out: str, rounds: int) -> None:
     for name in ("random", "afl", "power_of_choice", "fedcor", "complement"):
         assert name in out
         assert len(read_run(Path("d") / name / "seed-3").rounds) == rounds
-    assert "paired difference to random" in out
+    first, *rest = out.splitlines()
+    assert first.startswith(f"5 selectors on 3 seeds, {rounds} rounds each")
+    assert re.match(r"\w+ (reaches|does not)|No selector |So far", rest[2])
+    assert max(map(len, rest)) <= 80
+    assert len(rest) < 30
 
 
 def test_demo_with_fewer_rounds(capsys, monkeypatch):
     def shorter(source: str):
         experiment = load_experiment(source)
-        training = dataclasses.replace(experiment.training, rounds=3)
-        return dataclasses.replace(experiment, training=training)
+        return dataclasses.replace(experiment, rounds=3)
 
-    monkeypatch.setattr("fedcor.experiment.load_experiment", shorter)
-    assert fedcor("demo --out d") == 0
-    check_demo(capsys.readouterr().out, 3)
+    monkeypatch.setattr("fedcor.experiments.load_experiment", shorter)
+    assert fedcor("demo --out d --jobs 2") == 0
+    out = capsys.readouterr().out
+    check_demo(out, 3)
+    assert "rounds each, on 2 processes: a few seconds." in out
+    assert fedcor("demo --out d --jobs 2 --plot") == 0
+    assert Path("d/curves.png").exists()
+    assert "rounds each: all done before." in capsys.readouterr().out
 
 
 @pytest.mark.slow

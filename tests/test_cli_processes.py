@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import shlex
 import signal
 import subprocess
@@ -58,7 +59,10 @@ assert main(["compare", "digits", *options]) == 0
     assert "accuracy 0." in run
     assert "o: 150 rounds, test accuracy 0." in run
     assert "1/1 runs" in comparison
-    assert "One seed alone has no interval" in " ".join(comparison.split())
+    assert "There is no other selector to compare it with" in " ".join(
+        re.sub(r"\x1b\[[\d;]*m", "", comparison).split()
+    )
+    assert "More: fedcor report c --plot" in comparison
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedcor.build import build_simulation
 from fedcor.engine.models import ModelVector, build_model
 from fedcor.errors import ConfigError
-from fedcor.experiment import load_experiment
+from fedcor.experiments import load_experiment
 from fedcor.record import read_run
 from fedcor.reproduce.relatives import Combined, EqualTarget, Herding, UpdateProcess
 from fedcor.runner import run

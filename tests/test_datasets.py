@@ -881,6 +881,20 @@ def test_own_arrays(tmp_path: Path) -> None:
     )
 
 
+def test_own_targets_of_a_regression(tmp_path: Path) -> None:
+    targets = {"y_train": np.array([0.5, 1, 2, 3, 4, 5]), "y_test": np.array([1, 2, 3])}
+    data = load(own(tmp_path, **targets), regression=True)
+    assert (data.classes, data.outputs, data.train_y.dtype) == (None, 1, np.float32)
+    np.testing.assert_array_equal(data.train_y, targets["y_train"])
+    for bad, message in [
+        (np.array([np.nan, 1, 2, 3, 4, 5]), "y_train has values that are not finite"),
+        (np.array(list("abcabc")), "y_train must have one number per sample"),
+        (np.ones((6, 2)), r"one number per sample, but has the shape \(6, 2\)"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            load(own(tmp_path, y_train=bad), regression=True)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

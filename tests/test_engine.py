@@ -21,6 +21,7 @@ from fedcor.engine.stacked import StackedTrainer, dense_stack
 from fedcor.engine.train import Assignment, LoopTrainer, schedule
 from fedcor.errors import ConfigError, FedcorError
 from fedcor.rng import stream
+from fedcor.tasks import build_task
 
 
 class Residual(nn.Module):
@@ -95,7 +96,7 @@ def train_reference(engine, clients, round, seed=3):
     training, x, y = engine.local_training, engine._x, engine._y
     steps = training.local_steps
     work = [Assignment(k, round, seed, engine._rows[k], steps) for k in clients]
-    return train_plainly(engine.module, engine.initial_model, work, x, y, training)
+    return train_plainly(engine.module, engine.initial_model, work, x, y, training, engine.task)
 
 
 @pytest.mark.parametrize("proximal", [0.0, 0.7], ids=["fedavg", "fedprox"])
@@ -108,6 +109,125 @@ def test_training_equals_the_reference_implementation(model, proximal):
     fast = engine.train(engine.initial_model, clients, 6, 0.1)
     assert torch.allclose(fast, train_reference(engine, clients, 6), rtol=1e-4, atol=1e-5)
     assert (fast - engine.initial_model).abs().max() > 1e-2  # it did train
+
+
+class OfDictionaries(nn.Module):
+    """A user's module whose batch is a dictionary, with batch normalisation and dropout."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.words, self.norm = nn.Embedding(20, 6), nn.BatchNorm1d(6)
+        self.drop, self.last = nn.Dropout(0.3), nn.Linear(6 + 12, outputs)
+
+    def forward(self, batch):
+        h = self.drop(self.norm(self.words(batch["ids"]).mean(1)))
+        return self.last(torch.cat([h, batch["numbers"]], dim=1))
+
+
+def asymmetric(outputs, targets):
+    """A user's loss: too little is worse than too much."""
+    error = outputs - targets
+    return torch.where(error < 0, 3 * error**2, error**2)
+
+
+def smoothed(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=0.1)
+
+
+def dictionaries(data):
+    """The samples with token ids beside them."""
+    rng = np.random.default_rng(5)
+
+    def with_ids(x):
+        return {"ids": rng.integers(20, size=(len(x), 4)), "numbers": x}
+
+    return dataclasses.replace(data, train_x=with_ids(data.train_x), test_x=with_ids(data.test_x))
+
+
+def numbers(data, targets=1):
+    """A regression of the same samples."""
+    rng = np.random.default_rng(6)
+    shape = () if targets == 1 else (targets,)
+    y = [
+        rng.standard_normal((len(x), *shape)).astype(np.float32)
+        for x in (data.train_x, data.test_x)
+    ]
+    return dataclasses.replace(data, train_y=y[0], test_y=y[1], classes=None)
+
+
+OTHER_TASKS = {
+    "regression, dense": (numbers, None, lambda: nn.Sequential(nn.Linear(12, 1))),
+    "regression, two targets": (
+        lambda data: numbers(data, 2),
+        None,
+        lambda: nn.Sequential(nn.Linear(12, 5), nn.ReLU(), nn.Dropout(0.2), nn.Linear(5, 2)),
+    ),
+    "a user's loss": (numbers, asymmetric, lambda: nn.Sequential(nn.Linear(12, 1))),
+    "a user's loss of labels": (lambda data: data, smoothed, lambda: users_stack((12,), 3)),
+    "dictionaries": (dictionaries, None, lambda: OfDictionaries(3)),
+    "dictionaries, regression": (
+        lambda data: dictionaries(numbers(data)),
+        asymmetric,
+        lambda: OfDictionaries(1),
+    ),
+    "batch norm, regression": (numbers, None, lambda: Residual((12,), 1)),
+}
+
+
+@pytest.mark.parametrize("proximal", [0.0, 0.7], ids=["fedavg", "fedprox"])
+@pytest.mark.parametrize("case", OTHER_TASKS)
+def test_training_for_other_tasks_equals_the_reference_implementation(case, proximal):
+    change, loss, make = OTHER_TASKS[case]
+    data = change(dataset())
+    task = build_task(loss, classes=data.classes)
+    module = build_model(make, data.shape, data.outputs, 3, data=data, task=task)
+    training = LocalTraining(8, 7, 0.05, weight_decay=0.01, proximal=proximal)
+    engine = Engine(data, PARTS, module, training, 3, task=task)
+    assert isinstance(engine._trainer, LoopTrainer)
+    clients = [4, 1, 2]
+    fast = engine.train(engine.initial_model, clients, 6, 0.05)
+    assert torch.allclose(fast, train_reference(engine, clients, 6), rtol=1e-4, atol=1e-5)
+    assert (fast - engine.initial_model).abs().max() > 1e-2  # it did train
+    alone = engine.train(engine.initial_model, [2], 6, 0.05)
+    assert torch.equal(fast[2], alone[0])
+    before, after = (engine.losses(m, np.array([2]))[0] for m in (engine.initial_model, fast[2]))
+    assert after < before
+
+
+def test_the_loop_and_the_stack_agree_where_both_can_train():
+    """A user's cross entropy takes the loop, the built-in one the stack."""
+
+    def same(outputs, targets):
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    stacked, looped = (
+        Engine(
+            dataset(),
+            PARTS,
+            build_model("mlp", (12,), 3, 3, {"hidden": [7]}),
+            LocalTraining(8, 7, 0.1),
+            3,
+            task=build_task(loss, classes=3),
+        )
+        for loss in (None, same)
+    )
+    assert stacked.trains_stacked
+    assert not looped.trains_stacked
+    w = stacked.initial_model
+    one, other = (engine.train(w, [1, 2], 0, 0.1) for engine in (stacked, looped))
+    assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+    assert stacked.test(w) == looped.test(w)
+
+
+def test_a_module_that_misses_an_input_is_reported_with_client_and_round():
+    data = dictionaries(dataset())
+    module = OfDictionaries(3)
+    engine = Engine(data, PARTS, module, LocalTraining(8, 2, 0.1), 3)
+    del engine._x["ids"]
+    with pytest.raises(
+        FedcorError, match="round 7, client 2: local training failed: KeyError: 'ids'"
+    ):
+        engine.train(engine.initial_model, [2], 7, 0.1)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -197,7 +317,8 @@ def test_the_proximal_term_is_the_gradient_of_the_squared_distance():
 )
 def test_other_modules_are_trained_client_by_client(module):
     assert dense_stack(module) is None
-    assert isinstance(trainer_for(module, ModelVector(module), 8), LoopTrainer)
+    task, x = build_task(classes=2), torch.zeros(4, 3)
+    assert isinstance(trainer_for(module, ModelVector(module), 8, x, task), LoopTrainer)
 
 
 class OwnForward(nn.Sequential):

@@ -31,12 +31,12 @@ from fedcor.errors import (
     RunExistsError,
     WorkerDiedError,
 )
-from fedcor.experiment import load_experiment, parse_experiment, preset_names
+from fedcor.experiments import load_experiment, parse_experiment, preset_names
 from fedcor.model_options import MODEL_OPTIONS
 from fedcor.optimisers import build_optimiser, optimiser_names
 from fedcor.runner import compare_jobs
 from fedcor.selectors import AFL, FedCor, PowerOfChoice
-from fedcor.simulate import LearningRate
+from fedcor.simulation import LearningRate
 
 PRESETS = [
     "cifar10-1spc",
@@ -86,7 +86,7 @@ def test_the_presets():
 def test_the_presets_are_the_papers(name, target, chosen, kind, shards):
     experiment = load_experiment(name)
     fmnist = name.startswith("fmnist")
-    training, partition = experiment.training, experiment.partition
+    training, partition = experiment, experiment.partition
     assert experiment.target_accuracy == target
     assert (partition.kind, partition.clients, partition.shards_per_client) == (kind, 100, shards)
     assert partition.alpha == 0.2
@@ -140,7 +140,7 @@ def test_settings_are_read_without_torch(tmp_path):
     program = """
 import sys
 sys.modules["torch"] = None
-from fedcor.experiment import load_experiment, parse_experiment, preset_names
+from fedcor.experiments import load_experiment, parse_experiment, preset_names
 for name in preset_names():
     load_experiment(name)
 mine = load_experiment("mine.toml", ["faults.dropout=0.1"], "random")
@@ -180,7 +180,7 @@ def test_every_optimiser_is_built_by_its_name():
         ("training.device=abacus", "training.device = 'abacus': must be one of auto, cpu"),
         ("model.dropout=nan", "model.dropout = nan: must be a finite number"),
         ("model.hidden=[nan]", "model.hidden = nan: must be a finite number"),
-        ("selectors.fedcor.clients_per_round=3", "is set for all by training.clients_per_round"),
+        ("selectors.fedcor.clients_per_round=3", "is set for all by clients_per_round"),
         ("selectors.mod:Class.k=3", "quote a name that has a colon"),
         ('model={name="math:pi"}', "must be a function or class"),
         ("training.milestones=[1,'a']", "training.milestones = 'a': must be a whole number"),
@@ -270,7 +270,7 @@ def test_changes_are_read_as_toml_or_as_text():
     )
     assert experiment.build_optimiser().proximal == 0.1
     assert experiment.model["hidden"] == [8, 4]
-    assert experiment.training.milestones == (3,)
+    assert experiment.milestones == (3,)
 
 
 def test_a_users_selector_takes_options_by_its_quoted_name(tmp_path, monkeypatch):
@@ -353,7 +353,7 @@ def test_what_only_the_data_can_tell_is_refused_by_name_as_well():
         build_simulation(load_experiment("digits", ["data.name=digist"], "random"), 1)
     with pytest.raises(ConfigError, match="model.name"):
         build_simulation(load_experiment("digits", ['model={name="cnn"}'], "random"), 1)
-    with pytest.raises(ConfigError, match="training.device = 'cuda:77': cannot be used here"):
+    with pytest.raises(ConfigError, match="device = 'cuda:77': cannot be used here"):
         build_simulation(load_experiment("digits", ['training.device="cuda:77"'], "random"), 1)
 
 

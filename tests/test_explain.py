@@ -9,7 +9,7 @@ import pytest
 
 from fedcor.build import build_simulation
 from fedcor.cli import main
-from fedcor.experiment import load_experiment
+from fedcor.experiments import load_experiment
 from fedcor.record import read_run
 from fedcor.run_folder import write_client_names
 from fedcor.runner import run

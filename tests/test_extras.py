@@ -35,7 +35,7 @@ for command in json.loads(sys.argv[1]):
         code = main(command.split())
     print(json.dumps([code, err.getvalue()]))
 """
-OPTIONAL = "torch sklearn clarabel PIL threadpoolctl matplotlib flwr ray pooch joblib"
+OPTIONAL = "torch sklearn clarabel PIL threadpoolctl matplotlib pandas flwr ray pooch joblib"
 
 
 def run_without(hidden: str, commands: list[str], folder: Path) -> dict[str, tuple[int, str]]:
@@ -58,7 +58,13 @@ def test_without_any_extra(tmp_path, capsys):
     command = "run digits --selector random --rounds 1 --out finished"
     assert main(command.split()) == 0
     simulator = ["demo", "run digits", "compare digits", *(f"reproduce {n}" for n in NAMES)]
-    other = ["report finished", "report finished --json", "explain finished", "data list"]
+    other = [
+        "report finished",
+        "report finished --json",
+        "report finished --latex",
+        "explain finished",
+        "data list",
+    ]
     answers = run_without(OPTIONAL, [*simulator, "run digits --engine flower", *other], tmp_path)
     for command in simulator:
         code, err = answers[command]
@@ -77,7 +83,10 @@ def test_without_some_packages(tmp_path, small_data):
         "run digits --selector random --out a": needs("scikit-learn", "sim"),
         f"run digits --selector random --out b {small_data} {dirichlet}": needs("clarabel", "sim"),
         "reproduce toy --quick --out c": needs("matplotlib", "plot"),
+        "report finished --plot": needs("matplotlib", "plot"),
     }
+    finished = f"run digits --selector random --rounds 1 --out finished {small_data}"
+    assert main(finished.split()) == 0
     answers = run_without("sklearn clarabel matplotlib", list(expected), tmp_path)
     assert answers == {command: (2, err) for command, err in expected.items()}
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedcor.cli import main
-from fedcor.experiment import load_experiment
+from fedcor.experiments import load_experiment
 from fedcor.record import count_rounds, read_run
 from fedcor.runner import run
 

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcor.errors import ConfigError, FedcorError, RecordError, RunExistsError
-from fedcor.experiment import load_experiment
+from fedcor.experiments import load_experiment
 from fedcor.files import write_whole
 from fedcor.record import CHECKPOINT, RECORD, count_rounds, read_run, read_runs
 from fedcor.report.summary import summarise

@@ -21,7 +21,7 @@ from fedcor.analysis.embedding import project
 from fedcor.build import build_simulation
 from fedcor.cli import main
 from fedcor.errors import ConfigError, MissingExtraError
-from fedcor.experiment import load_experiment
+from fedcor.experiments import load_experiment
 from fedcor.record import differences as setting_differences
 from fedcor.record import read_run
 from fedcor.report.estimates import Estimate, ratio_estimate
@@ -390,8 +390,8 @@ def test_narrowing(tmp_path, capsys):
 
 
 def test_the_device_reaches_every_run(tmp_path):
-    assert Plan(tmp_path, None).experiment("2spc").training.device == "cpu"
-    assert Plan(tmp_path, None, device="auto").experiment("2spc").training.device == "auto"
+    assert Plan(tmp_path, None).experiment("2spc").device == "cpu"
+    assert Plan(tmp_path, None, device="auto").experiment("2spc").device == "auto"
     arguments = ["--quick", "--rounds", "1", "--device", "abacus", "--out", str(tmp_path)]
     assert main(["reproduce", "table1", *arguments]) == 2
 
@@ -426,7 +426,7 @@ def test_the_papers_experiments_have_the_papers_settings(tmp_path):
     for dataset, rounds in (("fmnist", 500), ("cifar10", 2000)):
         plan = Plan(tmp_path, None, dataset)
         for setting in ("2spc", "1spc", "dir"):
-            assert plan.experiment(setting).training.rounds == rounds
+            assert plan.experiment(setting).rounds == rounds
             assert set(TABLE_1[dataset][setting]) == {"random", "afl", "power_of_choice", "fedcor"}
     with pytest.raises(ConfigError):
         Plan(tmp_path, None, "mnist")

@@ -449,7 +449,7 @@ def test_a_selector_of_an_installed_package_is_found_by_entry_point(monkeypatch)
 
     point = EntryPoint("theirs", "fedcor.selectors.simple:Random", "fedcor.selectors")
     monkeypatch.setattr(
-        "fedcor.selectors.registry.entry_points",
+        "fedcor.plugins.entry_points",
         lambda group, name=None: (
             [point] if name in (None, "theirs") and group == "fedcor.selectors" else []
         ),

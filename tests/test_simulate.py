@@ -12,12 +12,12 @@ from fedcor.build import build_simulation
 from fedcor.data import load
 from fedcor.engine import Faults, FedAvg
 from fedcor.errors import FedcorError
-from fedcor.experiment import load_experiment
+from fedcor.experiments import load_experiment
 from fedcor.guard import screen_losses
 from fedcor.ledger import ANSWER_BYTES, CURRENT, Ledger
 from fedcor.rng import stream
 from fedcor.selectors.base import StatelessSelector
-from fedcor.simulate import LearningRate
+from fedcor.simulation import LearningRate
 
 DIGITS = load("digits")
 N, C = 50, 10
@@ -466,3 +466,41 @@ def test_learning_rate_is_halved_at_its_milestones():
         0.00125,
         0.00125,
     ]
+
+
+class Cosine:
+    def at(self, round):
+        return 0.05 * (1 + np.cos(round))
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [
+        (0.1, [0.1, 0.1]),
+        (lambda round: 0.1 / (1 + round), [0.1, 0.05]),
+        (lambda round: torch.tensor(0.5), [0.5, 0.5]),
+        (Cosine(), [0.1, 0.05 * (1 + np.cos(1))]),
+        (LearningRate(0.2, (1,), 0.5), [0.2, 0.1]),
+    ],
+    ids=["number", "function", "torch", "object", "milestones"],
+)
+def test_learning_rates_are_numbers_functions_or_objects(rate, expected):
+    run = dataclasses.replace(simulation(), learning_rate=rate)
+    assert [record.learning_rate for record, _ in run.run(2)] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("rate", "message"),
+    [
+        (lambda round: 0.1 - 0.1 * round, "must give a number above 0 .* gave 0 in round 1"),
+        (lambda round: float("nan") if round else 1, "gave nan in round 1"),
+        (lambda round: [0.1][round], "failed in round 1: IndexError"),
+    ],
+)
+def test_a_learning_rate_that_cannot_work_is_refused_in_its_round(rate, message):
+    rounds = dataclasses.replace(simulation(), learning_rate=rate).run(3)
+    next(rounds)
+    with pytest.raises(FedcorError, match=message):
+        next(rounds)
+    with pytest.raises(FedcorError, match="learning_rate = None"):
+        dataclasses.replace(simulation(), learning_rate=None)

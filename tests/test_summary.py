@@ -17,8 +17,9 @@ from rich.console import Console
 from scipy import stats
 
 from fedcor.errors import RecordError
+from fedcor.report.curve import read_curve
 from fedcor.report.estimates import Estimate, ratio_estimate
-from fedcor.report.metrics import METRICS, read_curve
+from fedcor.report.metrics import METRICS
 from fedcor.report.summary import ExperimentSummary, SelectorSummary, summarise
 from fedcor.report.tables import render, to_csv, to_json
 from fedcor.report.text import difference_text, display_name, estimate_text
@@ -126,11 +127,23 @@ def test_spread_and_final_accuracy_look_at_the_tail_only() -> None:
     assert values["final_accuracy"] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("diverged", [float("nan"), None, float("inf")])
-def test_a_diverged_accuracy_counts_as_zero(diverged: float | None) -> None:
-    values = values_of(run([0.6, diverged]))
-    assert values["mean_accuracy"] == pytest.approx(0.3)
-    assert values["last_accuracy"] == 0
+@pytest.mark.parametrize("missing", [float("nan"), None, float("inf")])
+def test_a_round_without_an_accuracy_is_left_out(missing: float | None) -> None:
+    values = values_of(run([0.6, missing, 0.4, missing]))
+    assert values["mean_accuracy"] == pytest.approx(0.5)
+    assert values["last_accuracy"] == 0.4
+    assert values["bytes_down"] == 400  # every round is paid for
+    values = values_of(run([missing, 0.4, missing, 0.6]))
+    assert (values["rounds_to_target"], values["bytes_to_target"]) == (4, 440)
+    assert values_of(run([missing, 0.9] * 10))["smooth_rounds_to_target"] == 20
+    text = shown([run([0.6, missing, missing])])
+    assert "without a value of accuracy are left out: random seed 1 (2 of 3)." in text
+
+
+def test_a_pair_is_compared_over_the_rounds_that_both_measured() -> None:
+    runs = [run([0.1, 0.2, 0.9], "random"), run([0.2, 0.3, None], "fedcor")]
+    difference = selector_of(only(runs), "fedcor").differences["mean_accuracy"]
+    assert difference.estimate.mean == pytest.approx(0.1)
 
 
 def test_a_run_that_only_began_has_no_values() -> None:

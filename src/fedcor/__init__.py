@@ -1,9 +1,22 @@
-"""fedcor: which clients train next in federated learning."""
+"""fedcor: which clients train next in federated learning.
+
+import fedcor
+
+result = fedcor.compare("digits", ["random", "fedcor"], seeds=range(1, 4), rounds=50)
+result.verdict
+"""
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from typing import Any as _Any
 
 if TYPE_CHECKING:
+    from fedcor.api import compare, load, run, simulate
+    from fedcor.data import IID, Dirichlet, Shards
+    from fedcor.experiments import Experiment, experiment
+    from fedcor.faults import Faults
+    from fedcor.optimisers import FedAvg, FedProx
+    from fedcor.results import Result
     from fedcor.selectors import (
         AFL,
         Complement,
@@ -16,10 +29,18 @@ if TYPE_CHECKING:
     )
     from fedcor.types import Federation, Outcome, Population, Selector, State
 
+    __version__: str
+
 __all__ = [
     "AFL",
+    "IID",
     "Complement",
+    "Dirichlet",
+    "Experiment",
+    "Faults",
+    "FedAvg",
     "FedCor",
+    "FedProx",
     "Federation",
     "Full",
     "Outcome",
@@ -27,20 +48,50 @@ __all__ = [
     "PowerOfChoice",
     "Proxy",
     "Random",
+    "Result",
     "Selector",
+    "Shards",
     "State",
+    "__version__",
     "build_selector",
+    "compare",
+    "experiment",
+    "load",
+    "run",
+    "simulate",
 ]
 
-_TYPES = ("Federation", "Outcome", "Population", "Selector", "State")
+# Module -> the names in it. A name is imported when it is first used, so that the package is there
+# at once, and the command line can be interrupted at once.
+_NAMES = {
+    "api": ("compare", "load", "run", "simulate"),
+    "data": ("IID", "Dirichlet", "Shards"),
+    "experiments": ("Experiment", "experiment"),
+    "faults": ("Faults",),
+    "optimisers": ("FedAvg", "FedProx"),
+    "results": ("Result",),
+    "selectors": (
+        *("AFL", "Complement", "FedCor", "Full", "PowerOfChoice", "Proxy", "Random"),
+        "build_selector",
+    ),
+    "types": ("Federation", "Outcome", "Population", "Selector", "State"),
+}
+_MODULES = {name: f"fedcor.{module}" for module, names in _NAMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name when it is first used.
+def __getattr__(name: str) -> _Any:
+    """Import a public name when it is first used."""
+    if name == "__version__":
+        found: _Any = importlib.import_module("importlib.metadata").version("fedcor")
+    elif name in _MODULES:
+        found = getattr(importlib.import_module(_MODULES[name]), name)
+    else:
+        text = f"module 'fedcor' has no attribute {name!r}"
+        raise AttributeError(text, name=name, obj=importlib.import_module("fedcor"))
+    globals()[name] = found
+    return found
 
-    So the command line answers at once, and can be interrupted at once.
-    """
-    if name not in __all__:
-        raise AttributeError(f"module 'fedcor' has no attribute {name!r}")
-    module = "fedcor.types" if name in _TYPES else "fedcor.selectors"
-    return getattr(importlib.import_module(module), name)
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return list(__all__)

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits
 
-from fedcor.data import Dataset, load, randomise_labels
+from fedcor.data import Dataset, check_parts, load, randomise_labels
 from fedcor.engine import Engine, LocalTraining, build_model
 from fedcor.errors import ConfigError
-from fedcor.experiment import Experiment
+from fedcor.experiments import Experiment, OwnData
 from fedcor.header import run_header
 from fedcor.rng import stream
-from fedcor.simulate import LearningRate, Simulation
+from fedcor.simulation import Simulation
+from fedcor.tasks import build_task
+from fedcor.types import IntArray
 
-__all__ = ["LABEL_NOISE", "build_simulation", "experiment_header", "use_one_thread"]
+__all__ = [
+    "LABEL_NOISE",
+    "build_simulation",
+    "experiment_header",
+    "load_data",
+    "one_thread",
+    "split_data",
+    "use_one_thread",
+]
 
 LABEL_NOISE = "label noise"  # the stream that says whose labels are random, and which
 
@@ -35,36 +45,58 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
         data: The data set; the one that the experiment names is loaded if it is not given.
 
     Example:
-        >>> from fedcor.experiment import load_experiment
+        >>> from fedcor.experiments import load_experiment
         >>> simulation = build_simulation(load_experiment("digits", selector="random"), seed=1)
         >>> [record.round for record, _ in simulation.run(3)]
         [0, 1, 2]
     """
-    training = experiment.training
-    data = data or _load(experiment.data.name)
-    optimiser = experiment.build_optimiser()
-    with _errors_under("partition"):
-        parts = experiment.partition.split(data.train_y, stream(seed, "partition"))
-    if experiment.data.noisy_clients:
-        noisy, rng = experiment.data.noisy_clients, stream(seed, LABEL_NOISE)
-        with _errors_under("data"):
-            labels = randomise_labels(data.train_y, data.classes, parts, noisy, rng)
+    data = data or load_data(experiment)
+    optimiser, schedule = experiment.build_optimiser(), experiment.build_schedule()
+    parts = split_data(experiment, data, seed)
+    task = build_task(experiment.loss, experiment.metrics, classes=data.classes)
+    if experiment.noisy_clients:
+        noisy, rng = experiment.noisy_clients, stream(seed, LABEL_NOISE)
+        labels = randomise_labels(data.train_y, data.classes, parts, noisy, rng)
         data = dataclasses.replace(data, train_y=labels)
-    options = {key: value for key, value in experiment.model.items() if key != "name"}
-    shape = data.train_x.shape[1:]
+    name, options = _model(experiment)
     with _errors_under("model"):
-        module = build_model(experiment.model["name"], shape, data.classes, seed, options)
+        module = build_model(name, data.shape, data.outputs, seed, options, data=data, task=task)
     local = LocalTraining(
-        training.batch_size,
-        training.local_steps,
-        training.learning_rate,
-        training.weight_decay,
+        experiment.batch_size,
+        experiment.local_steps,
+        schedule.at(0),
+        experiment.weight_decay,
         optimiser.proximal,
     )
-    holdout, device = experiment.data.holdout, _device(training.device)
-    engine = Engine(data, parts, module, local, seed, holdout=holdout, device=device)
-    rate = LearningRate(training.learning_rate, training.milestones, training.factor)
-    return Simulation(engine, experiment.build_selector(), optimiser, experiment.faults, rate, seed)
+    holdout, device = experiment.holdout, _device(experiment.device)
+    engine = Engine(data, parts, module, local, seed, holdout=holdout, device=device, task=task)
+    selector, faults = experiment.build_selector(), experiment.faults
+    return Simulation(engine, selector, optimiser, faults, schedule, seed)
+
+
+def load_data(experiment: Experiment) -> Dataset:
+    """The experiment's data: its own, or the data set that it names."""
+    data = experiment.data
+    return data.dataset if isinstance(data, OwnData) else _load(data)
+
+
+def split_data(experiment: Experiment, data: Dataset, seed: int) -> list[IntArray]:
+    """The training samples of each client."""
+    with _errors_under("partition"):
+        parts = experiment.partitioner.split(data.train_y, stream(seed, "partition"))
+    checked = check_parts(parts, len(data.train_y))
+    if experiment.clients_per_round > len(checked):
+        allowed = f"must be at most {len(checked)}: the partition has as many clients"
+        raise ConfigError("clients_per_round", experiment.clients_per_round, allowed)
+    return checked
+
+
+def _model(experiment: Experiment) -> tuple[Any, dict[str, Any]]:
+    """The model's name or factory, and its options."""
+    if not isinstance(experiment.model, Mapping):
+        return experiment.model, {}
+    options = dict(experiment.model)
+    return options.pop("name"), options
 
 
 def experiment_header(
@@ -73,15 +105,30 @@ def experiment_header(
     """The header of a run of `experiment`, on the simulator or on another `engine`."""
     config = experiment.describe()
     # Never "auto", which may be another device next time.
-    config["training"]["device"] = _device(experiment.training.device)
+    config["training"]["device"] = _device(experiment.device)
+    if config["partition"].get("clients") is None:
+        clients = len(split_data(experiment, load_data(experiment), seed))
+        config["partition"]["clients"] = clients
     versions = {"torch": torch.__version__}
-    return run_header(experiment.name, experiment.selector, seed, config, versions, engine)
+    return run_header(experiment.name, experiment.selector_label, seed, config, versions, engine)
 
 
 def use_one_thread() -> None:
     """Compute in one thread: sums then have one order, and runs are equal bit for bit."""
     torch.set_num_threads(1)
     threadpool_limits(1)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """As `use_one_thread`, for as long as the block runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
@@ -103,6 +150,6 @@ def _device(wanted: str) -> str:
         torch.empty(1, device=wanted)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
-            "training.device", wanted, f"cannot be used here: {str(error).splitlines()[0]}"
+            "device", wanted, f"cannot be used here: {str(error).splitlines()[0]}"
         ) from None
     return wanted

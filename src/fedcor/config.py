@@ -1,18 +1,21 @@
-"""Tables of settings to dataclasses: a wrong key or type is refused, with what is allowed."""
+"""Tables and keywords to settings: a wrong key or type is refused, with what is allowed."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import types
 import typing
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 from fedcor.errors import ConfigError, suggest
 
-__all__ = ["build_dataclass"]
+__all__ = ["build_dataclass", "check_keys", "convert", "plain_keywords", "suggests"]
 
 T = TypeVar("T")
+P = ParamSpec("P")
 _SCALARS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
@@ -30,31 +33,75 @@ def build_dataclass(cls: type[T], table: Mapping[str, Any]) -> T:
     """
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     hints = typing.get_type_hints(cls)
-    for key, value in table.items():
-        if key not in fields:
-            allowed = f"no such key here; there are: {', '.join(fields) or 'none'}"
-            raise ConfigError(key, value, allowed, suggest(key, fields))
+    check_keys(table, list(fields))
     for name, field in fields.items():
         if _is_required(field) and name not in table:
             raise ConfigError(name, None, f"must be given, as {_describe(hints[name])}")
-    return cls(**{key: _convert(key, value, hints[key]) for key, value in table.items()})
+    return cls(**{key: convert(key, value, hints[key]) for key, value in table.items()})
+
+
+def suggests(function: Callable[P, T]) -> Callable[P, T]:
+    """`function`, which refuses a keyword that it does not have as the command line does.
+
+    Raises:
+        ConfigError: by the returned function: a keyword is unknown (with a suggestion), or one that
+            must be given is missing.
+
+    Example:
+        >>> @suggests
+        ... def train(rounds: int) -> int:
+        ...     return rounds
+        >>> train(round=3)
+        Traceback (most recent call last):
+            ...
+        fedcor.errors.ConfigError: round = 3: no such key here; there are: rounds (did you mean \
+"rounds"?)
+    """
+    parameters = inspect.signature(function).parameters
+    known = [name for name in parameters if name != "self"]
+    required = [name for name in known if parameters[name].default is inspect.Parameter.empty]
+
+    @functools.wraps(function)
+    def checked(*arguments: P.args, **keywords: P.kwargs) -> T:
+        check_keys(keywords, known)
+        given = {*list(parameters)[: len(arguments)], *keywords}
+        for name in required:
+            if name not in given:
+                raise ConfigError(name, None, "must be given")
+        return function(*arguments, **keywords)
+
+    return checked
+
+
+def plain_keywords(cls: type[T]) -> type[T]:
+    """The dataclass `cls`, which refuses an unknown keyword with a suggestion (see `suggests`)."""
+    cls.__init__ = suggests(cls.__init__)  # type: ignore[method-assign]
+    return cls
+
+
+def check_keys(table: Mapping[str, Any], known: list[str]) -> None:
+    """Refuse a key that is not one of `known`; a near miss gets a suggestion."""
+    for key, value in table.items():
+        if key not in known:
+            allowed = f"no such key here; there are: {', '.join(known) or 'none'}"
+            raise ConfigError(key, value, allowed, suggest(key, known))
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is field.default_factory is dataclasses.MISSING
 
 
-def _convert(key: str, value: Any, hint: Any) -> Any:
-    """`value` as the type `hint`. Raises ConfigError if it does not fit."""
+def convert(key: str, value: Any, hint: Any) -> Any:
+    """`value` as the type `hint`. Raises ConfigError about `key` if it does not fit."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         for option in arguments:
             try:
-                return _convert(key, value, option)
+                return convert(key, value, option)
             except ConfigError:
                 continue
     elif origin is tuple and isinstance(value, list | tuple):
-        return tuple(_convert(key, item, arguments[0]) for item in value)
+        return tuple(convert(key, item, arguments[0]) for item in value)
     elif origin is typing.Literal:
         if value in arguments:
             return value

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcor.checks import check_fraction
+from fedcor.config import plain_keywords
 from fedcor.errors import ConfigError
 from fedcor.rng import stream
 from fedcor.types import BoolArray, IntArray
@@ -14,6 +15,7 @@ from fedcor.types import BoolArray, IntArray
 __all__ = ["Faults"]
 
 
+@plain_keywords
 @dataclass(frozen=True)
 class Faults:
     """What goes wrong in a simulated federation; by default, nothing.
@@ -26,7 +28,7 @@ class Faults:
             part is drawn uniformly.
 
     Example:
-        >>> from fedcor.faults import Faults
+        >>> from fedcor import Faults
         >>> Faults(availability=0.9, dropout=0.1).available(seed=1, round=0, clients=5)
         array([0, 1, 2, 3, 4])
     """

@@ -3,27 +3,49 @@
 FedAvg    w^{t+1} = sum_k a_k w_k,  a_k equal (the paper's rule) or proportional to n_k (`weighted`)
 FedProx   the same, after local training on  l_k(w) + mu/2 |w - w^t|^2   (Li et al., 2018)
 
+A user's own is any object with the method `aggregate` (see `Optimiser`). It keeps nothing between
+rounds: an engine also calls it for models that are only tried.
+
 Settings name an optimiser before anything is trained, so torch is imported by `aggregate` only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from fedcor.checks import check_between, check_one_of
-from fedcor.config import build_dataclass
+from fedcor.checks import check_between
+from fedcor.config import plain_keywords
+from fedcor.plugins import Registry
 from fedcor.types import FloatArray
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["FedAvg", "FedProx", "Optimiser", "build_optimiser", "optimiser_names"]
+__all__ = [
+    "OPTIMISERS",
+    "FedAvg",
+    "FedProx",
+    "Optimiser",
+    "as_optimiser",
+    "build_optimiser",
+    "optimiser_names",
+]
 
 
 class Optimiser(Protocol):
-    """What an engine needs to know of a federated optimiser."""
+    """What an engine needs to know of a federated optimiser.
+
+    A user's own needs only `aggregate`; then clients have equal weights, and no proximal term.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class HalfStep:  # goes half of the way to the clients' mean
+        ...     def aggregate(self, model, results, weights):
+        ...         return model + 0.5 * (results.mean(dim=0) - model)
+    """
 
     @property
     def weighted(self) -> bool:
@@ -49,6 +71,7 @@ class Optimiser(Protocol):
         ...
 
 
+@plain_keywords
 @dataclass(frozen=True)
 class FedAvg:
     """Federated averaging (McMahan et al., 2017).
@@ -56,6 +79,11 @@ class FedAvg:
     Args:
         weighted: a_k proportional to the client's number of samples n_k; else all equal, as in
             the paper.
+
+    Example:
+        >>> from fedcor import FedAvg
+        >>> FedAvg(weighted=True)
+        FedAvg(weighted=True)
     """
 
     weighted: bool = False
@@ -75,6 +103,7 @@ class FedAvg:
         return model + a @ (results - model)
 
 
+@plain_keywords
 @dataclass(frozen=True)
 class FedProx(FedAvg):
     """Federated averaging with a proximal term in local training (Li et al., 2018).
@@ -82,6 +111,11 @@ class FedProx(FedAvg):
     Args:
         weighted: as for FedAvg.
         mu: strength of the proximal term mu/2 |w - w^t|^2.
+
+    Example:
+        >>> from fedcor import FedProx
+        >>> FedProx(mu=0.1).proximal
+        0.1
     """
 
     mu: float = 0.01
@@ -95,15 +129,42 @@ class FedProx(FedAvg):
         return self.mu
 
 
-_BUILT_IN: dict[str, type[FedAvg]] = {"fedavg": FedAvg, "fedprox": FedProx}
+OPTIMISERS = Registry(
+    "name", "fedcor.optimisers", {"fedavg": FedAvg, "fedprox": FedProx}, ("aggregate",)
+)
 
 
 def optimiser_names() -> list[str]:
     """The names that settings can use."""
-    return list(_BUILT_IN)
+    return OPTIMISERS.names()
 
 
 def build_optimiser(name: str, options: Mapping[str, Any] | None = None) -> Optimiser:
-    """The optimiser called `name`. Raises ConfigError for an unknown name or wrong options."""
-    check_one_of("name", name, _BUILT_IN)
-    return build_dataclass(_BUILT_IN[name], options or {})
+    """The optimiser called `name`, or `module:Class`.
+
+    Raises:
+        ConfigError: The name is unknown, or an option is wrong.
+    """
+    return as_optimiser(OPTIMISERS.build(name, options or {}))
+
+
+def as_optimiser(given: Any) -> Optimiser:
+    """An object with `aggregate` as an optimiser: what it does not say is as in `FedAvg()`.
+
+    Raises:
+        ConfigError: It has no method `aggregate`.
+    """
+    OPTIMISERS.check(given)
+    if hasattr(given, "weighted") and hasattr(given, "proximal"):
+        return cast(Optimiser, given)
+    weighted, proximal = getattr(given, "weighted", False), getattr(given, "proximal", 0.0)
+    return _Completed(bool(weighted), float(proximal), given.aggregate)
+
+
+@dataclass(frozen=True)
+class _Completed:
+    """A user's optimiser that does not say how it weights clients, or that it has no mu."""
+
+    weighted: bool
+    proximal: float
+    aggregate: Callable[[Tensor, Tensor, FloatArray], Tensor]

@@ -1,15 +1,105 @@
-"""A user's own code, which settings name as `module:attribute`."""
+"""A user's own code, which settings name: as `module:attribute`, or by an entry point.
+
+Selectors, partitions and optimisers are found in the same way, by a `Registry` each. A package
+registers its own with an entry point in its pyproject.toml:
+
+    [project.entry-points."fedcor.optimisers"]
+    mine = "my_package.my_module:MyOptimiser"
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass
+from importlib.metadata import entry_points
 from typing import Any
 
+from fedcor.config import build_dataclass
 from fedcor.errors import ConfigError, suggest
 
-__all__ = ["load_object"]
+__all__ = ["Registry", "load_object"]
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Classes by name: built-in ones, those of installed packages, and any as `module:Class`.
+
+    Args:
+        key: the setting that holds a name, for error messages.
+        group: the group of entry points.
+        built_in: name -> class.
+        methods: what every class must have.
+
+    Example:
+        >>> from fedcor.optimisers import FedAvg
+        >>> registry = Registry("name", "fedcor.optimisers", {"fedavg": FedAvg}, ("aggregate",))
+        >>> registry.build("fedavg", {"weighted": True})
+        FedAvg(weighted=True)
+    """
+
+    key: str
+    group: str
+    built_in: Mapping[str, type[Any]]
+    methods: tuple[str, ...]
+
+    def names(self) -> list[str]:
+        """All built-in and registered names."""
+        return [*self.built_in, *sorted(point.name for point in entry_points(group=self.group))]
+
+    def find(self, name: str) -> type[Any]:
+        """The dataclass called `name`.
+
+        Raises:
+            ConfigError: there is none (with a suggestion), or it lacks some of the methods.
+        """
+        if isinstance(name, str) and name in self.built_in:
+            return self.built_in[name]
+        points = entry_points(group=self.group, name=name)
+        if points:
+            found = load_object(next(iter(points)).value, self.key)
+        elif isinstance(name, str) and ":" in name:
+            found = load_object(name, self.key)
+        else:
+            names = self.names()
+            allowed = f"must be one of {', '.join(names)}, or module:Class"
+            raise ConfigError(self.key, name, allowed, suggest(str(name), names))
+        if not (isinstance(found, type) and is_dataclass(found) and self.accepts(found)):
+            raise ConfigError(self.key, name, f"must be a dataclass with {self._needed()}")
+        return found
+
+    def build(self, name: str, options: Mapping[str, Any]) -> Any:
+        """The object called `name`, made with `options`; raises ConfigError for wrong ones."""
+        return build_dataclass(self.find(name), options)
+
+    def check(self, given: object) -> None:
+        """Refuse an object of a user's that lacks some of the methods, or is a class."""
+        if isinstance(given, type) or not self.accepts(given):
+            kind = "an object, not a class," if isinstance(given, type) else "an object"
+            raise ConfigError(self.key, given, f"must be a name, or {kind} with {self._needed()}")
+
+    def accepts(self, found: object) -> bool:
+        """Whether an object or a class has the methods."""
+        return all(callable(getattr(found, method, None)) for method in self.methods)
+
+    def name_of(self, given: object) -> str:
+        """The name of an object's class: built-in or registered, else `module:Class`."""
+        cls = type(given)
+        for name, known in self.built_in.items():
+            if cls is known:
+                return name
+        reference = f"{cls.__module__}:{cls.__qualname__}"
+        for point in entry_points(group=self.group):
+            if point.value == reference:
+                return point.name
+        return reference
+
+    def _needed(self) -> str:
+        *first, last = self.methods
+        named = f"{', '.join(first)} and {last}" if first else last
+        return f"the method{'s' if first else ''} {named}"
 
 
 def load_object(reference: str, key: str) -> Any:

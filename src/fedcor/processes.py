@@ -21,11 +21,12 @@ import joblib
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from fedcor.errors import FedcorError, WorkerDiedError
+from fedcor.errors import ConfigError, FedcorError, WorkerDiedError
 
-__all__ = ["for_each"]
+__all__ = ["count_processes", "for_each", "map_each"]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 CHECK_PARENT_EVERY = 0.2  # seconds
 _ONE_AT_A_TIME = threading.Lock()
@@ -40,25 +41,48 @@ class _Turn:
 _turn = _Turn()
 
 
+def count_processes(jobs: int) -> int:
+    """How many processes `jobs` means, as in joblib: -1 is one per processor, -2 all but one.
+
+    >>> count_processes(3)
+    3
+    """
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs == 0:
+        raise ConfigError("jobs", jobs, "must be a number of processes, or -1 for all processors")
+    return jobs if jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + jobs)
+
+
 def for_each(
     function: Callable[[T], object], items: Sequence[T], processes: int, backend: str = "loky"
 ) -> Iterator[T]:
+    """Call `function` on each of `items`, in up to `processes` processes; see `map_each`.
+
+    Yields:
+        Each item when its call is done, in the order in which they finish.
+    """
+    for item, _ in map_each(_Silent(function), items, processes, backend):
+        yield item
+
+
+def map_each(
+    function: Callable[[T], R], items: Sequence[T], processes: int, backend: str = "loky"
+) -> Iterator[tuple[T, R]]:
     """Call `function` on each of `items`, in up to `processes` processes.
 
-    With one process, or one item, everything runs in this process. Otherwise every call of
-    `for_each` has new worker processes, which see today's files, modules and environment. Whatever
+    With one process, or one item, everything runs in this process. Otherwise every call has
+    new worker processes, which see today's files, modules and environment. Whatever
     ends this generator early (an error in a call, an interrupt, a dead worker) ends them too. They
     also end by themselves when this process dies (not on Windows). Calls from several threads take
     turns.
 
     Args:
-        function: What is called. What it returns is not sent back.
+        function: What is called. What it returns is sent back.
         items: What it is called with, in this order.
         processes: How many processes work at once, at most.
         backend: A backend of joblib.
 
     Yields:
-        Each item when its call is done, in the order in which they finish.
+        Each item with its result when its call is done, in the order in which they finish.
 
     Raises:
         WorkerDiedError: A worker process died. An error in a call is raised as it is.
@@ -66,8 +90,7 @@ def for_each(
     processes = min(processes, len(items))
     if processes <= 1:
         for item in items:
-            function(item)
-            yield item
+            yield item, function(item)
         return
     # The folder is for loky alone: other machines may not have it.
     folder = os.getcwd() if backend == "loky" else None
@@ -85,8 +108,8 @@ def for_each(
         with _ignoring_interrupts():
             done = parallel(calls)
         try:
-            for index in done:
-                yield items[index]
+            for index, result in done:
+                yield items[index], result
         except TerminatedWorkerError:
             raise WorkerDiedError(
                 "a worker process died (killed, or out of memory?); what was recorded is kept, "
@@ -102,18 +125,27 @@ def for_each(
                 done.close()
 
 
-def _call(folder: str | None, function: Callable[[T], object], index: int, item: T) -> int:
+class _Silent:
+    """A function without its result."""
+
+    def __init__(self, function: Callable[[Any], object]) -> None:
+        self.function = function
+
+    def __call__(self, item: Any) -> None:
+        self.function(item)
+
+
+def _call(folder: str | None, function: Callable[[T], R], index: int, item: T) -> tuple[int, R]:
     if folder is not None:
         os.chdir(folder)
     try:
-        function(item)
+        return index, function(item)
     except Exception as error:
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:  # an error that cannot cross to the parent process as it is
             raise FedcorError(f"{type(error).__name__}: {error}") from None
         raise
-    return index
 
 
 @contextmanager

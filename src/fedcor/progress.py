@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -23,6 +26,8 @@ from rich.text import Text
 
 __all__ = ["refresh", "show_download", "show_rounds"]
 
+NOTEBOOK_EVERY = 0.2  # seconds between two changes of a bar
+
 
 class _RoundsPerSecond(ProgressColumn):
     """The column with the rate."""
@@ -37,7 +42,7 @@ def _console() -> Console:
 
 @contextmanager
 def show_rounds(title: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """A bar with rate and time left on a terminal; nothing elsewhere.
+    """A bar with rate and time left on a terminal, a plain one in a notebook; nothing elsewhere.
 
     Args:
         title: What the bar is called.
@@ -47,6 +52,10 @@ def show_rounds(title: str, total: int) -> Iterator[Callable[[int, str], None]]:
         `update(done, note)`: shows the number of rounds that are done, and a note at the end.
     """
     console = _console()
+    if console.is_jupyter:
+        with _show_in_notebook(title, total) as update:
+            yield update
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -58,6 +67,34 @@ def show_rounds(title: str, total: int) -> Iterator[Callable[[int, str], None]]:
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=total, note="")
         yield lambda done, note: bar.update(task, completed=done, note=note)
+
+
+@contextmanager
+def _show_in_notebook(title: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """A bar of HTML, which needs no widgets."""
+    from IPython.display import display
+
+    show: Any = display
+    shown, latest = 0.0, (0, "")
+
+    def content() -> dict[str, str]:
+        text = html.escape(f"{title} {latest[0]}/{total} {latest[1]}".strip())
+        bar = f'<progress value="{latest[0]}" max="{total}"></progress>'
+        return {"text/plain": html.unescape(text), "text/html": f"{bar} {text}"}
+
+    handle = show(content(), raw=True, display_id=True)
+
+    def update(done: int, note: str) -> None:
+        nonlocal shown, latest
+        latest = done, note
+        if time.monotonic() - shown >= NOTEBOOK_EVERY:
+            shown = time.monotonic()
+            handle.update(content(), raw=True)
+
+    try:
+        yield update
+    finally:
+        handle.update(content(), raw=True)
 
 
 @contextmanager

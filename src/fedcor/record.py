@@ -54,7 +54,7 @@ class RoundRecord:
         round: Number of the round, from 0.
         selected: The chosen clients, in the order of choice.
         participated: Those whose update was aggregated, sorted.
-        test_accuracy: Accuracy of the new model on the test data, in [0, 1].
+        test_accuracy: Accuracy of the new model on the test data, in [0, 1]; NaN in regression.
         test_loss: Mean loss of the new model on the test data.
         learning_rate: The clients' learning rate in this round.
         probed: How many losses clients were asked for.
@@ -63,6 +63,8 @@ class RoundRecord:
         bytes_up: Bytes received from clients.
         seconds: Duration of the round.
         why: The selector's reasons: a name -> one number per chosen client.
+        metrics: Further metrics of the new model on the test data. A line has them only if there
+            are any.
     """
 
     round: int
@@ -77,6 +79,7 @@ class RoundRecord:
     bytes_up: int
     seconds: float
     why: Mapping[str, list[float | None]] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,13 +87,13 @@ class RunRecord:
     """A record as it was read.
 
     Attributes:
-        path: The run's folder.
+        path: The run's folder; None for a run that lives in memory.
         header: What was run, with which settings and versions; see `fedcor.header.run_header`.
         rounds: One entry per round, with the fields of `RoundRecord`; numbers that JSON does not
             have (NaN, infinity) are None.
     """
 
-    path: Path
+    path: Path | None
     header: Mapping[str, Any]
     rounds: list[Mapping[str, Any]]
 
@@ -179,8 +182,10 @@ def read_checkpoint(folder: Path) -> dict[str, Array] | None:
         ) from error
 
 
-def client_names(folder: Path) -> list[str]:
+def client_names(folder: Path | None) -> list[str]:
     """Each client's name, as an escaped text of one line; empty where clients have no names."""
+    if folder is None:
+        return []
     try:
         lines = (folder / CLIENT_NAMES).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -190,10 +195,14 @@ def client_names(folder: Path) -> list[str]:
 
 def json_line(entry: Mapping[str, Any]) -> str:
     """`entry` as a line of the record; numbers that JSON does not have become null."""
-    clean = {
-        key: None if isinstance(v, float) and not np.isfinite(v) else v for key, v in entry.items()
-    }
+    clean = {key: _in_json(v) for key, v in entry.items() if key != "metrics"}
+    if entry.get("metrics"):  # newer than the first records: written only where there are any
+        clean["metrics"] = {name: _in_json(v) for name, v in entry["metrics"].items()}
     return json.dumps(clean, separators=(",", ":"), allow_nan=False, default=repr) + "\n"
+
+
+def _in_json(value: Any) -> Any:
+    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def differences(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]]:

@@ -162,7 +162,7 @@ def _existing_run(
     done = int(checkpoint["round"]) if checkpoint else 0
     if len(run.rounds) < done:
         raise RecordError(
-            f"{run.path / RECORD} has {len(run.rounds)} rounds, but its checkpoint was made "
+            f"{folder / RECORD} has {len(run.rounds)} rounds, but its checkpoint was made "
             f"after {done}"
         )
     return run, checkpoint

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcor.build import build_simulation, experiment_header, use_one_thread
+from fedcor.build import build_simulation, experiment_header, one_thread
 from fedcor.errors import ConfigError, FedcorError, RecordError, RunExistsError
-from fedcor.experiment import Experiment
+from fedcor.experiments import Experiment, Selectors, variants
+from fedcor.header import upgrade
 from fedcor.processes import for_each
-from fedcor.record import RoundRecord, count_rounds, has_run
+from fedcor.record import RoundRecord, RunRecord, count_rounds, has_run, json_line
 from fedcor.run_folder import open_run
-from fedcor.simulate import Simulation, SimulationState
+from fedcor.simulation import Simulation, SimulationState
 from fedcor.types import Array
 
-__all__ = ["Job", "compare_jobs", "folder_name", "run", "run_jobs"]
+__all__ = ["Job", "compare_jobs", "folder_name", "run", "run_in_memory", "run_jobs"]
 
 CHECKPOINT_EVERY = 10  # rounds
 
@@ -39,14 +43,14 @@ def run(
         on_round: Called after each round with its record.
 
     Example:
-        >>> from fedcor.experiment import load_experiment
+        >>> from fedcor.experiments import load_experiment
         >>> run(load_experiment("digits", ["training.rounds=3"], "random"), 1, Path("runs/a"))
         >>> count_rounds(Path("runs/a"))
         3
     """
-    use_one_thread()
-    rounds = experiment.training.rounds
-    with open_run(out, experiment_header(experiment, seed), resume=resume) as writer:
+    rounds = experiment.rounds
+    header = experiment_header(experiment, seed)
+    with one_thread(), open_run(out, header, resume=resume) as writer:
         if writer.done >= rounds:
             return
         # Built before anything is written: only the data can tell that some settings cannot work.
@@ -59,6 +63,26 @@ def run(
                 writer.save(state.to_arrays())
             if on_round is not None:
                 on_round(record)
+
+
+def run_in_memory(
+    experiment: Experiment, seed: int, on_round: Callable[[RoundRecord], None] | None = None
+) -> RunRecord:
+    """Run an experiment and return its record, which is what `run` would have written.
+
+    Args:
+        experiment: All settings but the seed.
+        seed: Fixes everything that is drawn.
+        on_round: Called after each round with its record.
+    """
+    with one_thread():
+        header = {"kind": "header", **experiment_header(experiment, seed)}
+        rounds = []
+        for record, _ in build_simulation(experiment, seed).run(experiment.rounds):
+            rounds.append(json.loads(json_line(dataclasses.asdict(record))))
+            if on_round is not None:
+                on_round(record)
+    return RunRecord(None, upgrade(json.loads(json_line(header))), rounds)
 
 
 def _restore(checkpoint: Mapping[str, Array], simulation: Simulation, out: Path) -> SimulationState:
@@ -90,7 +114,7 @@ class Job:
 
 def compare_jobs(
     experiment: Experiment,
-    selectors: Sequence[str],
+    selectors: Selectors,
     seeds: Sequence[int],
     out: Path,
     *,
@@ -100,7 +124,7 @@ def compare_jobs(
 
     Args:
         experiment: All settings but the selector and the seed.
-        selectors: Names of the selectors.
+        selectors: Names or objects of the selectors; see `fedcor.experiments.variants`.
         seeds: The seeds. Runs with the same seed meet the same federation.
         out: The folder; each run gets `out/<selector>/seed-<n>`.
         resume: Whether to resume runs that are there already. Otherwise one such run is enough to
@@ -109,12 +133,12 @@ def compare_jobs(
     Returns:
         The jobs, seed by seed.
     """
-    variants = [experiment.with_selector(name) for name in selectors]
     jobs = [
-        Job(variant, seed, out / folder_name(variant.selector) / f"seed-{seed}", resume)
-        for seed in seeds
-        for variant in variants
+        Job(variant, seed, out / folder_name(variant.selector_label) / f"seed-{seed}", resume)
+        for seed, variant in itertools.product(seeds, variants(experiment, selectors))
     ]
+    if len({job.out for job in jobs}) < len(jobs):
+        raise ConfigError("selectors", selectors, "have labels that give the same folder")
     for job in jobs:
         if has_run(job.out) and not resume:
             raise RunExistsError(job.out)
@@ -122,25 +146,28 @@ def compare_jobs(
 
 
 def folder_name(selector: str) -> str:
-    """A selector's name as a folder: some systems do not take the colon of `module:Class`."""
-    return selector.replace(":", ".")
+    """A selector's name as a folder: some systems do not take the colon of `module:Class`.
+
+    >>> folder_name("fedcor(beta=0.5, warmup=3)")
+    'fedcor-beta-0.5-warmup-3'
+    """
+    return re.sub(r"[^\w.+-]+", "-", selector.replace(":", ".")).strip("-")
 
 
-def run_jobs(jobs: Sequence[Job], processes: int) -> Iterator[Job]:
+def run_jobs(jobs: Sequence[Job], processes: int, backend: str = "loky") -> Iterator[Job]:
     """Run all jobs, up to `processes` at once. Yields each job when it is finished.
 
     With one process, they run in this process. Whatever ends this generator early ends the worker
     processes; the unfinished runs can be resumed.
     """
     finished = [
-        job
-        for job in jobs
-        if job.resume and count_rounds(job.out) >= job.experiment.training.rounds
+        job for job in jobs if job.resume and count_rounds(job.out) >= job.experiment.rounds
     ]
     for job in finished:  # checked, and left as they are: no process need start for that
         _run_job(job)
         yield job
-    yield from for_each(_run_job, [job for job in jobs if job not in finished], processes)
+    left = [job for job in jobs if not any(job is one for one in finished)]
+    yield from for_each(_run_job, left, processes, backend)
 
 
 def _run_job(job: Job) -> None:

@@ -59,7 +59,7 @@ def loss_changes(
     results = engine.train(model, clients.tolist(), round, learning_rate)  # (N, P)
     before = engine.losses(model, clients)
     layers = dense_stack(engine.module)
-    if layers is not None and len(layers) > 1:
+    if engine.trains_stacked and layers is not None and len(layers) > 1:
         return _candidate_losses(engine, results, selections) - before
     after = []
     for selection in selections:
@@ -85,6 +85,7 @@ def _candidate_losses(engine: Engine, results: Tensor, selections: IntArray) -> 
     sums = torch.zeros(len(S), engine.population.count, dtype=torch.float64, device=results.device)
     counts = np.zeros(engine.population.count)
     for client, x, y in engine.measured_rows(_ROWS):
+        assert isinstance(x, Tensor), "dense layers take a tensor"
         H = torch.addmm(bias.reshape(-1, 1), W, x.flatten(1).T).view(len(first), -1)  # (N, h rows)
         # (m, h, rows)
         a = F.embedding_bag(S, H, mode="mean").view(len(S), first.shape[1], len(x)).relu_()

@@ -6,19 +6,20 @@ What a command needs is imported when it runs, so that help and refusals come at
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcor.cli.output import print_finished, print_tables, warn_about_warmup
+from fedcor.cli.output import last_score, print_finished, warn_about_warmup
+from fedcor.cli.reports import check_plot, plot_aside, show_comparison
 from fedcor.errors import MissingExtraError
 from fedcor.progress import refresh, show_download, show_rounds
-from fedcor.record import RoundRecord, count_rounds, read_run, read_runs
+from fedcor.record import RoundRecord, count_rounds
 
 if TYPE_CHECKING:
-    from fedcor.experiment import Experiment
+    from fedcor.experiments import Experiment
     from fedcor.runner import Job
 
 __all__ = [
@@ -27,47 +28,47 @@ __all__ = [
     "data_fetch",
     "data_list",
     "demo",
-    "explain",
-    "report",
     "reproduce",
     "run",
 ]
 
+# What the demo takes on a laptop's core: to start processes, and for a round.
+START_SECONDS, ROUND_SECONDS = 10.0, 0.012
 PAPER_SELECTORS = ("random", "afl", "power_of_choice", "fedcor")  # those that the paper compares
 
 
 def demo(options: argparse.Namespace) -> None:
     """Five selectors on the embedded digits, three seeds."""
-    from fedcor.experiment import load_experiment
+    from fedcor.experiments import load_experiment
     from fedcor.runner import compare_jobs
 
+    check_plot(options.plot)
     selectors, seeds = [*PAPER_SELECTORS, "complement"], [1, 2, 3]
     jobs = compare_jobs(load_experiment("digits"), selectors, seeds, options.out, resume=True)
+    rounds = jobs[0].experiment.rounds
+    plan = f"{len(selectors)} selectors on {len(seeds)} seeds, {rounds} rounds each"
+    print(f"{plan}{_how_long(jobs, options.jobs)}.")
     print(
-        f"50 clients, one digit each, 10 train per round: {len(selectors)} selectors on "
-        f"{len(seeds)} paired seeds, in {options.out}",
-        flush=True,
+        f"50 clients have one digit each, 10 train per round. Records: {options.out}\n", flush=True
     )
     _run_all(jobs, options.jobs, quiet=True)
-    print_tables(options.out)
-    where = options.out
-    print(f"\nThe records are in {where}; `fedcor report {where} --json` gives every number.")
+    show_comparison(options.out, options.plot)
 
 
 def run(options: argparse.Namespace) -> None:
     """One run of an experiment."""
-    from fedcor.experiment import load_experiment
+    from fedcor.experiments import load_experiment
 
     # Checked before torch is imported, so that a mistake is refused at once.
     experiment = load_experiment(options.experiment, _changes(options), options.selector)
     run_engine = _engine(options.engine)
     warn_about_warmup(experiment)
     out = options.out or _default_folder(experiment, options.engine, options.seed)
-    title, rounds = f"{experiment.name} {experiment.selector}", experiment.training.rounds
+    title, rounds = f"{experiment.name} {experiment.selector}", experiment.rounds
     with show_rounds(title, rounds) as update:
 
         def show(record: RoundRecord) -> None:
-            update(record.round + 1, f"accuracy {record.test_accuracy:.3f}")
+            update(record.round + 1, last_score(record.test_accuracy, record.test_loss))
 
         run_engine(experiment, options.seed, out, resume=options.resume, on_round=show)
     print_finished(out, sys.stdout.isatty())
@@ -75,10 +76,11 @@ def run(options: argparse.Namespace) -> None:
 
 def compare(options: argparse.Namespace) -> None:
     """Several selectors on several seeds."""
-    from fedcor.experiment import load_experiment
+    from fedcor.experiments import load_experiment
 
     experiment = load_experiment(options.experiment, _changes(options), options.selectors[0])
     variants = [experiment.with_selector(name) for name in options.selectors]
+    check_plot(options.plot)
     from fedcor.runner import compare_jobs  # imports torch: after the checks
 
     for variant in variants:
@@ -87,7 +89,10 @@ def compare(options: argparse.Namespace) -> None:
     jobs = compare_jobs(experiment, options.selectors, options.seeds, out, resume=options.resume)
     _run_all(jobs, options.jobs)
     if sys.stdout.isatty():
-        print_tables(out)
+        print()
+        show_comparison(out, options.plot)
+    elif options.plot is not None:
+        plot_aside(out, options.plot)
 
 
 def reproduce(options: argparse.Namespace) -> None:
@@ -111,32 +116,6 @@ def reproduce(options: argparse.Namespace) -> None:
         print(path)
         if path.suffix == ".md":
             print(path.read_text(encoding="utf-8"))
-
-
-def report(options: argparse.Namespace) -> None:
-    """Tables of runs."""
-    from fedcor.report.summary import summarise
-    from fedcor.report.tables import to_csv, to_json
-
-    if not (options.json or options.csv):
-        print_tables(options.folder, options.baseline)
-        return
-    summary = summarise(read_runs(options.folder), options.baseline)
-    sys.stdout.write(to_json(summary) if options.json else to_csv(summary))
-
-
-def explain(options: argparse.Namespace) -> None:
-    """A selector's reasons in one round."""
-    from rich.console import Console
-
-    from fedcor.report.explain import explain as explain_round
-    from fedcor.report.explain import render_explanation
-
-    explanation = explain_round(read_run(options.folder), options.round)
-    if options.json:
-        print(json.dumps(explanation))
-    else:
-        render_explanation(explanation, Console())
 
 
 def data_list(options: argparse.Namespace) -> None:  # noqa: ARG001
@@ -184,7 +163,7 @@ def _default_folder(experiment: Experiment, engine: str, seed: int) -> Path:
     from fedcor.runner import folder_name
 
     name = experiment.name if engine == "simulator" else f"{experiment.name}-{engine}"
-    return Path("runs") / name / folder_name(experiment.selector) / f"seed-{seed}"
+    return Path("runs") / name / folder_name(experiment.selector_label) / f"seed-{seed}"
 
 
 def _changes(options: argparse.Namespace) -> list[str]:
@@ -192,12 +171,25 @@ def _changes(options: argparse.Namespace) -> list[str]:
     return [*options.changes, *rounds]
 
 
+def _how_long(jobs: Sequence[Job], processes: int) -> str:
+    """`, on 2 processes: about half a minute`: what is left of the demo."""
+    left = [job.experiment.rounds - count_rounds(job.out) for job in jobs]
+    left = [rounds for rounds in left if rounds > 0]
+    if not left:
+        return ": all done before"
+    used = max(min(processes, len(left)), 1)
+    seconds = START_SECONDS + ROUND_SECONDS * sum(left) / min(used, os.cpu_count() or 1)
+    words = ((12, "a few seconds"), (45, "about half a minute"), (90, "about a minute"))
+    time = next((word for most, word in words if seconds <= most), f"about {seconds / 60:.0f} min")
+    return f", on {used} {'process' if used == 1 else 'processes'}: {time}"
+
+
 def _run_all(jobs: Sequence[Job], processes: int, *, quiet: bool = False) -> None:
     from fedcor.runner import run_jobs
 
     terminal = sys.stdout.isatty()  # asked here: a live bar replaces stdout
     finished: list[Job] = []
-    with show_rounds("rounds", sum(job.experiment.training.rounds for job in jobs)) as update:
+    with show_rounds("rounds", sum(job.experiment.rounds for job in jobs)) as update:
 
         def show() -> None:
             done = sum(count_rounds(job.out) for job in jobs)

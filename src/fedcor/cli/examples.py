@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-__all__ = ["COMPARE_EXAMPLES", "EXAMPLES", "REPRODUCE_EXAMPLES", "RUN_EXAMPLES"]
+__all__ = [
+    "COMPARE_EXAMPLES",
+    "DEMO_EXAMPLES",
+    "EXAMPLES",
+    "EXPLAIN_EXAMPLES",
+    "REPORT_EXAMPLES",
+    "REPRODUCE_EXAMPLES",
+    "RUN_EXAMPLES",
+]
 
 EXAMPLES = """examples:
   fedcor demo                                         FedCor and its baselines, in under a minute
   fedcor data fetch fmnist                            download a data set and verify it
   fedcor run fmnist-2spc --selector fedcor --seed 1   one run; add --resume to continue it
   fedcor compare fmnist-2spc --seeds 1-5 --jobs 2     paired runs of the paper's four selectors
-  fedcor report runs/fmnist-2spc                      their table, with intervals and bytes
+  fedcor report runs/fmnist-2spc                      who is best, by how much, how surely
 """
 RUN_EXAMPLES = """examples:
   fedcor run digits
@@ -21,6 +29,21 @@ COMPARE_EXAMPLES = """examples:
   fedcor compare digits --seeds 1-3 --jobs 2
   fedcor compare fmnist-dir --selectors random,my_module:MySelector --seeds 1,2,5 --out runs/mine
   fedcor compare fmnist-2spc --seeds 1-5 --jobs 2 --resume      continues after an interruption
+"""
+DEMO_EXAMPLES = """examples:
+  fedcor demo
+  fedcor demo --plot --jobs 1
+"""
+REPORT_EXAMPLES = """examples:
+  fedcor report runs/demo                        the verdict, one table, a small curve
+  fedcor report runs/demo --baseline fedcor      compared with fedcor
+  fedcor report runs/demo --plot                 a picture: against rounds, and against bytes
+  fedcor report runs/demo --plot paper/fig1.pdf --latex > paper/table.tex
+  fedcor report runs/mine --metric f1            by a metric of your own
+  fedcor report runs/demo --full                 every headline number; --json and --csv have all
+"""
+EXPLAIN_EXAMPLES = """examples:
+  fedcor explain runs/demo/fedcor/seed-1 --round 40
 """
 REPRODUCE_EXAMPLES = """examples:
   fedcor reproduce all --quick         everything, as a rehearsal

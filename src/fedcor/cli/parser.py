@@ -15,21 +15,28 @@ from fedcor.cli.commands import (
     data_fetch,
     data_list,
     demo,
-    explain,
-    report,
     reproduce,
     run,
 )
-from fedcor.cli.examples import COMPARE_EXAMPLES, EXAMPLES, REPRODUCE_EXAMPLES, RUN_EXAMPLES
+from fedcor.cli.examples import (
+    COMPARE_EXAMPLES,
+    DEMO_EXAMPLES,
+    EXAMPLES,
+    EXPLAIN_EXAMPLES,
+    REPORT_EXAMPLES,
+    REPRODUCE_EXAMPLES,
+    RUN_EXAMPLES,
+)
+from fedcor.cli.reports import DEFAULT_PLOT, explain, report
 from fedcor.data import available
-from fedcor.experiment import preset_names
+from fedcor.experiments import preset_names
 from fedcor.reproduce import NAMES
 from fedcor.selectors import selector_names
 
 __all__ = ["build_parser"]
 
 # Parameters that errors of the library name -> what was typed.
-EXPERIMENT_FLAGS = {"experiment": "EXPERIMENT", "change": "--set"}
+EXPERIMENT_FLAGS = {"experiment": "EXPERIMENT", "change": "--set", "plot": "--plot"}
 PLAN_FLAGS = {key: f"--{key}" for key in ("dataset", "settings", "seeds", "rounds", "device")}
 
 
@@ -67,7 +74,7 @@ def _add_command(actions: Any, name: str, help: str, epilog: str = "") -> argpar
 
 def _add_demo(actions: Any) -> None:
     help = "compare FedCor with its baselines on built-in data, in under a minute"
-    parser = _add_command(actions, "demo", help)
+    parser = _add_command(actions, "demo", help, DEMO_EXAMPLES)
     parser.add_argument(
         "--out",
         type=parse_folder,
@@ -75,7 +82,8 @@ def _add_demo(actions: Any) -> None:
         help="folder for the runs (default: %(default)s)",
     )
     _add_jobs(parser, os.cpu_count() or 1, "all cores")
-    parser.set_defaults(command=demo)
+    _add_plot(parser, "OUT")
+    parser.set_defaults(command=demo, flags={"plot": "--plot"})
 
 
 def _add_run(actions: Any) -> None:
@@ -110,6 +118,7 @@ def _add_compare(actions: Any) -> None:
     )
     _add_seeds(parser, 3)
     _add_jobs(parser)
+    _add_plot(parser, "OUT")
     parser.set_defaults(command=compare)
 
 
@@ -205,23 +214,45 @@ def _split_presets() -> list[tuple[str, str, str]]:
 
 
 def _add_report(actions: Any) -> None:
-    help = "print tables of runs, finished or not"
-    parser = _add_command(actions, "report", help)
+    help = "say who is best in a folder of runs, finished or not, and show what it rests on"
+    parser = _add_command(actions, "report", help, REPORT_EXAMPLES)
     parser.add_argument(
         "folder", type=parse_folder, metavar="DIR", help="folder of a run, or of several"
     )
     parser.add_argument("--baseline", help="selector to compare with (default: random)")
+    parser.add_argument(
+        "--metric",
+        help="what to judge by: accuracy, loss, or a metric of your own (default: accuracy; "
+        "loss where there is none)",
+    )
+    _add_plot(parser, "DIR")
     form = parser.add_mutually_exclusive_group()
+    form.add_argument(
+        "--full", action="store_true", help="print every headline number with its interval"
+    )
     form.add_argument("--json", action="store_true", help="print every number as JSON")
     form.add_argument(
         "--csv", action="store_true", help="print every number as CSV, one line per metric"
     )
-    parser.set_defaults(command=report)
+    form.add_argument("--latex", action="store_true", help="print the table for a paper (booktabs)")
+    parser.set_defaults(command=report, flags={"plot": "--plot"})
+
+
+def _add_plot(parser: argparse.ArgumentParser, folder: str) -> None:
+    parser.add_argument(
+        "--plot",
+        nargs="?",
+        type=Path,
+        const=DEFAULT_PLOT,
+        metavar="FILE",
+        help="draw curves against rounds and against bytes, as .png, .svg or .pdf "
+        f"(default: {folder}/curves.png)",
+    )
 
 
 def _add_explain(actions: Any) -> None:
     help = "show why a selector chose its clients in one round of a run"
-    parser = _add_command(actions, "explain", help)
+    parser = _add_command(actions, "explain", help, EXPLAIN_EXAMPLES)
     parser.add_argument("folder", type=parse_folder, metavar="RUN", help="folder of a run")
     parser.add_argument(
         "--round", type=parse_count, help="number of the round, from 0 (default: the last)"

@@ -1,24 +1,47 @@
 """Data sets, and how their training samples are spread over clients."""
 
 from fedcor.data.cache import cache_dir
-from fedcor.data.datasets import Dataset, Listing, available, load
+from fedcor.data.client_ids import parts_of
+from fedcor.data.datasets import Dataset, Listing, Samples, available, load
 from fedcor.data.download import OnDownload
 from fedcor.data.label_noise import noisy_clients, randomise_labels
+from fedcor.data.own_data import as_dataset
 from fedcor.data.partition import Partition, dirichlet, iid, shards
+from fedcor.data.partitioners import (
+    IID,
+    PARTITIONS,
+    Dirichlet,
+    OwnParts,
+    Partitioner,
+    Shards,
+    as_partition,
+    check_parts,
+)
 from fedcor.data.sources import fetch
 
 __all__ = [
+    "IID",
+    "PARTITIONS",
     "Dataset",
+    "Dirichlet",
     "Listing",
     "OnDownload",
+    "OwnParts",
     "Partition",
+    "Partitioner",
+    "Samples",
+    "Shards",
+    "as_dataset",
+    "as_partition",
     "available",
     "cache_dir",
+    "check_parts",
     "dirichlet",
     "fetch",
     "iid",
     "load",
     "noisy_clients",
+    "parts_of",
     "randomise_labels",
     "shards",
 ]

@@ -7,9 +7,11 @@ implementation.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +22,11 @@ from fedcor.data.package_sources import installed_folder
 from fedcor.data.sources import fetch_installed
 from fedcor.errors import ConfigError, DataError, MissingExtraError, suggest
 from fedcor.rng import stream
-from fedcor.types import IntArray
+from fedcor.types import Array
 
-__all__ = ["Dataset", "Listing", "available", "load"]
+__all__ = ["Dataset", "Listing", "Samples", "available", "load"]
+
+Samples: TypeAlias = Array | Mapping[str, Array]  # (n, ...) each
 
 SPLIT_SEED = 0  # of the digits' fixed division into training and test data
 TEST_FRACTION = 0.2
@@ -30,28 +34,41 @@ TEST_FRACTION = 0.2
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test data, ready for a model.
+    """Training and test data, ready for a model. `as_dataset` makes one of what you have.
 
     Attributes:
         name: The name or path that it was loaded by.
-        train_x: Training samples, `(n, *shape)`.
-        train_y: Their labels, `(n,)`, whole numbers from 0 to `classes - 1`.
-        test_x: Test samples, `(m, *shape)`.
-        test_y: Their labels, `(m,)`.
-        classes: Number of different labels.
+        train_x: Training samples, `(n, *shape)`; or a dictionary of such arrays, and a batch of
+            them is then a dictionary too.
+        train_y: Their labels, `(n,)`, whole numbers from 0 to `classes - 1`; or, in regression,
+            their targets, float32 `(n,)` or `(n, d)`.
+        test_x: Test samples, like `train_x`.
+        test_y: Their labels or targets.
+        classes: Number of different labels; None in regression.
+        label_names: What the labels 0, 1, ... are called, where they were given as something else.
+        client_names: What the clients 0, 1, ... are called, where the data says so.
     """
 
     name: str
-    train_x: npt.NDArray[np.float32]
-    train_y: IntArray
-    test_x: npt.NDArray[np.float32]
-    test_y: IntArray
-    classes: int
+    train_x: Samples
+    train_y: Array
+    test_x: Samples
+    test_y: Array
+    classes: int | None
+    label_names: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
+    def shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
+        """The shape of one sample: of each of its arrays, where samples are dictionaries."""
+        if isinstance(self.train_x, Mapping):
+            return {name: array.shape[1:] for name, array in self.train_x.items()}
         return self.train_x.shape[1:]
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model gives per sample: one per class, or one per target."""
+        return math.prod(self.train_y.shape[1:]) if self.classes is None else self.classes
 
 
 @dataclass(frozen=True)
@@ -81,13 +98,14 @@ class Listing:
     next_step: str
 
 
-def load(name: str) -> Dataset:
+def load(name: str, *, regression: bool = False) -> Dataset:
     """Loads a data set from this machine; never uses the network.
 
     Args:
         name: `"digits"`, `"fmnist"`, `"cifar10"`, or the path of an `.npz` file with the arrays
             `x_train` `(n, ...)`, `y_train` `(n,)`, `x_test` `(m, ...)` and `y_test` `(m,)`. There,
             uint8 samples are scaled to 0-1, and the labels must be 0 .. K-1, each in `y_train`.
+        regression: Only for an `.npz` file: `y_train` and `y_test` are numbers, not labels.
 
     Raises:
         ConfigError: No data set has this name.
@@ -102,8 +120,8 @@ def load(name: str) -> Dataset:
     if name in LOADERS:
         return LOADERS[name]()
     if name.endswith(".npz"):
-        arrays = read_own_arrays(Path(name).expanduser())
-        return Dataset(name, *arrays, classes=int(arrays[1].max()) + 1)
+        arrays = read_own_arrays(Path(name).expanduser(), regression=regression)
+        return Dataset(name, *arrays, classes=None if regression else int(arrays[1].max()) + 1)
     allowed = f"must be one of {', '.join(LOADERS)}, or a path to an .npz"
     raise ConfigError("data.name", name, allowed, suggest(name.lower(), LOADERS))
 

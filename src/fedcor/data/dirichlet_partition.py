@@ -53,6 +53,9 @@ def dirichlet(
         ConfigError: A parameter does not fit the data.
         DataError: No draw of Q allowed sizes of at least `minimum`.
     """
+    if labels.dtype.kind == "f":
+        allowed = "needs labels, but the targets are floats: use iid, shards, or client ids"
+        raise ConfigError("kind", "dirichlet", allowed)
     n = count_samples(labels, clients)
     check_between("alpha", alpha, *ALPHA_RANGE)
     _, label, d = np.unique(labels, return_inverse=True, return_counts=True)  # (n,), (L,)

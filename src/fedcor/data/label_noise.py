@@ -14,7 +14,7 @@ __all__ = ["noisy_clients", "randomise_labels"]
 
 def randomise_labels(
     labels: IntArray,
-    classes: int,
+    classes: int | None,
     parts: Sequence[IntArray],
     fraction: float,
     rng: np.random.Generator,
@@ -30,7 +30,12 @@ def randomise_labels(
 
     Returns:
         `(n,)` a copy of `labels` with the changes.
+
+    Raises:
+        ConfigError: There are no labels (`classes` is None), or no client has random ones.
     """
+    if classes is None:
+        raise ConfigError("noisy_clients", fraction, "draws labels, but the targets are floats")
     labels = labels.copy()
     for client in noisy_clients(len(parts), fraction, rng):
         labels[parts[client]] = rng.integers(classes, size=len(parts[client]))

@@ -15,14 +15,20 @@ from fedcor.types import Array, IntArray
 __all__ = ["OwnArrays", "read_own_arrays"]
 
 # (n, *shape), (n,), (m, *shape), (m,)
-OwnArrays: TypeAlias = tuple[npt.NDArray[np.float32], IntArray, npt.NDArray[np.float32], IntArray]
+OwnArrays: TypeAlias = tuple[npt.NDArray[np.float32], Array, npt.NDArray[np.float32], Array]
 
 
-def read_own_arrays(path: Path) -> OwnArrays:
-    """The arrays `(train_x, train_y, test_x, test_y)` of an `.npz` file, as float32 and int64."""
+def read_own_arrays(path: Path, *, regression: bool = False) -> OwnArrays:
+    """The arrays `(train_x, train_y, test_x, test_y)` of an `.npz` file, as float32 and int64.
+
+    Args:
+        path: The file.
+        regression: Whether `y` are numbers, float32, and not labels.
+    """
     arrays = read_npz(path)
     train_x, test_x = (_samples(path, key, arrays[key]) for key in ("x_train", "x_test"))
-    train_y, test_y = (_labels(path, key, arrays[key]) for key in ("y_train", "y_test"))
+    read = _targets if regression else _labels
+    train_y, test_y = (read(path, key, arrays[key]) for key in ("y_train", "y_test"))
     for key, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
         if len(x) != len(y):
             raise DataError(
@@ -32,6 +38,8 @@ def read_own_arrays(path: Path) -> OwnArrays:
         raise DataError(
             f"{path}: a sample is {train_x.shape[1:]} in x_train, but {test_x.shape[1:]} in x_test"
         )
+    if regression:
+        return train_x, train_y, test_x, test_y
     seen = np.unique(train_y)
     classes = len(seen)
     if seen[-1] != classes - 1:
@@ -76,3 +84,17 @@ def _labels(path: Path, key: str, array: Array) -> IntArray:
             f"{path}: {key} has labels from {array.min()} to {array.max()}; they must be 0 .. K-1"
         )
     return array.astype(np.int64)
+
+
+def _targets(path: Path, key: str, array: Array) -> npt.NDArray[np.float32]:
+    """(n,) as float32."""
+    if array.dtype.kind not in "uif" or array.ndim != 1 or array.size == 0:
+        raise DataError(
+            f"{path}: {key} must have one number per sample, but has the shape {array.shape} and "
+            f"the type {array.dtype}"
+        )
+    with np.errstate(over="ignore"):
+        y = array.astype(np.float32)
+    if not np.isfinite(y).all():
+        raise DataError(f"{path}: {key} has values that are not finite float32 numbers")
+    return y

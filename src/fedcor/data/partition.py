@@ -6,14 +6,16 @@ nothing but the labels and the random stream that it is given.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from fedcor.checks import check_at_least, check_between, check_one_of
 from fedcor.data.assignment import count_samples, indices_per_client, round_to_row_sums
 from fedcor.data.dirichlet_partition import ALPHA_RANGE, dirichlet
+from fedcor.describe import Described
 from fedcor.errors import ConfigError
 from fedcor.types import Array, IntArray
 
@@ -25,8 +27,8 @@ LARGEST_SKEW = 10.0
 
 
 @dataclass(frozen=True)
-class Partition:
-    """How the training data is spread over clients.
+class Partition(Described):
+    """How the training data is spread over clients: the table `[partition]` of a file.
 
     Three kinds: `"iid"` shuffles and deals; `"shards"` gives each client a few runs of the samples
     sorted by label; `"dirichlet"` is the paper's unbalanced partition, in which sizes and label
@@ -71,6 +73,13 @@ class Partition:
         if self.size_skew and self.kind == "dirichlet":
             allowed = "must be 0 for a dirichlet partition, which has sizes of its own"
             raise ConfigError("size_skew", self.size_skew, allowed)
+
+    def describe(self) -> dict[str, Any]:
+        """Every parameter; `size_skew` only where it is used, as older records lack it."""
+        settings = dataclasses.asdict(self)
+        if not self.size_skew:
+            del settings["size_skew"]
+        return settings
 
     def split(self, labels: Array, rng: np.random.Generator) -> list[IntArray]:
         """Divides the samples.

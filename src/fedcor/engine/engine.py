@@ -1,48 +1,63 @@
 """The engine: the data of every client in one process, and training and evaluation of models on it.
 
 A model is a flat vector (`ModelVector` in models.py). The engine has no rounds and makes no
-choices: `simulate.py` tells it which clients train from which model, and aggregates the results.
+choices: `fedcor.simulation` tells it which clients train from which model, and aggregates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedcor.data import Dataset
+from fedcor.engine.batch import (
+    Batch,
+    as_batch,
+    as_tensor,
+    outputs_of,
+    rows_of,
+    size_of,
+    transformed,
+)
 from fedcor.engine.models import ModelVector
 from fedcor.engine.stacked import StackedTrainer, dense_stack
 from fedcor.engine.train import Assignment, LocalTraining, LoopTrainer, Trainer
 from fedcor.errors import FedcorError
 from fedcor.rng import stream
+from fedcor.tasks import Task, build_task
 from fedcor.types import FloatArray, IntArray, Population
 
 __all__ = ["Engine", "Scores", "trainer_for"]
 
 # Rows per forward pass in evaluation: enough to run at the speed of matrix products, few enough to
-# stay in the cache. The feature maps of a convolution are far larger than a row of a dense layer.
-_DENSE_ROWS, _CONVOLUTION_ROWS = 1000, 100
+# stay in the cache. The feature maps of a convolution, and what a model makes of a text, are far
+# larger than a row of a dense layer.
+_DENSE_ROWS, _LARGE_ROWS = 1000, 100
 # Clients trained at once on a CPU, at most: the weights of more would leave the cache. A client's
 # result does not depend on it.
 _CLIENTS_AT_ONCE = 8
 
 
-def trainer_for(module: nn.Module, vector: ModelVector, largest_client: int) -> Trainer:
-    """The fastest trainer for the structure of `module` (see train.py).
+def trainer_for(
+    module: nn.Module, vector: ModelVector, largest_client: int, x: Batch, task: Task
+) -> Trainer:
+    """The fastest trainer for the structure of `module`, the batch and the loss (see train.py).
 
     Args:
         module: The model.
         vector: Where its parameters are in a flat model.
         largest_client: Samples of the largest client.
+        x: The samples, or some of them.
+        task: Has the loss.
     """
     layers = dense_stack(module)
-    if layers is None:
-        return LoopTrainer(module, vector)
+    plain_batch = isinstance(x, Tensor) and x.is_floating_point()
+    if layers is None or not plain_batch or not task.is_cross_entropy:
+        return LoopTrainer(module, vector, task)
     return StackedTrainer(layers, vector, largest_client)
 
 
@@ -51,12 +66,14 @@ class Scores:
     """Result of a test.
 
     Attributes:
-        accuracy: Fraction of samples that are classified correctly.
-        loss: Mean cross-entropy.
+        accuracy: Fraction of samples that are classified correctly; NaN where there are no classes.
+        loss: Mean loss.
+        metrics: The task's further metrics by name.
     """
 
     accuracy: float
     loss: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Engine:
@@ -74,6 +91,8 @@ class Engine:
         holdout: Fraction of each client's data that is kept out of training. Losses are then
             measured on it, else on all of the client's data.
         device: A torch device.
+        task: The loss and metrics; by default cross entropy for labels, mean squared error for
+            other numbers.
 
     Attributes:
         population: The clients and the number of samples that each trains on.
@@ -91,7 +110,9 @@ class Engine:
         *,
         holdout: float = 0.0,
         device: str = "cpu",
+        task: Task | None = None,
     ) -> None:
+        self.task = build_task(classes=data.classes) if task is None else task
         self.local_training, self.seed = local_training, seed
         self.device = torch.device(device)
         self.module = module.to(self.device)
@@ -113,22 +134,32 @@ class Engine:
             torch.arange(e - h if h else s, e) for s, e, h in zip(starts, ends, held, strict=True)
         ]
         self.population = Population(np.array([len(rows) for rows in self._rows]))
-        self._trainer = trainer_for(self.module, self.vector, int(sizes.max()))
 
         order = torch.from_numpy(np.concatenate(parts))
-        self._x = self._images(torch.from_numpy(data.train_x)[order])
-        self._y = self._labels(data.train_y)[order]
-        self._test_x = self._images(torch.from_numpy(data.test_x))
-        self._test_y = self._labels(data.test_y)
+        self._x = self._placed(rows_of(as_batch(data.train_x), order))
+        self._y = as_tensor(data.train_y).to(self.device)[order]
+        self._test_x = self._placed(as_batch(data.test_x))
+        self._test_y = as_tensor(data.test_y).to(self.device)
+        largest = int(sizes.max())
+        self._trainer = trainer_for(self.module, self.vector, largest, self._x, self.task)
+        large = self._convolutional or not isinstance(self._x, Tensor)
+        self._rows_at_once = _LARGE_ROWS if large else _DENSE_ROWS
 
-    def _images(self, x: Tensor) -> Tensor:
-        x = x.to(self.device)
-        if self._convolutional and x.dim() == 4:
-            return x.contiguous(memory_format=torch.channels_last)
-        return x
+    def _placed(self, batch: Batch) -> Batch:
+        """The samples on the device, images in the layout that is fastest there."""
 
-    def _labels(self, y: IntArray) -> Tensor:
-        return torch.from_numpy(y).to(self.device)
+        def place(x: Tensor) -> Tensor:
+            x = x.to(self.device)
+            if self._convolutional and x.dim() == 4:
+                return x.contiguous(memory_format=torch.channels_last)
+            return x
+
+        return transformed(batch, place)
+
+    @property
+    def trains_stacked(self) -> bool:
+        """Whether the model is of dense layers, for cross entropy: see stacked.py."""
+        return isinstance(self._trainer, StackedTrainer)
 
     @property
     def model_bytes(self) -> int:
@@ -174,7 +205,7 @@ class Engine:
         return self._by_client(model, clients)[0]
 
     def accuracies(self, model: Tensor, clients: IntArray) -> FloatArray:
-        """(len(clients),) accuracy of `model` on each client's data."""
+        """(len(clients),) accuracy of `model` on each client's data; NaN without classes."""
         return self._by_client(model, clients)[1]
 
     def _by_client(self, model: Tensor, clients: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -185,53 +216,75 @@ class Engine:
         sizes = np.array([len(rows) for rows in measured])
         starts = np.cumsum(sizes) - sizes
         everyone = np.array_equal(clients, np.arange(len(self._measured)))
-        if everyone and int(sizes.sum()) == len(self._x):  # nothing is held out: no copy
+        if everyone and int(sizes.sum()) == len(self._y):  # nothing is held out: no copy
             x, y = self._x, self._y
         else:
             rows = torch.cat(measured).to(self.device)
-            x, y = self._x[rows], self._y[rows]
+            x, y = rows_of(self._x, rows), self._y[rows]
         losses, accuracies = (
             np.add.reduceat(per_sample.double().cpu().numpy(), starts) / sizes
-            for per_sample in self._forward(model, x, y)
+            for per_sample in self._forward(model, x, y)[:2]
         )
         return losses, accuracies
 
     def majority_labels(self) -> IntArray:
-        """(N,) the most frequent label of each client."""
+        """(N,) the most frequent label of each client. Raises FedcorError without labels."""
+        if self.task.classes is None:
+            raise FedcorError("the targets are not labels, so no client has a most frequent one")
         by_client = (self._y[torch.from_numpy(rows)] for rows in self._rows)
         return np.array([int(torch.bincount(labels).argmax()) for labels in by_client])
 
-    def measured_rows(self, size: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def measured_rows(self, size: int) -> Iterator[tuple[int, Batch, Tensor]]:
         """All data that losses are measured on, client by client, in blocks of at most `size` rows.
 
         Yields:
-            The client's id, samples and labels.
+            The client's id, samples, and labels or targets.
         """
         for client, rows in enumerate(self._measured):
             start, stop = int(rows[0]), int(rows[-1]) + 1  # contiguous, so the blocks are views
             for low in range(start, stop, size):
                 high = min(low + size, stop)
-                yield client, self._x[low:high], self._y[low:high]
+                yield client, rows_of(self._x, slice(low, high)), self._y[low:high]
 
     def test(self, model: Tensor) -> Scores:
-        """Accuracy and loss of `model` on the test data."""
-        losses, correct = self._forward(model, self._test_x, self._test_y)
-        return Scores(float(correct.double().mean()), float(losses.double().mean()))
+        """Accuracy, loss and the task's metrics of `model` on the test data."""
+        y = self._test_y
+        keep = bool(self.task.metrics)
+        losses, correct, outputs = self._forward(model, self._test_x, y, keep)
+        metrics: dict[str, float] = {}
+        if keep:
+            whole = self.task.shaped(torch.cat(outputs), y)
+            metrics = self.task.measure(y.cpu().numpy(), whole.cpu().numpy())
+        return Scores(float(correct.double().mean()), float(losses.double().mean()), metrics)
 
     @torch.inference_mode()
-    def _forward(self, model: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """(n,) loss of every sample, and (n,) whether it is classified correctly."""
+    def _forward(
+        self, model: Tensor, x: Batch, y: Tensor, keep: bool = False
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """(n,) loss of every sample, (n,) whether it is classified correctly, and the outputs.
+
+        Without classes, "correct" is NaN. Outputs are returned only if asked to `keep` them.
+        """
         self.vector.write(self.module, model)
         self.module.eval()
-        losses, correct = [], []
-        rows = _CONVOLUTION_ROWS if self._convolutional else _DENSE_ROWS
-        for start in range(0, len(x), rows):
-            labels = y[start : start + rows]
+        losses, correct, kept = [], [], []
+        for start in range(0, size_of(x), self._rows_at_once):
+            rows = slice(start, start + self._rows_at_once)
+            targets = y[rows]
             try:
-                scores = self.module(x[start : start + rows])
-            except Exception as error:  # a user's module may fail on any batch
+                outputs = outputs_of(self.module(rows_of(x, rows)))
+                losses.append(self.task.losses(outputs, targets))
+            except FedcorError:
+                raise
+            except Exception as error:  # a user's module or loss may fail on any batch
                 cause = f"{type(error).__name__}: {error}"
                 raise FedcorError(f"the model failed in evaluation: {cause}") from error
-            losses.append(F.cross_entropy(scores, labels, reduction="none"))
-            correct.append(scores.argmax(dim=1) == labels)
-        return torch.cat(losses), torch.cat(correct)
+            predicted = self.task.predictions(outputs)
+            correct.append(
+                torch.full_like(losses[-1], torch.nan)
+                if predicted is None
+                else predicted == targets
+            )
+            if keep:
+                kept.append(outputs)
+        return torch.cat(losses), torch.cat(correct), kept

@@ -7,20 +7,29 @@ like parameters but have no gradient.
 
 from __future__ import annotations
 
+import copy
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedcor.data import Dataset
+from fedcor.engine.batch import Batch, as_batch, as_tensor, outputs_of, rows_of
 from fedcor.errors import ConfigError
 from fedcor.model_options import load_model_factory
 from fedcor.rng import stream_seed
+from fedcor.tasks import Task
 
-__all__ = ["ClientDropout", "ModelVector", "build_model", "cnn", "logistic", "mlp"]
+__all__ = ["ClientDropout", "Model", "ModelVector", "build_model", "cnn", "logistic", "mlp"]
+
+# A user's model: a factory, or a module. See `build_model`.
+Model: TypeAlias = Callable[..., nn.Module] | nn.Module
+Shape: TypeAlias = Sequence[int] | Mapping[str, tuple[int, ...]]
 
 
 class ClientDropout(nn.Dropout):
@@ -111,69 +120,123 @@ def cnn(
 MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "logistic": logistic}
 
 
-def model_factory(name: str) -> Callable[..., nn.Module]:
-    """The factory of a built-in model, or the user's `module:factory`."""
-    return MODELS[name] if name in MODELS else load_model_factory(name)
+def model_factory(model: str | Model) -> Callable[..., nn.Module]:
+    """The factory `(shape, outputs, **options) -> module` of a model; see `build_model`."""
+    if isinstance(model, nn.Module):
+        return lambda *_, **__: copy.deepcopy(model)
+    if isinstance(model, str):
+        return MODELS[model] if model in MODELS else load_model_factory(model)
+    if _needs_nothing(model):
+        return lambda _shape, _outputs, **options: model(**options)
+    return model
+
+
+def _needs_nothing(factory: Callable[..., Any]) -> bool:
+    """Whether a factory is called without shape and outputs: it can be called without anything."""
+    try:
+        inspect.signature(factory).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def build_model(
-    name: str,
-    shape: Sequence[int],
+    name: str | Model,
+    shape: Shape,
     classes: int,
     seed: int,
     options: Mapping[str, Any] | None = None,
+    *,
+    data: Dataset | None = None,
+    task: Task | None = None,
 ) -> nn.Module:
     """A model with its initial weights, drawn from the stream (seed, "weights").
 
     Torch's global stream is left as it was. nn.Dropout layers become `ClientDropout`.
 
     Args:
-        name: "mlp", "cnn", "logistic", or a user's `module:factory`.
-        shape: Shape of a sample.
-        classes: Number of classes.
+        name: "mlp", "cnn", "logistic", or a user's `module:factory`, which is called as
+            `factory(shape, classes, **options)`. Or an object: such a factory; a class or function
+            that needs no arguments, such as `lambda: MyModule()`; or a module, which is copied, so
+            that its weights are the initial ones for every seed.
+        shape: Shape of a sample, or a dictionary of shapes (`Dataset.shape`).
+        classes: Number of outputs (`Dataset.outputs`): of classes, or of targets per sample.
         seed: The seed of the run.
         options: Options of the model by name.
+        data: The data, of which the model is tried on two samples; zeros if it is not given.
+        task: What the model is for; cross entropy if it is not given.
 
     Raises:
         ConfigError: There is no such model, it cannot be built, or it does not fit the data.
+
+    Example:
+        >>> build_model(lambda: nn.Linear(4, 3), (4,), 3, seed=1)
+        Linear(in_features=4, out_features=3, bias=True)
     """
     factory = model_factory(name)
+    if isinstance(shape, Mapping) and name in MODELS:
+        inputs = ", ".join(shape)
+        allowed = f"takes one array per sample, but the data has {inputs}: give a model of your own"
+        raise ConfigError("name", name, allowed)
+    given = shape if isinstance(shape, Mapping) else tuple(shape)
+    name = name if isinstance(name, str) else describe(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "weights"))
         try:
-            module = factory(tuple(shape), classes, **(options or {}))
+            module = factory(given, classes, **(options or {}))
         except ConfigError:
             raise
         except Exception as error:  # a user's factory may fail in any way
             raise ConfigError(
-                "name", name, f"could not be built for samples of shape {tuple(shape)}: {error}"
+                "name", name, f"could not be built for samples of shape {given}: {error}"
             ) from error
         if not isinstance(module, nn.Module):
             raise ConfigError(
                 "name", name, f"must make a torch.nn.Module, but made a {type(module).__name__}"
             )
-        _check_forward(name, module, shape, classes)
+        if data is not None or not isinstance(given, Mapping):
+            _check_forward(name, module, given, classes, data, task)
     return _with_client_dropout(module)
 
 
-def _check_forward(name: str, module: nn.Module, shape: Sequence[int], classes: int) -> None:
-    """Raise ConfigError unless the module gives one score per class for each of two samples."""
+def describe(model: Model) -> str:
+    """A user's model as messages name it: `module:Class`."""
+    named = type(model) if isinstance(model, nn.Module) else model
+    name = getattr(named, "__qualname__", type(named).__qualname__)
+    return f"{getattr(named, '__module__', '')}:{name}"
+
+
+def _check_forward(
+    name: str, module: nn.Module, shape: Any, classes: int, data: Dataset | None, task: Task | None
+) -> None:
+    """Raise ConfigError unless the module gives outputs for two samples that its task can take."""
     training = module.training
+    batch: Batch
+    if data is None:
+        batch, targets = torch.zeros(2, *shape), torch.zeros(2, dtype=torch.int64)
+    else:
+        batch = rows_of(as_batch(data.test_x), slice(2))
+        targets = as_tensor(data.test_y)[:2]
     try:
         with torch.no_grad():
-            scores = module.eval()(torch.zeros(2, *shape))
+            scores: Any = module.eval()(batch)
     except Exception as error:  # a user's module may fail in any way
-        raise ConfigError(
-            "name", name, f"cannot take samples of shape {tuple(shape)}: {error}"
-        ) from error
-    if not isinstance(scores, Tensor) or scores.shape != (2, classes):
-        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        raise ConfigError(
-            "name",
-            name,
-            f"must give scores of shape (batch, {classes}), but two samples gave {got}",
-        )
+        raise ConfigError("name", name, f"cannot take samples of shape {shape}: {error}") from error
     module.train(training)
+    scores = getattr(scores, "logits", scores)
+    if task is None or task.is_cross_entropy:
+        if not isinstance(scores, Tensor) or scores.shape != (len(targets), classes):
+            got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise ConfigError(
+                "name",
+                name,
+                f"must give scores of shape (batch, {classes}), but two samples gave {got}",
+            )
+        return
+    try:
+        task.losses(outputs_of(scores), targets)
+    except Exception as error:  # a user's loss may fail in any way
+        raise ConfigError("name", name, f"does not fit the loss: {error}") from error
 
 
 def _with_client_dropout(module: nn.Module) -> nn.Module:

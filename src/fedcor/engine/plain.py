@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedcor.engine.batch import Batch, outputs_of, rows_of
 from fedcor.engine.models import ClientDropout, ModelVector
 from fedcor.engine.train import Assignment, LocalTraining
+from fedcor.tasks import Task
 
 __all__ = ["train_plainly"]
 
@@ -22,11 +24,15 @@ def train_plainly(
     module: nn.Module,
     model: Tensor,
     work: list[Assignment],
-    x: Tensor,
+    x: Batch,
     y: Tensor,
     training: LocalTraining,
+    task: Task | None = None,
 ) -> Tensor:
-    """(len(work), P) the flat model of each client; parameters as for `Trainer`."""
+    """(len(work), P) the flat model of each client; parameters as for `Trainer`.
+
+    Without a task, the loss is cross entropy.
+    """
     vector = ModelVector(module)
     results = []
     for assignment in work:
@@ -44,7 +50,11 @@ def train_plainly(
             torch.manual_seed(assignment.torch_seed())
             for rows in map(torch.from_numpy, assignment.batches(training.batch_size)):
                 optimiser.zero_grad()
-                loss = F.cross_entropy(local(x[rows]), y[rows])
+                outputs, targets = outputs_of(local(rows_of(x, rows))), y[rows]
+                if task is None:
+                    loss = F.cross_entropy(outputs, targets)
+                else:
+                    loss = task.losses(outputs, targets).mean()
                 loss.backward()  # type: ignore[no-untyped-call]
                 if training.proximal:  # FedProx: the gradient of mu/2 |w - w^t|^2
                     for p, anchor in zip(local.parameters(), anchors, strict=True):

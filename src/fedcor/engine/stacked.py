@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedcor.engine.batch import Batch
 from fedcor.engine.models import ClientDropout, ModelVector, mask_scale
 from fedcor.engine.train import Assignment, LocalTraining
 
@@ -96,9 +97,10 @@ class StackedTrainer:
 
     @torch.no_grad()
     def __call__(
-        self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, training: LocalTraining
+        self, model: Tensor, work: list[Assignment], x: Batch, y: Tensor, training: LocalTraining
     ) -> Tensor:
         """(len(work), P), as for every `Trainer`."""
+        assert isinstance(x, Tensor), "trainer_for sees to it"
         x = x.flatten(1)
         eta, mu = training.learning_rate, training.proximal
         decay = 1.0 - eta * (training.weight_decay + mu)

@@ -3,11 +3,11 @@
     LocalTraining   what every client does: batch size, steps, learning rate, ...
     Assignment      the work of one client in one round: its data and its random streams
     Trainer         trains clients from one flat model; there are two, chosen once by the structure
-                    of the model (`trainer_for` in engine.py):
+                    of the model, the loss and the batch (`trainer_for` in engine.py):
 
-    StackedTrainer  (stacked.py) a Sequential of Linear, Dropout and ReLU: all clients at once, with
-                    gradients derived by hand
-    LoopTrainer     (here) any other module, client by client. Convolutions are in channels-last
+    StackedTrainer  (stacked.py) a Sequential of Linear, Dropout and ReLU, cross entropy, and a
+                    batch that is a tensor: all clients at once, with gradients derived by hand
+    LoopTrainer     (here) anything else, client by client. Convolutions are in channels-last
                     layout, which is faster on a CPU than the default layout and than vmap
                     (docs/speed.md)
 
@@ -22,11 +22,12 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from fedcor.engine.batch import Batch, outputs_of, rows_of
 from fedcor.engine.models import ClientDropout, ModelVector
 from fedcor.errors import FedcorError
 from fedcor.rng import stream, stream_seed
+from fedcor.tasks import Task
 from fedcor.types import IntArray
 
 __all__ = ["Assignment", "LocalTraining", "LoopTrainer", "Trainer", "schedule"]
@@ -99,7 +100,7 @@ class Trainer(Protocol):
     """Trains clients, all from the same model."""
 
     def __call__(
-        self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, training: LocalTraining
+        self, model: Tensor, work: list[Assignment], x: Batch, y: Tensor, training: LocalTraining
     ) -> Tensor:
         """Train each client from `model` on its rows of x and y.
 
@@ -107,7 +108,7 @@ class Trainer(Protocol):
             model: (P,) the flat model that all start from.
             work: One assignment per client, all with the same number of steps.
             x: The samples of all clients.
-            y: Their labels.
+            y: Their labels or targets.
             training: Settings of the local training.
 
         Returns:
@@ -117,17 +118,23 @@ class Trainer(Protocol):
 
 
 class LoopTrainer:
-    """Trains one client after another, for any module: autograd, and fused parameter updates."""
+    """Trains one client after another, for any module, loss and batch: autograd, fused updates.
 
-    def __init__(self, module: nn.Module, vector: ModelVector) -> None:
-        self.module, self.vector = module, vector
+    Args:
+        module: The model.
+        vector: Where its parameters are in a flat model.
+        task: Has the loss.
+    """
+
+    def __init__(self, module: nn.Module, vector: ModelVector, task: Task) -> None:
+        self.module, self.vector, self.task = module, vector, task
         # Buffers of whole numbers (the counter of a batch normalisation) are not in the vector.
         # Every training starts with their first values.
         self.counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         self.dropouts = [layer for layer in module.modules() if isinstance(layer, ClientDropout)]
 
     def __call__(
-        self, model: Tensor, work: list[Assignment], x: Tensor, y: Tensor, training: LocalTraining
+        self, model: Tensor, work: list[Assignment], x: Batch, y: Tensor, training: LocalTraining
     ) -> Tensor:
         """(len(work), P), as for every `Trainer`."""
         self.module.train()
@@ -135,14 +142,15 @@ class LoopTrainer:
         for assignment in work:
             try:
                 results.append(self._train(model, assignment, x, y, training))
-            except (RuntimeError, ValueError, TypeError) as error:
-                # A user's module may fail on any batch.
+            except Exception as error:  # a user's module or loss may fail on any batch
                 where = f"round {assignment.round}, client {assignment.client}"
-                raise FedcorError(f"{where}: local training failed: {error}") from error
+                known = isinstance(error, FedcorError | RuntimeError | ValueError | TypeError)
+                cause = str(error) if known else f"{type(error).__name__}: {error}"
+                raise FedcorError(f"{where}: local training failed: {cause}") from error
         return torch.stack(results)
 
     def _train(
-        self, model: Tensor, assignment: Assignment, x: Tensor, y: Tensor, training: LocalTraining
+        self, model: Tensor, assignment: Assignment, x: Batch, y: Tensor, training: LocalTraining
     ) -> Tensor:
         """(P,) the model after the training of one client."""
         self.vector.write(self.module, model)
@@ -157,8 +165,9 @@ class LoopTrainer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(assignment.torch_seed())
             for batch in assignment.batches(training.batch_size):
-                rows = torch.from_numpy(batch).to(x.device)
-                loss = F.cross_entropy(self.module(x[rows]), y[rows])
+                rows = torch.from_numpy(batch).to(y.device)
+                outputs = outputs_of(self.module(rows_of(x, rows)))
+                loss = self.task.mean_loss(outputs, y[rows])
                 gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
                 _sgd_step(parameters, list(gradients), anchors, training)
         return self.vector.read(self.module)

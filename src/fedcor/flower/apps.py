@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from fedcor.build import build_simulation, experiment_header, use_one_thread
-from fedcor.experiment import Experiment
+from fedcor.experiments import Experiment
 from fedcor.flower.client import answers_probes
 from fedcor.flower.numbering import own_round
 from fedcor.flower.screen import number
@@ -23,7 +23,8 @@ from fedcor.flower.settings import SelectionSettings
 from fedcor.flower.strategy import SelectingStrategy
 from fedcor.optimisers import Optimiser
 from fedcor.record import RoundRecord
-from fedcor.simulate import LearningRate, Simulation
+from fedcor.schedules import Schedule
+from fedcor.simulation import Simulation
 from fedcor.types import Selector
 
 __all__ = ["ExperimentStrategy", "client_app", "server_app", "to_model", "to_record"]
@@ -40,7 +41,7 @@ class _Held:
     """An experiment as a key of a cache: two with the same settings are the same."""
 
     def __init__(self, value: Experiment) -> None:
-        self.value, self._text = value, repr(value)
+        self.value, self._text = value, repr(value.describe())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Held) and self._text == other._text
@@ -66,7 +67,7 @@ def server_app(
         settings = SelectionSettings(
             checkpoint=out,
             seed=seed,
-            wait_for=experiment.partition.clients,
+            wait_for=simulation.engine.population.count,
             probe_timeout=600.0,
             on_round=on_round,
         )
@@ -82,7 +83,7 @@ def server_app(
             return MetricRecord({"accuracy": scores.accuracy, "loss": scores.loss})
 
         initial = to_record(simulation.engine.initial_model)
-        strategy.start(grid, initial, experiment.training.rounds, evaluate_fn=evaluate)
+        strategy.start(grid, initial, experiment.rounds, evaluate_fn=evaluate)
 
     return app
 
@@ -146,7 +147,7 @@ class ExperimentStrategy(FedAvg):
     amplify (docs/flower.md).
     """
 
-    def __init__(self, optimiser: Optimiser, rate: LearningRate) -> None:
+    def __init__(self, optimiser: Optimiser, rate: Schedule) -> None:
         super().__init__(fraction_evaluate=0.0)
         self._optimiser, self._rate = optimiser, rate
         self._before: ArrayRecord | None = None  # the model at the start of the round

@@ -17,8 +17,9 @@ from typing import Any
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+from fedcor.build import load_data, split_data
 from fedcor.errors import ConfigError, MissingExtraError, RunExistsError
-from fedcor.experiment import Experiment
+from fedcor.experiments import Experiment
 from fedcor.faults import Faults
 from fedcor.flower.apps import client_app, server_app
 from fedcor.flower.wire import LOG
@@ -59,10 +60,11 @@ def run_on_flower(
         raise MissingExtraError("ray", "flower-sim")
     if has_run(out) and not resume:
         raise RunExistsError(out)
+    clients = experiment.clients or len(split_data(experiment, load_data(experiment), seed))
     simulate(
         server_app(experiment, seed, out, on_round),
         client_app(experiment, seed),
-        experiment.partition.clients,
+        clients,
     )
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
 
 from flwr.serverapp.strategy import FedAvg, Strategy
 
+from fedcor.config import suggests
 from fedcor.errors import ConfigError
-from fedcor.flower.settings import SelectionSettings, check_keywords, setting_names
+from fedcor.flower.settings import SelectionSettings
 from fedcor.flower.strategy import SelectingStrategy
+from fedcor.record import RoundRecord
 from fedcor.selectors import FedCor, build_selector
 from fedcor.types import Selector
 
 __all__ = ["FedCorStrategy", "select_with"]
+
+_Settings = SelectionSettings  # whose defaults are those of the keywords
 
 
 class FedCorStrategy(SelectingStrategy):
@@ -22,8 +27,10 @@ class FedCorStrategy(SelectingStrategy):
     Args:
         clients_per_round: C, clients that train in each round.
         strategy: Aggregates their updates; `FedAvg()` unless another is given.
-        **settings: Fields of `SelectionSettings` (checkpoint, seed, ...) and of `fedcor.FedCor`
-            (warmup, interval, beta, ...).
+        warmup, interval, samples_per_refit, warmup_history, history, discount, dimension, noise,
+            warmup_steps, refit_steps, gp_learning_rate, beta: As in `fedcor.FedCor`.
+        checkpoint, seed, wait_for, probe_timeout, attempts, loss_key, name, identity,
+            secure_aggregation, on_round: As in `SelectionSettings`.
 
     Example:
         strategy = FedCorStrategy(5, warmup=10, checkpoint="runs/mine")
@@ -32,26 +39,84 @@ class FedCorStrategy(SelectingStrategy):
 
     selector: FedCor
 
+    @suggests
     def __init__(
-        self, clients_per_round: int, strategy: Strategy | None = None, **settings: Any
+        self,
+        clients_per_round: int,
+        strategy: Strategy | None = None,
+        *,
+        warmup: int = FedCor.warmup,
+        interval: int = FedCor.interval,
+        samples_per_refit: int = FedCor.samples_per_refit,
+        warmup_history: int = FedCor.warmup_history,
+        history: int = FedCor.history,
+        discount: float = FedCor.discount,
+        dimension: int = FedCor.dimension,
+        noise: float = FedCor.noise,
+        warmup_steps: int = FedCor.warmup_steps,
+        refit_steps: int = FedCor.refit_steps,
+        gp_learning_rate: float = FedCor.gp_learning_rate,
+        beta: float = FedCor.beta,
+        checkpoint: str | Path | None = _Settings.checkpoint,
+        seed: int = _Settings.seed,
+        wait_for: int | None = _Settings.wait_for,
+        probe_timeout: float = _Settings.probe_timeout,
+        attempts: int = _Settings.attempts,
+        loss_key: str | None = _Settings.loss_key,
+        name: str = _Settings.name,
+        identity: Literal["name", "key"] = _Settings.identity,
+        secure_aggregation: bool = _Settings.secure_aggregation,
+        on_round: Callable[[RoundRecord], None] | None = None,
     ) -> None:
-        options = {one.name for one in dataclasses.fields(FedCor)} - {"clients_per_round"}
-        check_keywords(settings, [*setting_names(), *sorted(options)])
-        own = {key: settings[key] for key in setting_names() if key in settings}
-        of_selector = {key: value for key, value in settings.items() if key not in own}
+        options = {
+            "warmup": warmup,
+            "interval": interval,
+            "samples_per_refit": samples_per_refit,
+            "warmup_history": warmup_history,
+            "history": history,
+            "discount": discount,
+            "dimension": dimension,
+            "noise": noise,
+            "warmup_steps": warmup_steps,
+            "refit_steps": refit_steps,
+            "gp_learning_rate": gp_learning_rate,
+            "beta": beta,
+        }
+        settings = SelectionSettings(
+            checkpoint=checkpoint,
+            seed=seed,
+            wait_for=wait_for,
+            probe_timeout=probe_timeout,
+            attempts=attempts,
+            loss_key=loss_key,
+            name=name,
+            identity=identity,
+            secure_aggregation=secure_aggregation,
+            on_round=on_round,
+        )
         super().__init__(
             FedAvg() if strategy is None else strategy,
-            build_selector("fedcor", clients_per_round, of_selector),
-            SelectionSettings(**own),
+            build_selector("fedcor", clients_per_round, options),
+            settings,
         )
 
 
+@suggests
 def select_with(
     strategy: Strategy,
     selector: Selector | str,
     *,
     clients_per_round: int | None = None,
-    **settings: Any,
+    checkpoint: str | Path | None = _Settings.checkpoint,
+    seed: int = _Settings.seed,
+    wait_for: int | None = _Settings.wait_for,
+    probe_timeout: float = _Settings.probe_timeout,
+    attempts: int = _Settings.attempts,
+    loss_key: str | None = _Settings.loss_key,
+    name: str = _Settings.name,
+    identity: Literal["name", "key"] = _Settings.identity,
+    secure_aggregation: bool = _Settings.secure_aggregation,
+    on_round: Callable[[RoundRecord], None] | None = None,
 ) -> SelectingStrategy:
     """`strategy` as it is, with its clients chosen by `selector`.
 
@@ -59,8 +124,8 @@ def select_with(
         strategy: Any strategy of `flwr.serverapp.strategy`, or your own.
         selector: A selector, or the name of one with `clients_per_round`.
         clients_per_round: C, clients that train in each round; only with a selector's name.
-        **settings: Fields of `SelectionSettings`: checkpoint, seed, wait_for, probe_timeout,
-            attempts, loss_key, name, identity, secure_aggregation, on_round.
+        checkpoint, seed, wait_for, probe_timeout, attempts, loss_key, name, identity,
+            secure_aggregation, on_round: As in `SelectionSettings`.
 
     Returns:
         A strategy to `start` as any other.
@@ -69,7 +134,18 @@ def select_with(
         strategy = select_with(FedAdam(eta=0.05), PowerOfChoice(5), checkpoint="runs/mine")
         strategy.start(grid, initial_arrays, num_rounds=100)
     """
-    check_keywords(settings, setting_names())
+    settings = SelectionSettings(
+        checkpoint=checkpoint,
+        seed=seed,
+        wait_for=wait_for,
+        probe_timeout=probe_timeout,
+        attempts=attempts,
+        loss_key=loss_key,
+        name=name,
+        identity=identity,
+        secure_aggregation=secure_aggregation,
+        on_round=on_round,
+    )
     if isinstance(selector, str):
         if clients_per_round is None:
             raise ConfigError("clients_per_round", None, "must be given with a selector's name")
@@ -77,4 +153,4 @@ def select_with(
     elif clients_per_round is not None:
         allowed = "is set by the selector that you gave"
         raise ConfigError("clients_per_round", clients_per_round, allowed)
-    return SelectingStrategy(strategy, selector, SelectionSettings(**settings))
+    return SelectingStrategy(strategy, selector, settings)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedcor.checks import check_at_least, check_one_of, check_positive
-from fedcor.errors import ConfigError, suggest
+from fedcor.errors import ConfigError
 from fedcor.flower.memory import wrapped
 from fedcor.record import RoundRecord
 from fedcor.types import Selector, selector_traits
@@ -20,10 +19,8 @@ from fedcor.types import Selector, selector_traits
 __all__ = [
     "RoundSettings",
     "SelectionSettings",
-    "check_keywords",
     "check_selector",
     "check_strategy",
-    "setting_names",
 ]
 
 # fmt: off
@@ -81,20 +78,6 @@ class SelectionSettings:
     def folder(self) -> Path | None:
         """The checkpoint's folder as a path."""
         return None if self.checkpoint is None else Path(self.checkpoint).expanduser()
-
-
-def setting_names() -> list[str]:
-    """The keywords that `SelectionSettings` takes."""
-    return [one.name for one in dataclasses.fields(SelectionSettings)]
-
-
-def check_keywords(given: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse a keyword that is not one of `known`; a near miss gets a suggestion."""
-    known = list(known)
-    for key, value in given.items():
-        if key not in known:
-            allowed = f"is not a setting; the settings are {', '.join(known)}"
-            raise ConfigError(key, value, allowed, suggest(key, known))
 
 
 def check_strategy(strategy: Strategy) -> None:

@@ -1,10 +1,17 @@
 """From records to numbers, and from numbers to text and figures.
 
-metrics             one run's values
-estimates           means over seeds, with intervals
+curve, metrics      one run as arrays, and its values
+estimates, pairs    means over seeds, and differences between two selectors, with intervals
 summary             both, for every run of a folder
-text, tables        numbers as text: cells; tables, JSON and CSV
+ranking, verdict    who is best, in a sentence
+screen              what a person sees first: verdict, `compact` table, `sparkline`
+markup              the same for notebooks and papers
+tables              every number: full tables, JSON and CSV
+frames              the same as pandas frames
+plots               curves of one's own runs; needs matplotlib
 explain             why clients were chosen in a round
+text, numbers, names, notes, seed_means
+                    what the others share
 style, figures, measured_figures
                     drawing, for `fedcor reproduce`; need matplotlib
 """

@@ -3,6 +3,7 @@ paired difference says."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,11 +11,19 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-__all__ = ["Difference", "Estimate", "Verdict", "judge", "mean_estimate", "ratio_estimate"]
+__all__ = [
+    "Difference",
+    "Estimate",
+    "Verdict",
+    "_critical_t",
+    "judge",
+    "mean_estimate",
+    "ratio_estimate",
+]
 
 CONFIDENCE = 0.95
 
-Verdict = Literal["better", "worse", "unclear", "equal"]
+Verdict = Literal["better", "worse", "higher", "lower", "unclear", "equal"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,8 @@ class Difference:
         estimate: of the mean paired difference; `n` and `of` count pairs
         rounds: fewest and most rounds that a pair was compared over; None for a metric that is
             fixed once the target is reached
-        verdict: "unclear" where the interval contains zero; None without an interval
+        verdict: "unclear" where the interval contains zero; None without an interval; "higher" or
+            "lower" where nobody said which is better
     """
 
     estimate: Estimate
@@ -63,13 +73,15 @@ def mean_estimate(values: Iterable[float | None], all_needed: bool = False) -> E
     """The mean over seeds with its t-interval.
 
     Args:
-        values: one per seed; None where a seed has no value
+        values: one per seed; None where a seed has no value. One that is not finite (its model
+            diverged) is no value either, and leaves no mean: that of the others would flatter
         all_needed: give no mean unless every seed has a value (the paper's N/A)
     """
     given = list(values)
-    known = [value for value in given if value is not None]
+    known = [value for value in given if value is not None and math.isfinite(value)]
     n, of = len(known), len(given)
-    if n == 0 or (all_needed and n < of):
+    diverged = n < sum(value is not None for value in given)
+    if n == 0 or diverged or (all_needed and n < of):
         return Estimate(None, None, None, None, n, of)
     mean = float(np.mean(known))
     if n == 1:
@@ -115,7 +127,7 @@ def _critical_t(n: int) -> float:
 
 
 def judge(
-    estimate: Estimate, better: Literal["lower", "higher"], tolerance: float
+    estimate: Estimate, better: Literal["lower", "higher"] | None, tolerance: float
 ) -> Verdict | None:
     """What the interval of a difference says; ends within `tolerance` of zero count as zero."""
     if estimate.low is None or estimate.high is None:
@@ -124,4 +136,6 @@ def judge(
         return "equal"
     if estimate.low <= tolerance and estimate.high >= -tolerance:
         return "unclear"
+    if better is None:
+        return "higher" if estimate.low > 0 else "lower"
     return "better" if (estimate.low > 0) == (better == "higher") else "worse"

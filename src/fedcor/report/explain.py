@@ -9,6 +9,7 @@ from rich.table import Table
 
 from fedcor.errors import RecordError
 from fedcor.record import RunRecord, client_names
+from fedcor.report.names import run_name
 
 __all__ = ["explain", "render_explanation"]
 
@@ -38,14 +39,15 @@ def explain(run: RunRecord, round: int | None = None) -> dict[str, Any]:
         `reasons`, what each reason means; and `chosen`, one row per chosen client in the order of
         choice.
     """
+    where = run_name(run)
     if not run.rounds:
-        raise RecordError(f"{run.path} has no finished round yet")
+        raise RecordError(f"{where} has no finished round yet")
     number = len(run.rounds) - 1 if round is None else round
     if not 0 <= number < len(run.rounds):
         raise RecordError(
-            f"{run.path} has the rounds 0 to {len(run.rounds) - 1}; there is no round {number}"
+            f"{where} has the rounds 0 to {len(run.rounds) - 1}; there is no round {number}"
         )
-    entry, names = run.rounds[number], client_names(run.path)
+    entry, names = run.rounds[number], [] if run.path is None else client_names(run.path)
     why = entry.get("why") or {}
     rows = []
     for place, client in enumerate(entry["selected"]):
@@ -55,7 +57,7 @@ def explain(run: RunRecord, round: int | None = None) -> dict[str, Any]:
         row["delivered"] = client in entry["participated"]
         rows.append(row | {reason: values[place] for reason, values in why.items()})
     return {
-        "run": str(run.path),
+        "run": where,
         "selector": run.header["selector"],
         "round": number,
         "probed": entry.get("probed"),

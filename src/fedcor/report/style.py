@@ -20,6 +20,7 @@ except ImportError as error:
 
 __all__ = [
     "PALETTE",
+    "Axes",
     "Figure",
     "line_style",
     "panel_row",

@@ -17,13 +17,17 @@ Two kinds of metric are treated differently:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from fedcor.errors import RecordError, suggest
 from fedcor.record import RunRecord, differences
-from fedcor.report.estimates import Difference, Estimate, judge, mean_estimate
-from fedcor.report.metrics import METRICS, ROUNDING, Curve, Metric, read_curve
+from fedcor.report.curve import Curve, read_curve
+from fedcor.report.estimates import Difference, Estimate, mean_estimate
+from fedcor.report.metrics import METRICS, Metric, metrics_of
+from fedcor.report.pairs import difference
 
 __all__ = ["ExperimentSummary", "RunSummary", "SelectorSummary", "Summary", "summarise"]
 
@@ -67,7 +71,7 @@ class SelectorSummary:
 
     @property
     def reached(self) -> tuple[int, int]:
-        """(k, n): k of n runs reached the target."""
+        """(k, n): k of n runs reached the target; only where accuracy is measured."""
         estimate = self.estimates["rounds_to_target"]
         return estimate.n, estimate.of
 
@@ -81,12 +85,30 @@ class ExperimentSummary:
         target: accuracy to reach; None without one
         baseline: name of the selector that the others are compared with
         selectors: in the order in which the runs name them
+        measure: what the selectors are judged by: `accuracy`, `loss` where there is no accuracy, or
+            the metric that was asked for
+        metrics: those that the estimates and differences hold
+        curves: the runs themselves, by selector and seed
     """
 
     name: str
     target: float | None
     baseline: str
     selectors: tuple[SelectorSummary, ...]
+    measure: str = "accuracy"
+    metrics: tuple[Metric, ...] = field(default=METRICS, repr=False)
+    curves: Mapping[str, Mapping[int, Curve]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    @property
+    def headline(self) -> Metric:
+        """The metric that selectors are ranked by: the mean of the measure over rounds."""
+        return next(m for m in self.metrics if m.key == f"mean_{self.measure}")
+
+    def selector(self, name: str) -> SelectorSummary:
+        """One of the selectors, by its name."""
+        return next(s for s in self.selectors if s.name == name)
 
 
 @dataclass(frozen=True)
@@ -96,13 +118,17 @@ class Summary:
     experiments: tuple[ExperimentSummary, ...]
 
 
-def summarise(runs: Sequence[RunRecord], baseline: str | None = None) -> Summary:
+def summarise(
+    runs: Sequence[RunRecord], baseline: str | None = None, measure: str | None = None
+) -> Summary:
     """Everything that a report shows.
 
     Args:
         runs: of one or several experiments, finished or still running; within an experiment, all
             settings but the selector must agree
         baseline: the selector to compare with; None for `random` if it is there, else the first
+        measure: what to judge by: `accuracy`, `loss`, or a metric of the user's that the records
+            hold; None for accuracy, and for loss where no run has an accuracy
 
     Example:
         summary = summarise(read_runs(Path("runs/demo")))
@@ -120,12 +146,15 @@ def summarise(runs: Sequence[RunRecord], baseline: str | None = None) -> Summary
             raise RecordError(f"two runs of {twice}: report their folders one at a time")
         seeds[curve.seed] = curve
     return Summary(
-        tuple(_experiment(name, curves, baseline) for name, curves in experiments.items())
+        tuple(_experiment(name, curves, baseline, measure) for name, curves in experiments.items())
     )
 
 
 def _experiment(
-    name: str, curves: Mapping[str, Mapping[int, Curve]], baseline: str | None
+    name: str,
+    curves: Mapping[str, Mapping[int, Curve]],
+    baseline: str | None,
+    measure: str | None,
 ) -> ExperimentSummary:
     if baseline is None:
         baseline = DEFAULT_BASELINE if DEFAULT_BASELINE in curves else next(iter(curves))
@@ -133,11 +162,31 @@ def _experiment(
         hint = suggest(baseline, curves) or f"there is {', '.join(curves)}"
         raise RecordError(f'{name} has no run of the baseline "{baseline}": {hint}')
     _check_comparable(name, curves)
+    measure = _measure(name, curves, measure)
+    metrics = metrics_of(measure)
     selectors = tuple(
-        _selector(key, curves[key], None if key == baseline else curves[baseline]) for key in curves
+        _selector(key, curves[key], None if key == baseline else curves[baseline], metrics)
+        for key in curves
     )
-    target = next(iter(curves[baseline].values())).target
-    return ExperimentSummary(name, target, baseline, selectors)
+    target = next(iter(curves[baseline].values())).target if measure == "accuracy" else None
+    return ExperimentSummary(name, target, baseline, selectors, measure, metrics, curves)
+
+
+def _measure(name: str, curves: Mapping[str, Mapping[int, Curve]], wanted: str | None) -> str:
+    """What to judge by: what is wanted, if a run has it; else accuracy, else loss."""
+    measured = dict.fromkeys(
+        key
+        for by_seed in curves.values()
+        for curve in by_seed.values()
+        for key, values in curve.measures.items()
+        if not np.isnan(values).all()
+    )
+    if wanted is None:
+        return "loss" if "loss" in measured and "accuracy" not in measured else "accuracy"
+    if wanted not in measured:
+        hint = suggest(wanted, measured) or f"there is {', '.join(measured) or 'nothing yet'}"
+        raise RecordError(f'{name} has no metric "{wanted}": {hint}')
+    return wanted
 
 
 def _check_comparable(name: str, curves: Mapping[str, Mapping[int, Curve]]) -> None:
@@ -162,36 +211,29 @@ def _check_equal(what: str, one: Mapping[str, Any], other: Mapping[str, Any]) ->
 
 
 def _selector(
-    name: str, curves: Mapping[int, Curve], baseline: Mapping[int, Curve] | None
+    name: str,
+    curves: Mapping[int, Curve],
+    baseline: Mapping[int, Curve] | None,
+    metrics: Sequence[Metric],
 ) -> SelectorSummary:
-    runs = tuple(_run(curves[seed]) for seed in sorted(curves))
-    estimates = {
-        m.key: mean_estimate((run.values[m.key] for run in runs), m.to_target) for m in METRICS
-    }
+    ordered = [curves[seed] for seed in sorted(curves)]
+    values = {m.key: [m.measure(curve) for curve in ordered] for m in metrics}
+    runs = tuple(
+        RunSummary(
+            curve.seed,
+            curve.done,
+            curve.planned,
+            curve.done >= curve.planned,
+            {key: _finite(of_runs[place]) for key, of_runs in values.items()},
+        )
+        for place, curve in enumerate(ordered)
+    )
+    estimates = {m.key: mean_estimate(values[m.key], m.to_target) for m in metrics}
     if baseline is None:
         return SelectorSummary(name, runs, estimates, {})
-    pairs = [(curves[seed], baseline[seed]) for seed in sorted(curves.keys() & baseline.keys())]
-    return SelectorSummary(name, runs, estimates, {m.key: _difference(m, pairs) for m in METRICS})
+    differences = {m.key: difference(m, curves, baseline) for m in metrics}
+    return SelectorSummary(name, runs, estimates, differences)
 
 
-def _run(curve: Curve) -> RunSummary:
-    values = {m.key: m.measure(curve) for m in METRICS}
-    return RunSummary(curve.seed, curve.done, curve.planned, curve.done >= curve.planned, values)
-
-
-def _difference(metric: Metric, pairs: Sequence[tuple[Curve, Curve]]) -> Difference:
-    """The paired difference of one metric; over the rounds that both runs of a pair have."""
-    rounds = None
-    if pairs and not metric.to_target:
-        common = [min(ours.done, theirs.done) for ours, theirs in pairs]
-        pairs = [
-            (ours.first(t), theirs.first(t))
-            for (ours, theirs), t in zip(pairs, common, strict=True)
-        ]
-        compared = [t for t in common if t > 0]  # a pair without rounds is not compared
-        rounds = (min(compared), max(compared)) if compared else None
-    values = [(metric.measure(ours), metric.measure(theirs)) for ours, theirs in pairs]
-    estimate = mean_estimate(
-        (None if a is None or b is None else a - b for a, b in values), metric.to_target
-    )
-    return Difference(estimate, rounds, judge(estimate, metric.better, ROUNDING))
+def _finite(value: float | None) -> float | None:
+    return value if value is None or np.isfinite(value) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from rich import box
@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcor.report.estimates import Difference
-from fedcor.report.metrics import METRICS, Metric
+from fedcor.report.metrics import Metric
+from fedcor.report.notes import missing_note, seeds_text, span, unfinished_note
 from fedcor.report.summary import ExperimentSummary, SelectorSummary, Summary
 from fedcor.report.text import difference_text, estimate_text
 
@@ -58,8 +59,14 @@ def render(summary: Summary, console: Console) -> None:
             console.print()
             for line in LEGEND:
                 _print(console, line)
-    further = ", ".join(metric.title for metric in METRICS if not metric.headline)
+    further = ", ".join(metric.title for metric in _metrics(summary) if not metric.headline)
     _print(console, f"\nIn the JSON and CSV as well: {further}.")
+
+
+def _metrics(summary: Summary) -> list[Metric]:
+    """Every metric of every experiment, each once."""
+    found = {m.key: m for experiment in summary.experiments for m in experiment.metrics}
+    return list(found.values())
 
 
 def _print(console: Console, line: str, style: str = "") -> None:
@@ -76,7 +83,11 @@ def _table(console: Console) -> Table:
 
 
 def _headlines(experiment: ExperimentSummary) -> list[Metric]:
-    return [m for m in METRICS if m.headline and (experiment.target is not None or not m.to_target)]
+    return [
+        m
+        for m in experiment.metrics
+        if m.headline and (experiment.target is not None or not m.to_target)
+    ]
 
 
 def _levels(experiment: ExperimentSummary, console: Console, between: str) -> Table:
@@ -124,47 +135,26 @@ def _differences(experiment: ExperimentSummary, console: Console) -> Table:
 def _rounds_compared(metric: Metric, difference: Difference) -> str:
     if metric.to_target:
         return "to target"
-    return _span(difference.rounds) if difference.rounds else "-"
-
-
-def _span(bounds: tuple[int, int]) -> str:
-    return str(bounds[0]) if bounds[0] == bounds[1] else f"{bounds[0]}-{bounds[1]}"
+    return span(difference.rounds) if difference.rounds else "-"
 
 
 def _caption(experiment: ExperimentSummary) -> Iterator[str]:
     runs = [run for selector in experiment.selectors for run in selector.runs]
-    done = _span((min(run.rounds_done for run in runs), max(run.rounds_done for run in runs)))
+    done = span((min(run.rounds_done for run in runs), max(run.rounds_done for run in runs)))
     if experiment.target is None:
-        target = "no target accuracy"
+        target = f"no target {experiment.measure}"
     else:
         target = f"target accuracy {experiment.target:g}"
     interval = "± half the 95 % interval of the mean over seeds"
-    yield f"{_seeds(experiment.selectors)}; {done} rounds; {target}; {interval}."
-    if experiment.target is None:
-        hidden = ", ".join(m.title for m in METRICS if m.headline and m.to_target)
-        yield f"Not shown, as there is no target: {hidden}."
-    else:
+    yield f"{seeds_text(experiment)}; {done} rounds; {target}; {interval}."
+    hidden = [m.title for m in experiment.metrics if m.headline and m.to_target]
+    if experiment.target is not None:
         yield "N/A (k/n): only k of n seeds reached the target, so there is no mean."
+    elif hidden:
+        yield f"Not shown, as there is no target: {', '.join(hidden)}."
     if any(len(selector.runs) == 1 for selector in experiment.selectors):
         yield "One seed alone has no interval."
-    unfinished = [
-        f"{selector.name} seed {run.seed} ({run.rounds_done} of {run.rounds_planned} rounds)"
-        for selector in experiment.selectors
-        for run in selector.runs
-        if not run.finished
-    ]
-    if unfinished:
-        yield f"Not finished, counted as far as it is: {', '.join(unfinished)}."
-
-
-def _seeds(selectors: Sequence[SelectorSummary]) -> str:
-    """`seeds 1, 2, 3` where all selectors have the same, else the seeds of each."""
-    listed = {
-        selector.name: ", ".join(str(run.seed) for run in selector.runs) for selector in selectors
-    }
-    if len(set(listed.values())) == 1:
-        return f"seeds {listed.popitem()[1]}"
-    return "seeds " + ", ".join(f"{name} ({seeds})" for name, seeds in listed.items())
+    yield from filter(None, (unfinished_note(experiment), missing_note(experiment)))
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -174,9 +164,19 @@ def to_json(summary: Summary) -> str:
     """The summary and the list of metrics as JSON; keys in the order of the records, null where
     there is no number."""
     metrics = [
-        {"key": m.key, "title": m.title, "unit": m.unit, "better": m.better} for m in METRICS
+        {"key": m.key, "title": m.title, "unit": m.unit, "better": m.better}
+        for m in _metrics(summary)
     ]
-    content = {"metrics": metrics, **asdict(summary)}
+    experiments = [
+        {
+            "name": experiment.name,
+            "target": experiment.target,
+            "baseline": experiment.baseline,
+            "selectors": [asdict(selector) for selector in experiment.selectors],
+        }
+        for experiment in summary.experiments
+    ]
+    content = {"metrics": metrics, "experiments": experiments}
     return json.dumps(content, indent=2, allow_nan=False, ensure_ascii=True) + "\n"
 
 
@@ -186,7 +186,7 @@ def to_csv(summary: Summary) -> str:
         _csv_row(experiment, selector, metric)
         for experiment in summary.experiments
         for selector in experiment.selectors
-        for metric in METRICS
+        for metric in experiment.metrics
     ]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")

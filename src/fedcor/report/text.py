@@ -58,6 +58,8 @@ def _formatted(metric: Metric, sign: str, *values: float) -> list[str]:
         # Three significant digits: 1.23, 12.3, 123.
         digits = sum(size < bound * scale for bound in (10, 100)) if scale > 1 else 0
         return [f"{value / scale:{sign}z.{digits}f}" for value in values] + [unit]
+    if metric.unit == "number":
+        return [f"{value:{sign}.4g}" for value in values] + [""]
     digits = 1 if metric.unit == "rounds" else 3
     return [f"{value:{sign}z.{digits}f}" for value in values] + [""]
 

@@ -53,7 +53,7 @@ def stationarity(plan: Plan) -> list[Path]:
     for setting in plan.settings:
         experiment = plan.experiment(setting, "random")
         step = preset_fedcor(plan, setting).interval
-        rounds = list(range(0, experiment.training.rounds, step))
+        rounds = list(range(0, experiment.rounds, step))
         measurements.append(plan_measurement(plan, "stationarity", experiment, rounds))
     measure(plan, measurements)
     series = {

@@ -11,14 +11,14 @@ import numpy as np
 
 from fedcor.analysis.candidates import loss_changes
 from fedcor.build import build_simulation, use_one_thread
-from fedcor.experiment import Experiment
+from fedcor.experiments import Experiment
 from fedcor.files import save_arrays
 from fedcor.processes import for_each
 from fedcor.progress import refresh
 from fedcor.reproduce.plan import Plan
 from fedcor.rng import stream
 from fedcor.selectors.base import uniform
-from fedcor.simulate import Simulation, SimulationState
+from fedcor.simulation import Simulation, SimulationState
 from fedcor.types import FloatArray, IntArray
 
 __all__ = ["Measurement", "advance", "measure", "plan_measurement"]
@@ -110,6 +110,6 @@ def advance(
 def _random_selections(measurement: Measurement, round: int, clients: int) -> IntArray:
     """(selections, C) uniform selections."""
     rng = stream(measurement.seed, "measured selections", round)
-    count = measurement.experiment.training.clients_per_round
+    count = measurement.experiment.clients_per_round
     everyone = np.arange(clients)
     return np.array([uniform(rng, everyone, count) for _ in range(measurement.selections)])

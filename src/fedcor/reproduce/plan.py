@@ -15,7 +15,7 @@ from fedcor.errors import ConfigError
 from fedcor.files import write_whole
 
 if TYPE_CHECKING:
-    from fedcor.experiment import Experiment
+    from fedcor.experiments import Experiment
 
 __all__ = ["DATASETS", "SETTINGS", "Plan", "Scenario", "ShowProgress"]
 
@@ -123,7 +123,8 @@ class Plan:
             selector: registered name, or module:Class
             options: of the selector, in place of the preset's
         """
-        from fedcor.experiment import load_experiment
+        from fedcor.experiments import experiment as change
+        from fedcor.experiments import load_experiment
 
         scenario = Scenario(where, where) if isinstance(where, str) else where
         given = {"training.rounds": self.rounds, "training.device": self.device}
@@ -133,12 +134,8 @@ class Plan:
             experiment = load_experiment("digits", [*_DIGITS[scenario.setting], *changes], selector)
         else:
             experiment = load_experiment(f"{self.dataset}-{scenario.setting}", changes, selector)
-        merged = {**experiment.selectors.get(selector, {}), **(options or {})}
-        return dataclasses.replace(
-            experiment,
-            name=f"{self.dataset}-{scenario.name}",
-            selectors={**experiment.selectors, selector: merged},
-        ).check()
+        name = f"{self.dataset}-{scenario.name}"
+        return change(experiment, name=name, selectors={selector: options or {}})
 
     def describe(self) -> dict[str, Any]:
         """What a saved result says about how it was made."""

@@ -84,11 +84,11 @@ def run_variants(
         for variant in variants
     ]
     finished: list[Job] = []
-    total = sum(job.experiment.training.rounds for job in jobs)
+    total = sum(job.experiment.rounds for job in jobs)
     with plan.progress(f"{plan.dataset} runs", total) as update:
 
         def show() -> None:
-            done = sum(min(count_rounds(j.out), j.experiment.training.rounds) for j in jobs)
+            done = sum(min(count_rounds(j.out), j.experiment.rounds) for j in jobs)
             update(done, f"{len(finished)}/{len(jobs)} runs")
 
         with refresh(show):
@@ -101,7 +101,7 @@ def run_variants(
             for variant in variants
         }
         for scenario in scenarios
-        for rounds in [plan.experiment(scenario).training.rounds]
+        for rounds in [plan.experiment(scenario).rounds]
     }
 
 

@@ -8,6 +8,7 @@ from fedcor.selectors.complement import Complement
 from fedcor.selectors.fedcor import FedCor, Proxy
 from fedcor.selectors.power_of_choice import PowerOfChoice
 from fedcor.selectors.registry import (
+    SELECTORS,
     build_selector,
     selector_class,
     selector_name,
@@ -17,6 +18,7 @@ from fedcor.selectors.simple import Full, Random
 
 __all__ = [
     "AFL",
+    "SELECTORS",
     "Complement",
     "FedCor",
     "Full",

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcor.checks import check_at_least, check_fraction, check_positive
+from fedcor.config import plain_keywords
 from fedcor.selectors.base import extend_clients, fraction_of, uniform
 from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, Reasons, State
 
 __all__ = ["AFL"]
 
 
+@plain_keywords
 @dataclass(frozen=True)
 class AFL:
     """Active federated learning (Goetz et al., 2019): prefers clients with a large last loss.

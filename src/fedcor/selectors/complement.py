@@ -27,6 +27,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedcor.checks import check_at_least, check_fraction, check_one_of, check_positive
+from fedcor.config import plain_keywords
 from fedcor.guard import LARGEST_LOSS
 from fedcor.selectors.base import extend_clients, fraction_of, uniform
 from fedcor.selectors.matching import match
@@ -48,6 +49,7 @@ __all__ = ["Complement"]
 _LONGEST_BACKOFF = 10
 
 
+@plain_keywords
 @dataclass(frozen=True)
 class Complement:
     """The group of clients whose mean update is closest to the mean update of all clients.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedcor.checks import check_fraction
+from fedcor.config import plain_keywords
 from fedcor.gp import Picks, select, select_proxy
 from fedcor.selectors.process import ProcessSelector
 from fedcor.types import Federation, FloatArray, IntArray, Reasons, State
@@ -16,6 +17,7 @@ from fedcor.types import Federation, FloatArray, IntArray, Reasons, State
 __all__ = ["FedCor", "Proxy"]
 
 
+@plain_keywords
 @dataclass(frozen=True)
 class FedCor(ProcessSelector):
     """FedCor (the paper's Algorithms 1 and 2): clients whose training lowers everyone's loss most.
@@ -92,6 +94,7 @@ class FedCor(ProcessSelector):
         return select(X, weights, alpha, self.noise**2, self.clients_per_round, available)
 
 
+@plain_keywords
 @dataclass(frozen=True)
 class Proxy(ProcessSelector):
     """The proxy algorithm of the paper's convergence proof (Appendix B).

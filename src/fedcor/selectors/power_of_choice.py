@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcor.checks import check_at_least
+from fedcor.config import plain_keywords
 from fedcor.errors import ConfigError
 from fedcor.selectors.base import StatelessSelector
 from fedcor.types import Federation, IntArray, Reasons, State
@@ -19,6 +20,7 @@ from fedcor.types import Federation, IntArray, Reasons, State
 __all__ = ["PowerOfChoice"]
 
 
+@plain_keywords
 @dataclass(frozen=True)
 class PowerOfChoice(StatelessSelector):
     """Power-of-choice (Cho et al., 2020), the paper's `Pow-d`: the largest losses of d candidates.

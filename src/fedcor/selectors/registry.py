@@ -9,13 +9,11 @@ A package registers a selector with an entry point in its pyproject.toml:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from importlib.metadata import entry_points
+from dataclasses import fields
 from typing import Any
 
 from fedcor.config import build_dataclass
-from fedcor.errors import ConfigError, suggest
-from fedcor.plugins import load_object
+from fedcor.plugins import Registry
 from fedcor.selectors.afl import AFL
 from fedcor.selectors.complement import Complement
 from fedcor.selectors.fedcor import FedCor, Proxy
@@ -23,34 +21,32 @@ from fedcor.selectors.power_of_choice import PowerOfChoice
 from fedcor.selectors.simple import Full, Random
 from fedcor.types import Selector
 
-__all__ = ["build_selector", "selector_class", "selector_name", "selector_names"]
+__all__ = ["SELECTORS", "build_selector", "selector_class", "selector_name", "selector_names"]
 
-_BUILT_IN: dict[str, type[Any]] = {
-    "random": Random,
-    "afl": AFL,
-    "power_of_choice": PowerOfChoice,
-    "fedcor": FedCor,
-    "complement": Complement,
-    "proxy": Proxy,
-    "full": Full,
-}
+SELECTORS = Registry(
+    "selector",
+    "fedcor.selectors",
+    {
+        "random": Random,
+        "afl": AFL,
+        "power_of_choice": PowerOfChoice,
+        "fedcor": FedCor,
+        "complement": Complement,
+        "proxy": Proxy,
+        "full": Full,
+    },
+    ("init", "select", "observe"),
+)
 
 
 def selector_names() -> list[str]:
     """The names of all built-in and registered selectors."""
-    return [*_BUILT_IN, *sorted(point.name for point in entry_points(group="fedcor.selectors"))]
+    return SELECTORS.names()
 
 
 def selector_name(selector: Selector) -> str:
     """The name of `selector` in a record: its registered name, else `module:Class`."""
-    cls = type(selector)
-    for name, known in _BUILT_IN.items():
-        if cls is known:
-            return name
-    for point in entry_points(group="fedcor.selectors"):
-        if point.value == f"{cls.__module__}:{cls.__qualname__}":
-            return point.name
-    return f"{cls.__module__}:{cls.__qualname__}"
+    return SELECTORS.name_of(selector)
 
 
 def selector_class(name: str) -> type[Any]:
@@ -62,21 +58,7 @@ def selector_class(name: str) -> type[Any]:
     Raises:
         ConfigError: There is no such selector (with a suggestion), or it is not a selector.
     """
-    if name in _BUILT_IN:
-        return _BUILT_IN[name]
-    points = entry_points(group="fedcor.selectors", name=name)
-    if points:
-        found = load_object(next(iter(points)).value, "selector")
-    elif ":" in name:
-        found = load_object(name, "selector")
-    else:
-        names = selector_names()
-        allowed = f"must be one of {', '.join(names)}, or module:Class"
-        raise ConfigError("selector", name, allowed, suggest(name, names))
-    if not (isinstance(found, type) and is_dataclass(found) and issubclass(found, Selector)):
-        allowed = "must be a dataclass with the methods init, select and observe"
-        raise ConfigError("selector", name, allowed)
-    return found
+    return SELECTORS.find(name)
 
 
 def build_selector(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedcor.checks import check_at_least
+from fedcor.config import plain_keywords
 from fedcor.selectors.base import StatelessSelector, uniform
 from fedcor.types import Federation, IntArray, State
 
 __all__ = ["Full", "Random"]
 
 
+@plain_keywords
 @dataclass(frozen=True)
 class Random(StatelessSelector):
     """Uniform random selection, the paper's baseline `Rand`.
@@ -45,6 +47,7 @@ class Random(StatelessSelector):
         return uniform(federation.rng, available, count), state
 
 
+@plain_keywords
 @dataclass(frozen=True)
 class Full(StatelessSelector):
     """Full participation: every available client trains in every round.

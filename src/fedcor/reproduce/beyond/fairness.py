@@ -98,7 +98,7 @@ def _accuracy_by_client(plan: Plan, runs: Runs) -> dict[str, dict[str, list[Floa
 
 def _last_model(run: RunRecord) -> torch.Tensor:
     """The model after the run's last round; refused where the checkpoint is of another round."""
-    checkpoint = read_checkpoint(run.path)
+    checkpoint = None if run.path is None else read_checkpoint(run.path)
     reached = 0 if checkpoint is None else int(checkpoint["round"])
     if checkpoint is None or reached != len(run.rounds):
         raise RecordError(

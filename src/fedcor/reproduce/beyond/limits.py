@@ -51,7 +51,7 @@ def limits(plan: Plan) -> list[Path]:
         rows = difference_rows({name: to_random[name]}, "random")
         for row, s in zip(rows, to_complement[name].selectors, strict=True):
             row.insert(2, paired_accuracy(s))
-        share = plan.experiment(scenario).data.noisy_clients
+        share = plan.experiment(scenario).noisy_clients
         if share:
             picks = {
                 label: _noisy_share(seed_runs, share) for label, seed_runs in runs[name].items()

@@ -8,22 +8,26 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedcor.config import build_dataclass
-from fedcor.data import Partition
+from fedcor.checks import check_at_least
+from fedcor.config import check_keys, convert
 from fedcor.errors import ConfigError, suggest
-from fedcor.experiment.settings import DataSettings, Experiment, TrainingSettings
-from fedcor.faults import Faults
+from fedcor.experiments.settings import TABLES, Experiment
 
-__all__ = ["load_experiment", "parse_experiment", "preset_names"]
+__all__ = ["flatten", "load_experiment", "parse_experiment", "preset_names", "read_settings"]
 
 _PRESETS = resources.files("fedcor") / "presets"
-_DATACLASSES: dict[str, type[Any]] = {
-    "data": DataSettings,
-    "partition": Partition,
-    "training": TrainingSettings,
-    "faults": Faults,
+_TABLES = ("data", "partition", "model", "training", "optimiser", "faults", "selectors", "metrics")
+_PLAIN = ("name", "selector", "target_accuracy")
+_REQUIRED = {
+    "data": "a table of settings with name",
+    "partition": "a table of settings with kind and clients",
+    "model": "a table of settings",
+    "rounds": "a whole number",
+    "clients_per_round": "a whole number",
+    "batch_size": "a whole number",
+    "local_steps": "a whole number",
+    "learning_rate": "a number",
 }
-_PLAIN_TABLES = ("model", "optimiser", "selectors")
 
 
 def preset_names() -> list[str]:
@@ -48,37 +52,58 @@ def load_experiment(
             for a `source` that cannot be read, and "change" for a change that is not key=value.
 
     Example:
-        >>> from fedcor.experiment import load_experiment
+        >>> from fedcor.experiments import load_experiment
         >>> load_experiment("fmnist-2spc", ["training.rounds=50"], selector="random").name
         'fmnist-2spc'
     """
-    settings = _read(source)
+    settings = read_settings(source)
     for change in changes:
         _apply_change(settings, change)
     if selector is not None:
         settings["selector"] = selector
-    return parse_experiment(settings).check()
+    return parse_experiment(settings)
 
 
 def parse_experiment(settings: Mapping[str, Any]) -> Experiment:
-    """The experiment of nested tables, as TOML gives them; not checked as a whole yet."""
-    fields: dict[str, Any] = dict(settings)
-    for key in (*_DATACLASSES, *_PLAIN_TABLES):
-        if not isinstance(fields.get(key, {}), Mapping):
-            raise ConfigError(key, fields[key], "must be a table of settings")
-    for key in [key for key in fields if key in _DATACLASSES]:
+    """The experiment of nested tables, as TOML gives them."""
+    keywords = flatten(settings)
+    for key, wanted in _REQUIRED.items():
+        if key not in keywords:
+            raise _in_table(ConfigError(key, None, f"must be given, as {wanted}"))
+    try:
+        check_at_least("clients_per_round", keywords["clients_per_round"], 1)
+        return Experiment(**keywords)
+    except ConfigError as error:
+        raise _in_table(error) from None
+
+
+def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of `Experiment` in nested tables. Refuses keys that there are not."""
+    check_keys(settings, [*_PLAIN, *_TABLES])
+    for table in _TABLES:
+        if not isinstance(settings.get(table, {}), Mapping):
+            raise ConfigError(table, settings[table], "must be a table of settings")
+    keywords = {key: value for key, value in settings.items() if key not in TABLES}
+    for table, known in TABLES.items():
+        own = dict(settings.get(table, {}))
         try:
-            fields[key] = build_dataclass(_DATACLASSES[key], fields[key])
+            check_keys(own, ["name", *known] if table == "data" else list(known))
+            if table == "data" and "name" in own:
+                keywords["data"] = convert("name", own.pop("name"), str)
         except ConfigError as error:
-            raise error.under(key) from None
-    return build_dataclass(Experiment, fields)
+            raise error.under(table) from None
+        keywords |= own
+    return keywords
 
 
-def _read(source: str) -> dict[str, Any]:
-    names = preset_names()
+def read_settings(source: str | Path) -> dict[str, Any]:
+    """The nested tables of a preset or a TOML file."""
+    source, names = str(source), preset_names()
     if source in names:
-        return tomllib.loads((_PRESETS / f"{source}.toml").read_text(encoding="utf-8"))
-    path = Path(source)
+        text = (_PRESETS / f"{source}.toml").read_text(encoding="utf-8")
+        # A change of an option, `optimiser.weighted=true`, leaves the name in the record.
+        return {"optimiser": {"name": "fedavg"}, **tomllib.loads(text)}
+    path = Path(source).expanduser()
     if path.suffix != ".toml":
         allowed = f"must be a preset ({', '.join(names)}) or the path of a .toml file"
         raise ConfigError("experiment", source, allowed, suggest(source, names))
@@ -90,6 +115,14 @@ def _read(source: str) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError("experiment", source, f"the file is not TOML: {error}") from None
     return {"name": path.stem, **settings}
+
+
+def _in_table(error: ConfigError) -> ConfigError:
+    """The error about a keyword of `Experiment`, with the table in which files have it."""
+    for table, keys in TABLES.items():
+        if error.key in keys:
+            return error.under(table)
+    return error
 
 
 def _apply_change(settings: dict[str, Any], change: str) -> None:

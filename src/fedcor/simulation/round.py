@@ -11,7 +11,7 @@ from fedcor.guard import check_clients, screen_losses
 from fedcor.ledger import CURRENT, Ledger
 from fedcor.optimisers import Optimiser
 from fedcor.rng import stream
-from fedcor.simulate.state import SimulationState
+from fedcor.simulation.state import SimulationState
 from fedcor.types import FloatArray, IntArray, Outcome, State
 
 __all__ = ["SimulatedRound"]

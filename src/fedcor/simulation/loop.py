@@ -11,48 +11,27 @@ function of the state before it.
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from fedcor.engine import Engine, Faults
+from fedcor.errors import FedcorError
+from fedcor.guard import LARGEST_LOSS
 from fedcor.optimisers import Optimiser
 from fedcor.record import RoundRecord
+from fedcor.schedules import LearningRate, Schedule, as_schedule
 from fedcor.selection import Decision, decide, init_state, observe
-from fedcor.simulate.round import SimulatedRound
-from fedcor.simulate.state import SimulationState
+from fedcor.simulation.round import SimulatedRound
+from fedcor.simulation.state import SimulationState
 from fedcor.types import Outcome, Selector
 
 __all__ = ["LearningRate", "Simulation"]
-
-
-@dataclass(frozen=True)
-class LearningRate:
-    """The clients' learning rate: `initial`, multiplied by `factor` at each milestone.
-
-    Args:
-        initial: The rate in round 0.
-        milestones: The rounds at which it changes.
-        factor: What it is multiplied by.
-
-    Example:
-        >>> LearningRate(0.1, milestones=(100,), factor=0.5).at(100)
-        0.05
-    """
-
-    initial: float
-    milestones: tuple[int, ...] = ()
-    factor: float = 0.5
-
-    def at(self, round: int) -> float:
-        """The learning rate in `round`."""
-        passed = sum(round >= milestone for milestone in self.milestones)
-        return self.initial * math.pow(self.factor, passed)
 
 
 @dataclass(frozen=True)
@@ -66,7 +45,8 @@ class Simulation:
         selector: Chooses the clients.
         optimiser: Aggregates their updates.
         faults: Which clients are unavailable, drop out, or are slow.
-        learning_rate: The clients' learning rate over the rounds.
+        learning_rate: The clients' learning rate over the rounds. A number, or a function of the
+            round, becomes a schedule; a user's own is checked in every round.
         seed: Fixes everything that is drawn.
     """
 
@@ -74,16 +54,36 @@ class Simulation:
     selector: Selector
     optimiser: Optimiser
     faults: Faults
-    learning_rate: LearningRate
+    learning_rate: Schedule
     seed: int
+
+    def __post_init__(self) -> None:
+        rate: Any = self.learning_rate
+        if not isinstance(rate, LearningRate):
+            number = isinstance(rate, int | float)
+            schedule = LearningRate(float(rate)) if number else as_schedule(rate)
+            object.__setattr__(self, "learning_rate", schedule)
 
     @cached_property
     def start(self) -> SimulationState:
-        """The state before the first round."""
+        """The state before the first round. Raises FedcorError for losses that are out of scale."""
+        self._check_scale()
         clients = self.engine.population.count
         unknown, nobody = np.full(clients, np.nan), np.zeros(clients, dtype=bool)
         state = init_state(self.selector, self.engine.population)
         return SimulationState(0, self.engine.initial_model, unknown, nobody, state)
+
+    def _check_scale(self) -> None:
+        """In regression, the loss has the scale of the targets; clients' losses have a limit."""
+        if self.engine.task.classes is not None:
+            return
+        loss = self.engine.test(self.engine.initial_model).loss
+        if not loss <= LARGEST_LOSS:
+            raise FedcorError(
+                f"the first model has a test loss of {loss:.3g}, but losses above {LARGEST_LOSS:g} "
+                "count as unusable numbers: scale the targets, for example with scikit-learn's "
+                "StandardScaler"
+            )
 
     def open_round(self, state: SimulationState) -> SimulatedRound:
         """The round that follows from `state`."""
@@ -135,4 +135,5 @@ class Simulation:
             bytes_up=federation.ledger.bytes_up,
             seconds=round(time.perf_counter() - started, 6),
             why=decision.why,
+            metrics=scores.metrics,
         )

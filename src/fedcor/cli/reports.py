@@ -1,0 +1,101 @@
+"""The commands that read runs: `report` and `explain`; and what a comparison ends with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedcor.cli.output import print_full, print_screen
+from fedcor.record import read_run, read_runs
+
+if TYPE_CHECKING:
+    from fedcor.report.summary import Summary
+
+__all__ = ["DEFAULT_PLOT", "check_plot", "explain", "plot_aside", "report", "show_comparison"]
+
+DEFAULT_PLOT = Path("DIR/curves.png")  # in the folder of the runs
+
+
+def report(options: argparse.Namespace) -> None:
+    """The verdict on runs, and what it rests on."""
+    from fedcor.report.markup import to_latex
+    from fedcor.report.tables import to_csv, to_json
+
+    summary = _summary(options.folder, options.baseline, options.metric)
+    pictures = [] if options.plot is None else _plot(summary, options.folder, options.plot)
+    forms = {"json": to_json, "csv": to_csv, "latex": to_latex}
+    for form, text_of in forms.items():
+        if getattr(options, form):
+            sys.stdout.write(text_of(summary))
+            for path in pictures:  # the output is for another program
+                print(path, file=sys.stderr)
+            return
+    if options.full:
+        print_full(summary)
+    else:
+        print_screen(summary, curve=not pictures)
+    if pictures:
+        print("\n" + "\n".join(map(str, pictures)))
+
+
+def show_comparison(folder: Path, plot: Path | None) -> None:
+    """What a comparison ends with."""
+    summary = _summary(folder)
+    pictures = [] if plot is None else _plot(summary, folder, plot)
+    print_screen(summary, curve=not pictures)
+    if pictures:
+        print("\n" + "\n".join(map(str, pictures)))
+    print(f"\nMore: fedcor report {folder} --plot, --full, --json, --csv or --latex")
+
+
+def check_plot(plot: Path | None) -> None:
+    """Refuse a picture that cannot be drawn before anything is run."""
+    if plot is not None:
+        from fedcor.report.plots import check_format
+
+        check_format(plot)
+
+
+def _summary(folder: Path, baseline: str | None = None, measure: str | None = None) -> Summary:
+    from fedcor.report.summary import summarise
+
+    return summarise(read_runs(folder), baseline, measure)
+
+
+def _plot(summary: Summary, folder: Path, file: Path) -> list[Path]:
+    """Draw every experiment; returns the files. Several experiments get a file each."""
+    from fedcor.report.plots import plot_experiment, save_plot
+
+    path = folder / "curves.png" if file == DEFAULT_PLOT else file
+    written = []
+    for experiment in summary.experiments:
+        name = re.sub(r"[^\w.-]", "_", experiment.name)
+        several = len(summary.experiments) > 1
+        target = path.with_name(f"{path.stem}-{name}{path.suffix}") if several else path
+        save_plot(plot_experiment(experiment), target)
+        written.append(target)
+    return written
+
+
+def plot_aside(folder: Path, plot: Path) -> None:
+    """Draw, where the output is for another program: the paths go to the other stream."""
+    for path in _plot(_summary(folder), folder, plot):
+        print(path, file=sys.stderr)
+
+
+def explain(options: argparse.Namespace) -> None:
+    """A selector's reasons in one round."""
+    from rich.console import Console
+
+    from fedcor.report.explain import explain as explain_round
+    from fedcor.report.explain import render_explanation
+
+    explanation = explain_round(read_run(options.folder), options.round)
+    if options.json:
+        print(json.dumps(explanation))
+    else:
+        render_explanation(explanation, Console())

@@ -1,0 +1,195 @@
+"""What a user gives for an experiment, as what the experiment holds: names, tables, or objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedcor.config import build_dataclass
+from fedcor.data import (
+    Dataset,
+    OwnParts,
+    Partition,
+    Partitioner,
+    as_dataset,
+    as_partition,
+    parts_of,
+)
+from fedcor.describe import Described, describe, describe_array
+from fedcor.errors import ConfigError
+from fedcor.faults import Faults
+from fedcor.model_options import load_model_factory
+from fedcor.optimisers import OPTIMISERS, as_optimiser
+from fedcor.types import Selector
+
+__all__ = [
+    "OwnData",
+    "as_data",
+    "as_faults",
+    "as_model",
+    "as_optimiser_setting",
+    "as_selectors",
+    "describe_model",
+    "describe_optimiser",
+    "describe_partition",
+]
+
+
+_NO_IDS: Any = object()  # as a partition: there is one, but the data need not know it
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OwnData(Described):
+    """A user's own data, as it was when the experiment was made.
+
+    Args:
+        dataset: The data.
+    """
+
+    dataset: Dataset
+
+    @cached_property
+    def _arrays(self) -> dict[str, Any]:
+        found = {}
+        for key in ("train_x", "train_y", "test_x", "test_y"):
+            given = getattr(self.dataset, key)
+            if isinstance(given, Mapping):
+                found[key] = {name: describe_array(array) for name, array in given.items()}
+            else:
+                found[key] = describe_array(given)
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        """The shape, type and digest of every array."""
+        return {"name": self.dataset.name, **self._arrays}
+
+    def __repr__(self) -> str:
+        n, m = len(self.dataset.train_y), len(self.dataset.test_y)
+        return f"OwnData({self.dataset.name!r}, {n} training and {m} test samples)"
+
+
+def as_data(data: Any, test_data: Any, partition: Any) -> tuple[str | OwnData, Partitioner]:
+    """The data of an experiment, and how it is spread over clients.
+
+    Args:
+        data: The name of a data set, the path of an .npz file, or what `as_dataset` takes.
+        test_data: As `as_dataset` takes it.
+        partition: What `as_partition` takes; an array of client ids; the name of the column that
+            has them in a Hugging Face Dataset; None where the data comes in one part per client.
+    """
+    held, parts = _held(data, test_data, partition)
+    if parts is not None:
+        return held, OwnParts(parts, len(partition) if _are_ids(partition) else None)
+    if partition is None:
+        raise ConfigError(
+            "partition",
+            None,
+            "must be given: fedcor.Dirichlet(clients=50), Shards or IID, an array with the client "
+            "id of each training sample, or an object with the method split",
+        )
+    return held, as_partition(partition)
+
+
+def _held(data: Any, test_data: Any, partition: Any) -> tuple[str | OwnData, Any]:
+    """The data; and its parts, where the data or an array of client ids tells them."""
+    ids = partition if _are_ids(partition) else None
+    data = str(data) if isinstance(data, Path) else data
+    if isinstance(data, str | OwnData):
+        if test_data is not None:
+            raise ConfigError("test_data", "given", f"must not be given: {data!r} has its own")
+        samples = len(data.dataset.train_y) if isinstance(data, OwnData) else None
+        return data, None if ids is None else parts_of(ids, samples)
+    if isinstance(partition, str) and ":" not in partition:
+        ids = partition  # the name of a column
+    elif partition is not None and ids is None:
+        ids = _NO_IDS
+    dataset, parts = as_dataset(data, test_data, partition=ids)
+    return OwnData(dataset), parts
+
+
+def _are_ids(partition: Any) -> bool:
+    return isinstance(partition, list | tuple) or hasattr(partition, "__array__")
+
+
+def as_model(given: Any) -> Any:
+    """A table with `name`, or the object: a factory, a class, or a module."""
+    if isinstance(given, str):
+        return {"name": given}
+    if not isinstance(given, Mapping):
+        try:
+            load_model_factory(given)
+        except ConfigError:
+            allowed = "must be a name, a table, a module of torch, or a function that makes one"
+            raise ConfigError("model", given, allowed) from None
+    return given
+
+
+def as_optimiser_setting(given: Any) -> Any:
+    """A table with `name`, or the object."""
+    if isinstance(given, str):
+        return {"name": given}
+    if not isinstance(given, Mapping):
+        try:
+            as_optimiser(given)
+        except ConfigError as error:
+            raise error.renamed("optimiser") from None
+    return given
+
+
+def as_faults(given: Any) -> Faults:
+    """Faults, of a table too."""
+    if isinstance(given, Faults):
+        return given
+    if not isinstance(given, Mapping):
+        raise ConfigError("faults", given, "must be fedcor.Faults, or a table of settings")
+    try:
+        return build_dataclass(Faults, given)
+    except ConfigError as error:
+        raise error.under("faults") from None
+
+
+def as_selectors(given: Any) -> dict[str, Mapping[str, Any] | Selector]:
+    """By name: a table of hyper-parameters, or a selector."""
+    if not isinstance(given, Mapping):
+        raise ConfigError("selectors", given, "must be a table of settings")
+    for name, options in given.items():
+        if isinstance(options, type) or not isinstance(options, Mapping | Selector):
+            allowed = "must be a table of settings, or a selector object"
+            raise ConfigError(f"selectors.{name}", options, allowed)
+    return dict(given)
+
+
+def describe_partition(partition: Partitioner) -> dict[str, Any]:
+    """As the table `[partition]` of a file, as far as a file can say it."""
+    if isinstance(partition, Partition):
+        return partition.describe()
+    return _as_table(partition, "kind")
+
+
+def describe_model(model: Any) -> dict[str, Any]:
+    """As the table `[model]` of a file, as far as a file can say it."""
+    if isinstance(model, Mapping):
+        return {**model}
+    return _as_table(model, "name")
+
+
+def describe_optimiser(optimiser: Any) -> dict[str, Any]:
+    """As the table `[optimiser]` of a file: of a built-in one, what is not its default."""
+    if isinstance(optimiser, Mapping):
+        return {**optimiser}
+    name, table = OPTIMISERS.name_of(optimiser), _as_table(optimiser, "name")
+    if name not in OPTIMISERS.built_in:
+        return table
+    default = describe(OPTIMISERS.built_in[name]())
+    changed = {k: v for k, v in table.items() if k != "name" and v != default[k]}
+    return {"name": name, **changed}
+
+
+def _as_table(given: Any, key: str) -> dict[str, Any]:
+    described = describe(given)
+    if isinstance(described, str):
+        return {key: described}
+    return {key if k == "class" else k: value for k, value in described.items()}

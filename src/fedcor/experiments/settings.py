@@ -1,0 +1,390 @@
+"""An experiment: one frozen dataclass, checked as a whole when it is made, before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedcor.checks import check_at_least, check_between, check_fraction, check_positive
+from fedcor.config import convert, plain_keywords
+from fedcor.data import Partitioner
+from fedcor.describe import describe
+from fedcor.errors import ConfigError
+from fedcor.experiments.given import (
+    OwnData,
+    as_data,
+    as_faults,
+    as_model,
+    as_optimiser_setting,
+    as_selectors,
+    describe_model,
+    describe_optimiser,
+    describe_partition,
+)
+from fedcor.faults import Faults
+from fedcor.model_options import MODEL_OPTIONS, check_model_options
+from fedcor.optimisers import Optimiser, as_optimiser, build_optimiser
+from fedcor.schedules import LearningRate, Schedule, as_schedule
+from fedcor.selectors import SELECTORS, build_selector, selector_name
+from fedcor.tasks import find_loss, find_metrics
+from fedcor.types import Selector, selector_traits
+
+__all__ = ["TABLES", "Experiment"]
+
+# The tables of a file, and of a record, that hold several keywords of an experiment each.
+TABLES = {
+    "data": ("holdout", "noisy_clients"),
+    "training": (
+        "rounds",
+        "clients_per_round",
+        "batch_size",
+        "local_steps",
+        "learning_rate",
+        "milestones",
+        "factor",
+        "weight_decay",
+        "device",
+        "loss",
+    ),
+}
+_LARGEST = 1e6  # of a learning rate, of its factor and of the weight decay
+_DEVICES = ("auto", "cpu", "cuda", "mps")
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("rounds", "clients_per_round", "batch_size", "local_steps"), int),
+    **dict.fromkeys(("factor", "weight_decay", "holdout", "noisy_clients"), float),
+    **dict.fromkeys(("name", "device"), str),
+    "milestones": tuple[int, ...],
+    "target_accuracy": float | None,
+}
+
+
+@plain_keywords
+@dataclass(frozen=True)
+class Experiment:
+    """Everything about an experiment except the seed.
+
+    What a file can name can be given as an object, too. An experiment that cannot work is refused
+    with a `ConfigError` when it is made.
+
+    Args:
+        data: `(x, y, x_test, y_test)`; a list of torch Datasets, one per client; a Hugging Face
+            Dataset; the name of a data set of `fedcor data list`; or the path of an .npz file.
+        partition: How the data is spread over the clients: `Dirichlet(clients=50)`, `Shards(...)`
+            or `IID(...)`; an array with the client id of each training sample; the name of the
+            column with client ids in a Hugging Face Dataset; a partitioner of flwr-datasets; an
+            object of your own with `split(labels, rng)`; or a table as in a file.
+        model: A module of torch; a function or class that makes one, called without arguments or
+            with the shape of a sample and the number of classes; "mlp", "cnn" or "logistic";
+            `module:factory`; or a table with `name` and options.
+        rounds: Rounds of a run.
+        clients_per_round: C, the number of clients that are chosen in each round. It may be left
+            out where the selector is an object, which knows it.
+        batch_size: B, samples per mini-batch.
+        local_steps: E, mini-batches per client and round.
+        learning_rate: Of local SGD: a number, a function of the round, an object with
+            `at(round)`, or `module:name` of one.
+        name: Names the experiment in folders and tables.
+        test_data: Test data, where `data` has none.
+        loss: A name, `module:function`, or a function `(outputs, targets)` that gives the loss of
+            each sample. None: cross entropy for labels, mean squared error for other numbers.
+        metrics: Further metrics of the test data: a name -> a function `(targets, outputs)` that
+            gives a number, or `module:function`.
+        milestones: Rounds at which the learning rate is multiplied by `factor`.
+        factor: See `milestones`.
+        weight_decay: Of local SGD.
+        device: "cpu", "cuda" or "mps"; "auto" takes an accelerator if there is one.
+        holdout: Share of each client's data, in [0, 1), that is kept out of training; the client's
+            loss is measured on it.
+        noisy_clients: Share of the clients, in [0, 1], whose labels are drawn at random.
+        optimiser: `FedAvg(...)`, `FedProx(...)`, an object of your own with `aggregate`; a name or
+            `module:Class`; or a table with `name` and options.
+        faults: Which faults are simulated.
+        selector: The selector that runs: an object such as `FedCor(10)`, a name, or `module:Class`.
+        selectors: Hyper-parameters of selectors, one table per name; those that are not given have
+            the selector's defaults. Or a label of your own -> a selector.
+        target_accuracy: For "rounds to target", in (0, 1].
+
+    Example:
+        >>> import fedcor
+        >>> experiment = fedcor.Experiment(
+        ...     "digits", fedcor.Dirichlet(20, minimum_size=3), "logistic", rounds=5,
+        ...     clients_per_round=4, batch_size=16, local_steps=5, learning_rate=0.05)
+        >>> experiment.partition.alpha, experiment.selector
+        (0.2, 'fedcor')
+    """
+
+    data: Any
+    partition: Any = None
+    model: Any = "mlp"
+    _: KW_ONLY
+    rounds: int
+    clients_per_round: int = 0
+    batch_size: int
+    local_steps: int
+    learning_rate: float | str | Callable[[int], float] | Schedule
+    name: str = "experiment"
+    test_data: Any = None
+    loss: str | Callable[..., Any] | None = None
+    metrics: Mapping[str, str | Callable[..., float]] = field(default_factory=dict)
+    milestones: tuple[int, ...] = ()
+    factor: float = 0.5
+    weight_decay: float = 0.0
+    device: str = "cpu"
+    holdout: float = 0.0
+    noisy_clients: float = 0.0
+    optimiser: Any = "fedavg"
+    faults: Faults = field(default_factory=Faults)
+    selector: str | Selector = "fedcor"
+    selectors: Mapping[str, Mapping[str, Any] | Selector] = field(default_factory=dict)
+    target_accuracy: float | None = None
+
+    def __post_init__(self) -> None:
+        for key, hint in _TYPES.items():
+            given = getattr(self, key)
+            given = given.item() if isinstance(given, np.generic) else given
+            self._set(key, convert(key, given, hint))
+        data, partition = as_data(self.data, self.test_data, self.partition)
+        self._set("data", data)
+        self._set("test_data", None)
+        self._set("partition", partition)
+        self._set("model", as_model(self.model))
+        self._set("optimiser", as_optimiser_setting(self.optimiser))
+        self._set("faults", as_faults(self.faults))
+        self._set("selectors", as_selectors(self.selectors))
+        self._take_selector()
+        self._check_numbers()
+        self._check_learning_rate()
+        self._check_own_keys()
+        self.build_optimiser()
+        self._check_selectors()
+        self._check_model()
+        if self.loss is not None:
+            find_loss(self.loss)
+        find_metrics(self.metrics)
+
+    def _set(self, key: str, value: Any) -> None:
+        object.__setattr__(self, key, value)
+
+    @property
+    def clients(self) -> int | None:
+        """N, the number of clients; None where only the data tells."""
+        clients: int | None = getattr(self.partition, "clients", None)
+        return clients
+
+    @property
+    def partitioner(self) -> Partitioner:
+        """What divides the training samples among the clients."""
+        partition: Partitioner = self.partition
+        return partition
+
+    @property
+    def selector_label(self) -> str:
+        """What the selector that runs is called in tables and folders."""
+        return str(self.selector)
+
+    def build_selector(self) -> Selector:
+        """The selector that runs, with its hyper-parameters."""
+        return self._build_selector(self.selector_label)
+
+    def build_optimiser(self) -> Optimiser:
+        """The federated optimiser, with its options."""
+        if not isinstance(self.optimiser, Mapping):
+            return as_optimiser(self.optimiser)
+        options = dict(self.optimiser)
+        name = options.pop("name", "fedavg")
+        with _errors_under("optimiser"):
+            return build_optimiser(name, options)
+
+    def build_schedule(self) -> Schedule:
+        """The learning rate in every round."""
+        if isinstance(self.learning_rate, float):
+            return LearningRate(self.learning_rate, self.milestones, self.factor)
+        return as_schedule(self.learning_rate)
+
+    def with_selector(self, selector: str | Selector, label: str | None = None) -> Experiment:
+        """The same experiment with another selector.
+
+        Args:
+            selector: An object, a name, or `module:Class`.
+            label: What an object is called in tables and folders; its class unless it is given.
+        """
+        if label is None or isinstance(selector, str):
+            return dataclasses.replace(self, selector=selector)
+        return dataclasses.replace(
+            self,
+            clients_per_round=self.clients_per_round or _chosen_by(selector) or 0,
+            selector=label,
+            selectors={**self.selectors, label: selector},
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Every setting as plain values, in the tables of a file, as a record keeps them.
+
+        Of the selectors, it has the one that runs, with all its hyper-parameters. What is newer
+        than the first records is there only where it is used, so that older runs can be resumed and
+        compared.
+        """
+        data = self.data.describe() if isinstance(self.data, OwnData) else {"name": self.data}
+        data["holdout"] = self.holdout
+        if self.noisy_clients:
+            data["noisy_clients"] = self.noisy_clients
+        training = {key: describe(getattr(self, key)) for key in TABLES["training"]}
+        if self.loss is None:
+            del training["loss"]
+        settings = {
+            "name": self.name,
+            "data": data,
+            "partition": describe_partition(self.partition),
+            "model": describe_model(self.model),
+            "training": training,
+            "optimiser": describe_optimiser(self.optimiser),
+            "faults": dataclasses.asdict(self.faults),
+            "selector": self.selector,
+            "selectors": {self.selector: self._describe_selector()},
+            "target_accuracy": self.target_accuracy,
+        }
+        return {**settings, "metrics": describe(self.metrics)} if self.metrics else settings
+
+    def _describe_selector(self) -> dict[str, Any]:
+        selector = self.build_selector()
+        name, described = selector_name(selector), describe(selector)
+        if name == self.selector:
+            del described["class"]
+            return dict(described)
+        return {**described, "class": name}
+
+    def _take_selector(self) -> None:
+        """A selector that is an object is kept under its name, as tables of settings are."""
+        if isinstance(self.selector, str):
+            return
+        SELECTORS.check(self.selector)
+        label = selector_name(self.selector)
+        if not self.clients_per_round:
+            self._set("clients_per_round", _chosen_by(self.selector) or 0)
+        self._set("selectors", {**self.selectors, label: self.selector})
+        self._set("selector", label)
+
+    def _build_selector(self, name: str) -> Selector:
+        options = self.selectors.get(name)
+        if options is not None and not isinstance(options, Mapping):
+            return options
+        if not self.clients_per_round:
+            allowed = "must be given, or a selector object that knows it, such as FedCor(10)"
+            raise ConfigError("clients_per_round", None, allowed)
+        try:
+            return build_selector(name, self.clients_per_round, options)
+        except ConfigError as error:
+            if error.key == "selector":
+                raise
+            raise error.under(f"selectors.{name}") from None
+
+    def _check_numbers(self) -> None:
+        for key in ("rounds", "batch_size", "local_steps"):
+            check_at_least(key, getattr(self, key), 1)
+        check_at_least("clients_per_round", self.clients_per_round, 0)
+        check_positive("factor", self.factor)
+        for key in ("factor", "weight_decay"):
+            check_between(key, getattr(self, key), 0.0, _LARGEST)
+        if self.device.partition(":")[0] not in _DEVICES:
+            raise ConfigError("device", self.device, f"must be one of {', '.join(_DEVICES)}")
+        check_fraction("holdout", self.holdout, closed=True)
+        if self.holdout == 1.0:
+            raise ConfigError("holdout", self.holdout, "must be below 1, to leave training data")
+        check_fraction("noisy_clients", self.noisy_clients, closed=True)
+
+    def _check_learning_rate(self) -> None:
+        given: Any = self.learning_rate
+        given = given.item() if isinstance(given, np.generic) else given
+        if isinstance(given, int | float) and not isinstance(given, bool):
+            self._set("learning_rate", float(given))
+            check_positive("learning_rate", self.learning_rate)
+            check_between("learning_rate", self.learning_rate, 0.0, _LARGEST)
+            return
+        if self.milestones:
+            allowed = "go with a learning rate that is a number; yours is a schedule of its own"
+            raise ConfigError("milestones", self.milestones, allowed)
+        schedule = as_schedule(given)
+        for round in {0, self.rounds - 1}:
+            schedule.at(round)
+
+    def _check_own_keys(self) -> None:
+        if self.clients is not None and self.clients_per_round > self.clients:
+            allowed = f"must be at most partition.clients = {self.clients}"
+            raise ConfigError("clients_per_round", self.clients_per_round, allowed)
+        if not self.name.strip(". ") or any(mark in self.name for mark in "/\\:"):
+            raise ConfigError("name", self.name, "must be a plain name: it names a folder")
+        if self.target_accuracy is not None:
+            check_fraction("target_accuracy", self.target_accuracy, closed=True)
+            check_positive("target_accuracy", self.target_accuracy)
+
+    def _check_selectors(self) -> None:
+        """All tables of selectors: a misspelt key is refused even if another selector runs."""
+        _check_finite({"selectors": {k: v for k, v in self.selectors.items() if _is_table(v)}})
+        for name, options in self.selectors.items():
+            if isinstance(options, Mapping) and "clients_per_round" in options:
+                key, given = f"selectors.{name}.clients_per_round", options["clients_per_round"]
+                raise ConfigError(key, given, "is set for all by clients_per_round")
+        if not self.clients_per_round:
+            return
+        for name in {**self.selectors, self.selector_label: None}:
+            chosen = _chosen_by(self._build_selector(name))
+            if chosen is not None and chosen != self.clients_per_round:
+                raise ConfigError(
+                    "selector",
+                    name,
+                    f"chooses {chosen} clients per round, but the experiment has "
+                    f"clients_per_round = {self.clients_per_round}: make them equal",
+                )
+        candidates = selector_traits(self.build_selector()).candidates
+        if candidates is not None and self.clients is not None and candidates > self.clients:
+            allowed = f"must be at most {self.clients} clients"
+            raise ConfigError(f"selectors.{self.selector}.candidates", candidates, allowed)
+
+    def _check_model(self) -> None:
+        _check_finite({"optimiser": self.optimiser if _is_table(self.optimiser) else {}})
+        if not isinstance(self.model, Mapping):
+            return
+        _check_finite({"model": self.model})
+        options = dict(self.model)
+        name = options.pop("name", None)
+        if not isinstance(name, str):
+            allowed = f"must be given: {', '.join(MODEL_OPTIONS)}, or module:factory"
+            raise ConfigError("model.name", name, allowed)
+        with _errors_under("model"):
+            check_model_options(name, options)
+
+
+def _chosen_by(selector: Selector) -> int | None:
+    """How many clients a selector chooses; None if it does not say."""
+    chosen = selector_traits(selector).clients_per_round
+    return None if chosen is None else int(chosen)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+@contextmanager
+def _errors_under(table: str) -> Iterator[None]:
+    """A ConfigError raised within names its key inside `table`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise error.under(table) from None
+
+
+def _check_finite(settings: Any, path: str = "") -> None:
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            _check_finite(value, f"{path}.{key}".removeprefix("."))
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            _check_finite(value, path)
+    elif isinstance(settings, float) and not math.isfinite(settings):
+        raise ConfigError(path, settings, "must be a finite number")

@@ -1,0 +1,116 @@
+"""Records and summaries as pandas frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedcor.errors import MissingExtraError
+from fedcor.record import RunRecord
+from fedcor.report.estimates import Estimate
+from fedcor.report.pairs import difference
+from fedcor.report.ranking import ranking
+from fedcor.report.summary import ExperimentSummary, Summary
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["difference_frame", "rounds_frame", "summary_frame"]
+
+_TEXTS = ("experiment", "selector", "selected", "participated")
+_COUNTS = ("seed", "round", "bytes_down", "bytes_up", "bytes", "probed", "refused")
+_COLUMNS = (
+    *("experiment", "selector", "seed", "round", "accuracy", "loss", "learning_rate"),
+    *("bytes_down", "bytes_up", "bytes", "probed", "refused", "selected", "participated"),
+    "seconds",
+)
+
+
+def rounds_frame(runs: Sequence[RunRecord]) -> pd.DataFrame:
+    """A row per round; see `fedcor.results.Result.to_frame`."""
+    pandas = _pandas()
+    rows = [row for run in runs for row in _rows(run)]
+    columns = dict.fromkeys([*_COLUMNS, *(key for row in rows for key in row)])
+    frame = pandas.DataFrame(rows, columns=list(columns))
+    numbers = [c for c in frame.columns if c not in _TEXTS and c not in _COUNTS]
+    return frame.astype(dict.fromkeys(numbers, float))
+
+
+def summary_frame(summary: Summary) -> pd.DataFrame:
+    """A row per selector, best first; see `fedcor.results.Result.summary`."""
+    pandas = _pandas()
+    rows: dict[Any, dict[tuple[str, str], float]] = {}
+    several = len(summary.experiments) > 1
+    for experiment in summary.experiments:
+        for name in ranking(experiment):
+            rows[(experiment.name, name) if several else name] = {
+                (key, part): value
+                for key, estimate in experiment.selector(name).estimates.items()
+                for part, value in _parts(estimate).items()
+            }
+    frame = pandas.DataFrame.from_dict(rows, orient="index", dtype=float)
+    counts = [column for column in frame.columns if column[1] == "n"]
+    frame[counts] = frame[counts].fillna(0)  # a metric that another experiment has
+    frame = frame.astype(dict.fromkeys(counts, int))
+    frame.columns = pandas.MultiIndex.from_tuples(frame.columns, names=["metric", ""])
+    frame.index = (
+        pandas.MultiIndex.from_tuples(list(rows), names=["experiment", "selector"])
+        if several
+        else pandas.Index(list(rows), name="selector")
+    )
+    return frame
+
+
+def difference_frame(experiment: ExperimentSummary, a: str, b: str) -> pd.DataFrame:
+    """`a` minus `b`, a row per metric; see `fedcor.results.Result.difference`."""
+    rows = {}
+    for metric in experiment.metrics:
+        found = difference(metric, experiment.curves[a], experiment.curves[b])
+        rows[metric.key] = {**_parts(found.estimate), "verdict": found.verdict}
+    frame = _pandas().DataFrame.from_dict(rows, orient="index")
+    frame.index.name = "metric"
+    return frame.astype(dict.fromkeys(("mean", "low", "high"), float))
+
+
+def _rows(run: RunRecord) -> Iterator[dict[str, Any]]:
+    """A run's rounds as rows of a frame."""
+    header, total = run.header, 0
+    for entry in run.rounds:
+        total += entry["bytes_down"] + entry["bytes_up"]
+        row = {
+            "experiment": str(header["experiment"]),
+            "selector": str(header["selector"]),
+            "seed": int(header["seed"]),
+            "round": entry["round"],
+            "accuracy": entry.get("test_accuracy"),
+            "loss": entry.get("test_loss"),
+            "learning_rate": entry.get("learning_rate"),
+            "bytes_down": entry["bytes_down"],
+            "bytes_up": entry["bytes_up"],
+            "bytes": total,
+            "probed": entry.get("probed", 0),
+            "refused": entry.get("refused", 0),
+            "selected": tuple(entry.get("selected", ())),
+            "participated": tuple(entry.get("participated", ())),
+            "seconds": entry.get("seconds"),
+        }
+        own: Mapping[str, float | None] = entry.get("metrics") or {}
+        # One that is named as a column keeps its value under a name of its own.
+        yield row | {f"metric_{k}" if k in row else k: value for k, value in own.items()}
+
+
+def _parts(estimate: Estimate) -> dict[str, Any]:
+    return {
+        "mean": estimate.mean,
+        "low": estimate.low,
+        "high": estimate.high,
+        "n": estimate.n,
+    }
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtraError("pandas", "plot") from error
+    return pandas

@@ -1,0 +1,60 @@
+"""Names of runs in messages, and short names of selectors for columns that are narrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.cells import cell_len, set_cell_size
+
+from fedcor.record import RunRecord
+
+__all__ = ["NAME_WIDTH", "clean", "run_name", "short_names"]
+
+NAME_WIDTH = 18
+
+
+def short_names(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]:
+    """Each name in at most `width` columns, no two alike.
+
+    Of `module:Class` the class is kept; what is still too long is cut in the middle.
+
+    Example:
+        >>> short_names(["random", "my_package.selectors:LongestUnseen"])
+        {'random': 'random', 'my_package.selectors:LongestUnseen': 'LongestUnseen'}
+    """
+    taken: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        whole = clean(name)
+        short = whole if cell_len(whole) <= width else _cut(whole.rpartition(":")[2], width)
+        number = 2
+        while short in taken.values():
+            ending = f"~{number}"
+            short = _cut(whole.rpartition(":")[2], width - len(ending)) + ending
+            number += 1
+        taken[name] = short
+    return taken
+
+
+def run_name(run: RunRecord) -> str:
+    """Where a run is; one that lives in memory is called by what it ran."""
+    if run.path is not None:
+        return str(run.path)
+    header = run.header
+    parts = (header.get(key) for key in ("experiment", "selector"))
+    return f"the run of {', '.join(map(str, parts))}, seed {header.get('seed')}"
+
+
+def clean(text: str) -> str:
+    """The text on one line: characters that a terminal would act on become `?`."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _cut(text: str, width: int) -> str:
+    """The beginning and the end, if the whole is too long: the end is often what differs."""
+    if cell_len(text) <= width:
+        return text
+    last = (width - 2) // 2
+    end = text[-last:] if last > 0 else ""
+    while cell_len(end) > last:
+        end = end[1:]
+    return set_cell_size(text, width - 2 - last).rstrip() + ".." + end

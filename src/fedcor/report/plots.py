@@ -1,0 +1,168 @@
+"""Plots of one's own runs: a measure against rounds, bytes or seconds, with bands over seeds."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcor.checks import check_at_least, check_one_of
+from fedcor.errors import ConfigError
+from fedcor.files import write_whole
+from fedcor.report.names import short_names
+from fedcor.report.numbers import percent
+from fedcor.report.ranking import ranking
+from fedcor.report.seed_means import SeedMeans, seed_means
+from fedcor.report.style import Axes, Figure, line_style, write_caption
+from fedcor.report.summary import ExperimentSummary
+
+__all__ = ["Plot", "check_format", "plot_experiment", "save_plot"]
+
+LABELS = {"rounds": "communication round", "bytes": "down and up", "seconds": "seconds"}
+FORMATS = ("png", "svg", "pdf")
+MOST_SMOOTHED = 10  # rounds
+_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+class Plot(Figure):
+    """A matplotlib figure that a notebook shows as it is, whether or not pyplot is in use."""
+
+    def _repr_png_(self) -> bytes:
+        content = io.BytesIO()
+        self.savefig(content, format="png", dpi=110)
+        return content.getvalue()
+
+
+def plot_experiment(
+    experiment: ExperimentSummary,
+    xs: Sequence[str] = ("rounds", "bytes"),
+    smooth: int | None = None,
+) -> Plot:
+    """A panel for each of `xs`, one curve per selector: the mean over seeds, with a band from the
+    lowest to the highest seed.
+
+    Args:
+        experiment: as `summarise` gives it
+        xs: what the measure is drawn against: `rounds`, `bytes` or `seconds`
+        smooth: rounds in each point, itself and those before it; None for a twentieth of the
+            rounds, at most 10
+    """
+    for x in xs:
+        check_one_of("x", x, LABELS)
+    names = short_names((s.name for s in experiment.selectors), 24)
+    # A panel is 3.6 inches wide, and the legend as wide as its longest name.
+    legend = 0.7 + 0.075 * max(map(len, names.values()))
+    figure = Plot(figsize=(3.6 * len(xs) + legend, 3.2), layout="constrained")
+    axes = [figure.add_subplot(1, len(xs), place + 1) for place in range(len(xs))]
+    window = _window(experiment) if smooth is None else smooth
+    check_at_least("smooth", window, 1)
+    means = {
+        name: seed_means(experiment.curves[name], experiment.measure, window)
+        for name in ranking(experiment)
+    }
+    for ax, x in zip(axes, xs, strict=True):
+        _draw(ax, experiment, means, names, x)
+    axes[0].set_ylabel(_measure_label(experiment))
+    handles, labels = axes[0].get_legend_handles_labels()
+    if handles:
+        # Outside, where it hides no curve.
+        figure.legend(handles, labels, fontsize=8, loc="outside right center", frameon=False)
+    write_caption(figure, _caption(experiment, means, window))
+    return figure
+
+
+def check_format(path: Path) -> str:
+    """The format that the end of a file's name stands for; another is refused."""
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in FORMATS:
+        endings = ", ".join(f".{name}" for name in FORMATS)
+        raise ConfigError("plot", str(path), f"must end in one of {endings}")
+    return kind
+
+
+def save_plot(figure: Figure, path: Path) -> None:
+    """Write a figure as a whole; the end of the name says in which format.
+
+    Args:
+        figure: as `plot_experiment` gives it
+        path: a `.png`, `.svg` or `.pdf`
+    """
+    kind = check_format(path)
+    content = io.BytesIO()
+    options: dict[str, Any] = {"dpi": 160} if kind == "png" else {}
+    figure.savefig(content, format=kind, **options)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, content.getvalue())
+
+
+def _draw(
+    ax: Axes,
+    experiment: ExperimentSummary,
+    means: dict[str, SeedMeans],
+    names: dict[str, str],
+    x: str,
+) -> None:
+    """One panel."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25, linewidth=0.6)
+    scale, unit = 1.0, ""
+    if x == "bytes":
+        most = max((float(mean.bytes[-1]) for mean in means.values() if mean.seeds), default=0.0)
+        scale, unit = next((pair for pair in _UNITS if most >= pair[0]), (1.0, "bytes"))
+    for place, (name, mean) in enumerate(means.items()):
+        across = {
+            "rounds": np.arange(1, len(mean.mean) + 1),
+            "bytes": mean.bytes / scale,
+            "seconds": mean.seconds,
+        }[x]
+        known = np.isfinite(mean.mean)  # rounds that were not measured are bridged
+        look = line_style(name, place)
+        few: dict[str, Any] = {"marker": "o", "markersize": 3} if known.sum() < 3 else {}
+        ax.plot(across[known], mean.mean[known], label=names[name], linewidth=1.5, **few, **look)
+        ax.fill_between(
+            across[known],
+            mean.low[known],
+            mean.high[known],
+            color=look["color"],
+            alpha=0.15,
+            linewidth=0,
+        )
+    if experiment.target is not None:
+        ax.axhline(experiment.target, color="grey", linewidth=0.8)
+        ax.text(
+            0.99,
+            experiment.target,
+            f"target {percent(experiment.target)}",
+            va="top",
+            ha="right",
+            fontsize=7,
+            color="grey",
+            transform=ax.get_yaxis_transform(),
+        )
+    ax.set_xlabel(f"{unit} {LABELS[x]}".strip())
+
+
+def _window(experiment: ExperimentSummary) -> int:
+    rounds = max(run.rounds_done for s in experiment.selectors for run in s.runs)
+    return min(max(rounds // 20, 1), MOST_SMOOTHED)
+
+
+def _measure_label(experiment: ExperimentSummary) -> str:
+    known = ("accuracy", "loss")
+    return f"test {experiment.measure}" if experiment.measure in known else experiment.measure
+
+
+def _caption(experiment: ExperimentSummary, means: dict[str, SeedMeans], window: int) -> str:
+    counts = sorted({mean.seeds for mean in means.values()})
+    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    parts = [experiment.name, f"mean over {seeds} {'seed' if seeds == '1' else 'seeds'}"]
+    if counts[-1] > 1:
+        parts.append("band: lowest to highest seed")
+    if window > 1:
+        parts.append(f"each point: mean of the last {window} rounds")
+    if any(not run.finished for s in experiment.selectors for run in s.runs):
+        parts.append("not finished: up to the round that all seeds have")
+    return "; ".join(parts)

@@ -1,0 +1,231 @@
+"""The results of one or many runs, finished or not: a verdict, frames, plots."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from fedcor.errors import FedcorError, RecordError, suggest
+from fedcor.record import RunRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from fedcor.report.summary import ExperimentSummary, Summary
+
+__all__ = ["Result"]
+
+
+class Result:
+    """Runs, and what they say: shows itself as a verdict and a table.
+
+    Runs may be finished or still running, on disk or in memory, of one experiment or of several.
+
+    Attributes:
+        runs: The records, in the order given.
+        baseline: The selector that the others are compared with; None for `random` if it is there,
+            else the first.
+
+    Example:
+        result = Result(read_runs(Path("runs/demo")))
+        result                                    # verdict and table, in a notebook too
+        result.to_frame().groupby("selector")["accuracy"].max()
+        result.difference("fedcor", "random")
+        result.plot(x="bytes").savefig("bytes.png")
+    """
+
+    def __init__(self, runs: Sequence[RunRecord], baseline: str | None = None) -> None:
+        self.runs = tuple(runs)
+        self.baseline = baseline
+        if not self.runs:
+            raise RecordError("there are no runs: name a folder that holds some, or run some first")
+        if baseline is not None:
+            self._check_selector("baseline", baseline)
+
+    # --- what there is ----------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __iter__(self) -> Iterator[RunRecord]:
+        return iter(self.runs)
+
+    @property
+    def experiments(self) -> tuple[str, ...]:
+        """Names of the experiments, in the order of the runs."""
+        return self._distinct("experiment")
+
+    @property
+    def selectors(self) -> tuple[str, ...]:
+        """Names of the selectors, in the order of the runs."""
+        return self._distinct("selector")
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds, sorted."""
+        return tuple(sorted({int(run.header["seed"]) for run in self.runs}))
+
+    @property
+    def finished(self) -> bool:
+        """Whether every run has all its rounds."""
+        return all(
+            len(run.rounds) >= int(run.header["config"]["training"]["rounds"]) for run in self.runs
+        )
+
+    def only(self, experiment: str) -> Result:
+        """The runs of one of several experiments.
+
+        Args:
+            experiment: Its name.
+        """
+        if experiment not in self.experiments:
+            known = ", ".join(self.experiments)
+            hint = suggest(experiment, self.experiments) or f"there is {known}"
+            raise RecordError(f'no run of the experiment "{experiment}": {hint}')
+        runs = [run for run in self.runs if str(run.header["experiment"]) == experiment]
+        return Result(runs, self.baseline)
+
+    # --- what it says -----------------------------------------------------------------------------
+
+    @property
+    def verdict(self) -> str:
+        """Who is best, by how much and how surely, in one or two sentences."""
+        from fedcor.report.verdict import verdict
+
+        return verdict(self._summary)
+
+    @property
+    def best(self) -> str:
+        """The selector with the best mean accuracy over rounds; without accuracy, loss.
+
+        It need not be clearly better than the others: `verdict` tells.
+        """
+        from fedcor.report.ranking import ranking
+
+        return ranking(self._experiment())[0]
+
+    def __repr__(self) -> str:
+        from fedcor.report.screen import screen_text
+
+        try:
+            return screen_text(self._summary, curve=False)
+        except FedcorError as error:
+            return f"{self._inventory}. {_sentence(error)}"
+
+    def _repr_html_(self) -> str:
+        from fedcor.report.markup import to_html
+
+        try:
+            return to_html(self._summary)
+        except FedcorError as error:
+            return f"<p>{html.escape(f'{self._inventory}. {_sentence(error)}')}</p>"
+
+    # --- frames -----------------------------------------------------------------------------------
+
+    def to_frame(self) -> pd.DataFrame:
+        """Every round of every run as a row of a tidy pandas frame.
+
+        Its columns: experiment, selector, seed, round (from 0), accuracy, loss, learning_rate,
+        bytes_down, bytes_up, bytes (down and up, of all rounds so far), probed, refused, selected
+        and participated (tuples of clients), seconds, and one for each further metric. NaN where a
+        round has no value.
+        """
+        from fedcor.report.frames import rounds_frame
+
+        return rounds_frame(self.runs)
+
+    def summary(self, metric: str | None = None) -> pd.DataFrame:
+        """Each selector over its seeds: a row per selector, best first.
+
+        Its columns have two levels: the metric (`mean_accuracy`, `rounds_to_target`, ...), and
+        `mean`, `low` and `high` (its 95 % interval) and `n` (seeds with a value). With several
+        experiments, rows are named by experiment and selector.
+
+        Args:
+            metric: What to judge by: `accuracy`, `loss`, or a further metric of the runs; None for
+                accuracy, or loss without it.
+
+        Example:
+            result.summary()["mean_accuracy"]
+            result.summary().loc["fedcor", ("mean_accuracy", "low")]
+        """
+        from fedcor.report.frames import summary_frame
+
+        return summary_frame(self._summarise(metric))
+
+    def difference(self, a: str, b: str | None = None, metric: str | None = None) -> pd.DataFrame:
+        """`a` minus `b`, paired seed by seed: a row per metric.
+
+        Its columns: `mean`, `low` and `high` (its 95 % interval), `n` (seeds that both have), and
+        `verdict`: whether `a` is better, worse, unclear (the interval holds zero) or equal.
+
+        Args:
+            a: Name of a selector.
+            b: Name of another; None for the baseline.
+            metric: As in `summary`.
+        """
+        from fedcor.report.frames import difference_frame
+
+        experiment = self._experiment(metric)
+        b = experiment.baseline if b is None else b
+        for parameter, name in (("a", a), ("b", b)):
+            self._check_selector(parameter, name)
+        return difference_frame(experiment, a, b)
+
+    # --- plots ------------------------------------------------------------------------------------
+
+    def plot(
+        self, x: str = "rounds", metric: str | None = None, smooth: int | None = None
+    ) -> Figure:
+        """A matplotlib figure: one curve per selector, with a band from the lowest to the highest
+        seed. A notebook shows it; `plot().savefig("curves.png")` writes it.
+
+        Args:
+            x: What to draw against: `rounds`, `bytes` (down and up) or `seconds`.
+            metric: What to draw, as in `summary`.
+            smooth: Rounds in each point, itself and those before it; None for a twentieth of the
+                rounds, at most 10.
+        """
+        from fedcor.report.plots import plot_experiment
+
+        return plot_experiment(self._experiment(metric), [x], smooth)
+
+    # --- within -----------------------------------------------------------------------------------
+
+    @cached_property
+    def _summary(self) -> Summary:
+        return self._summarise(None)
+
+    def _summarise(self, metric: str | None) -> Summary:
+        from fedcor.report.summary import summarise
+
+        return summarise(self.runs, self.baseline, metric)
+
+    def _experiment(self, metric: str | None = None) -> ExperimentSummary:
+        """The summary of the only experiment."""
+        if len(self.experiments) > 1:
+            known = ", ".join(self.experiments)
+            raise RecordError(f"there are several experiments: choose one of {known} with `only`")
+        summary = self._summary if metric is None else self._summarise(metric)
+        return summary.experiments[0]
+
+    def _distinct(self, key: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(str(run.header[key]) for run in self.runs))
+
+    def _check_selector(self, parameter: str, name: str) -> None:
+        if name not in self.selectors:
+            hint = suggest(name, self.selectors) or f"there is {', '.join(self.selectors)}"
+            raise RecordError(f'{parameter} = "{name}": no run has this selector ({hint})')
+
+    @property
+    def _inventory(self) -> str:
+        runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
+        return f"{runs} of {', '.join(self.experiments)} with {', '.join(self.selectors)}"
+
+
+def _sentence(error: FedcorError) -> str:
+    text = str(error)
+    return f"{text[0].upper()}{text[1:]}."

@@ -1,0 +1,224 @@
+"""What a model is trained for and measured by: the loss, the accuracy, a user's metrics.
+
+A *loss* gives one number per sample, so that the loss of every client can be read from one pass
+over all data. It is named, or it is a function `loss(outputs, targets) -> (n,)` of torch tensors:
+
+    cross_entropy   for labels 0 .. K-1; outputs are (n, K) scores
+    mse             for numbers; the mean squared error over a sample's targets
+
+A *metric* is a function `metric(targets, outputs) -> float` of NumPy arrays, called once per round
+with the whole test set. In regression, outputs have the shape of the targets, so scikit-learn's
+`r2_score` is a metric as it is.
+
+A package registers its own under a name with an entry point in its pyproject.toml, in the group
+`fedcor.losses` or `fedcor.metrics`. Settings are checked before anything is trained, so torch is
+imported only when a loss is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from fedcor.errors import ConfigError, FedcorError, suggest
+from fedcor.plugins import load_object
+from fedcor.types import Array
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["LOSSES", "Loss", "Metric", "Task", "build_task", "find_loss", "find_metrics"]
+
+Loss: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"  # (outputs, targets) -> (n,)
+Metric: TypeAlias = Callable[[Array, Array], float]  # (targets, outputs)
+
+LOSSES = ("cross_entropy", "mse")
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    from torch.nn import functional
+
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    squares = (outputs - targets) ** 2
+    return squares if squares.dim() == 1 else squares.flatten(1).mean(dim=1)
+
+
+_BUILT_IN: dict[str, Loss] = {"cross_entropy": _cross_entropy, "mse": _squared_error}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A loss and metrics, for data of one kind. `build_task` makes one.
+
+    Args:
+        loss: The loss of each sample.
+        classes: Number of classes; None for regression.
+        metrics: Further metrics of the test data by name.
+
+    Example:
+        >>> import torch
+        >>> task = build_task("mse", classes=None)
+        >>> task.losses(torch.tensor([[1.0], [2.0]]), torch.tensor([1.0, 4.0]))
+        tensor([0., 4.])
+    """
+
+    loss: Loss
+    classes: int | None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+    @property
+    def is_cross_entropy(self) -> bool:
+        """Whether the loss is the built-in one, whose gradient a trainer may have by hand."""
+        return self.loss is _cross_entropy
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """(n,) the loss of each sample. Raises FedcorError for a loss of another shape."""
+        outputs = self.shaped(outputs, targets)
+        self.check_shape(outputs, targets)
+        losses = self.loss(outputs, targets)
+        shape = getattr(losses, "shape", None)
+        if shape != targets.shape[:1]:
+            got = type(losses).__name__ if shape is None else f"the shape {tuple(shape)}"
+            raise FedcorError(
+                f"the loss must give one number per sample, so the shape ({len(targets)},), but "
+                f'gave {got}; a loss of torch does so with reduction="none"'
+            )
+        return losses
+
+    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """() the mean loss of a batch, to differentiate."""
+        if self.is_cross_entropy:  # in one step: a mean of the losses may differ in its last bit
+            from torch.nn import functional
+
+            return functional.cross_entropy(outputs, targets)
+        return self.losses(outputs, targets).mean()
+
+    def predictions(self, outputs: Tensor) -> Tensor | None:
+        """(n,) the class that each sample is given; None unless outputs are (n, classes) scores."""
+        if self.classes is None or outputs.dim() != 2 or outputs.shape[1] != self.classes:
+            return None
+        return outputs.argmax(dim=1)
+
+    def shaped(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The outputs; in regression, (n, 1) outputs of (n,) targets become (n,)."""
+        if self.classes is None and outputs.shape == (*targets.shape, 1):
+            return outputs.squeeze(-1)
+        return outputs
+
+    def check_shape(self, outputs: Tensor, targets: Tensor) -> None:
+        """Raises FedcorError unless a built-in loss can take outputs of this shape.
+
+        Without it, torch would broadcast, or fail on a label that is larger than the last score.
+        """
+        wanted = tuple(targets.shape)
+        if self.is_cross_entropy:
+            wanted = (len(targets), self.classes or 0)
+        elif self.loss is not _squared_error:
+            return
+        if tuple(self.shaped(outputs, targets).shape) != wanted:
+            raise FedcorError(
+                f"the model must give outputs of shape {wanted} for {len(targets)} samples, but "
+                f"gave {tuple(outputs.shape)}"
+            )
+
+    def measure(self, targets: Array, outputs: Array) -> dict[str, float]:
+        """Each metric of the test data. Raises FedcorError for one that fails."""
+        return {name: _measured(name, m, targets, outputs) for name, m in self.metrics.items()}
+
+
+def _measured(name: str, metric: Metric, targets: Array, outputs: Array) -> float:
+    try:
+        value = metric(targets, outputs)
+    except Exception as error:  # a user's metric may fail in any way
+        cause = f"{type(error).__name__}: {error}"
+        raise FedcorError(
+            f"the metric {name} failed on targets of shape {targets.shape} and outputs of shape "
+            f"{outputs.shape}: {cause}"
+        ) from error
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise FedcorError(
+            f"the metric {name} must give a number, but gave a {type(value).__name__}"
+        ) from error
+
+
+def build_task(
+    loss: str | Loss | None = None,
+    metrics: Mapping[str, str | Metric] | None = None,
+    *,
+    classes: int | None,
+) -> Task:
+    """The task of a user's loss and metrics on data with `classes`.
+
+    Args:
+        loss: A name of `LOSSES` or of an entry point, `module:function`, or a function
+            `(outputs, targets) -> (n,)`. None: cross entropy for labels, else mean squared error.
+        metrics: name -> a function `(targets, outputs) -> float`, `module:function`, or the name of
+            an entry point.
+        classes: Number of classes; None for regression.
+
+    Raises:
+        ConfigError: There is no such loss or metric, or the loss does not fit the data.
+
+    Example:
+        >>> build_task(classes=10).is_cross_entropy
+        True
+    """
+    if loss is None:
+        loss = "mse" if classes is None else "cross_entropy"
+    found = find_loss(loss)
+    if classes is None and found is _cross_entropy:
+        allowed = "needs labels, which are whole numbers or texts, but the targets are floats"
+        raise ConfigError("loss", loss, allowed)
+    if classes is not None and found is _squared_error:
+        allowed = "needs targets of type float, but they are labels: give y.astype(float)"
+        raise ConfigError("loss", loss, allowed)
+    return Task(found, classes, find_metrics(metrics or {}))
+
+
+def find_loss(loss: str | Loss) -> Loss:
+    """The loss as a function. Raises ConfigError about `loss` if there is none such."""
+    if isinstance(loss, str) and loss in _BUILT_IN:
+        return _BUILT_IN[loss]
+    found: Loss = _function("loss", loss, "fedcor.losses", LOSSES)
+    return found
+
+
+def find_metrics(metrics: Mapping[str, str | Metric]) -> dict[str, Metric]:
+    """The metrics as functions. Raises ConfigError about `metrics` if there is none such.
+
+    Example:
+        >>> list(find_metrics({"r2": "sklearn.metrics:r2_score"}))
+        ['r2']
+    """
+    if not hasattr(metrics, "items"):
+        allowed = 'must be a dictionary of names and functions, such as {"f1": macro_f1}'
+        raise ConfigError("metrics", metrics, allowed)
+    return {
+        str(name): _function(f"metrics.{name}", metric, "fedcor.metrics")
+        for name, metric in metrics.items()
+    }
+
+
+def _function(key: str, given: Any, group: str, built_in: tuple[str, ...] = ()) -> Any:
+    """The function that `given` is, or names."""
+    if isinstance(given, str):
+        points = entry_points(group=group, name=given)
+        if points:
+            given = next(iter(points)).value
+        elif ":" not in given:
+            names = [*built_in, *sorted(point.name for point in entry_points(group=group))]
+            known = f"must be one of {', '.join(names)}, or " if names else "must be "
+            raise ConfigError(key, given, f"{known}module:function", suggest(given, names))
+        found = load_object(given, key)
+    else:
+        found = given
+    if not callable(found):
+        raise ConfigError(key, given, "must be a function, or name one as module:function")
+    return found

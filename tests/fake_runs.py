@@ -1,0 +1,61 @@
+"""Records of runs that never ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedcor.record import RunRecord
+
+
+def fake_run(
+    accuracy: Sequence[float | None],
+    selector: str = "random",
+    seed: int = 1,
+    *,
+    target: float | None = 0.5,
+    planned: int | None = None,
+    experiment: str = "toy",
+    down: int = 100,
+    up: int = 10,
+    loss: Sequence[float | None] | None = None,
+    metrics: Mapping[str, Sequence[float | None]] | None = None,
+    versions: Mapping[str, str] | None = None,
+) -> RunRecord:
+    """A run in memory with these accuracies."""
+    config = {
+        "training": {"rounds": len(accuracy) if planned is None else planned},
+        "target_accuracy": target,
+    }
+    header: dict[str, Any] = {
+        "kind": "header",
+        "experiment": experiment,
+        "selector": selector,
+        "seed": seed,
+        "config": config,
+        "versions": versions or {},
+    }
+    rows = []
+    for t, value in enumerate(accuracy):
+        row: dict[str, Any] = {
+            "round": t,
+            "selected": [t % 3, 3],
+            "participated": [3],
+            "test_accuracy": value,
+            "test_loss": 1.0 if loss is None else loss[t],
+            "learning_rate": 0.1,
+            "probed": 2,
+            "refused": 0,
+            "bytes_down": down,
+            "bytes_up": up,
+            "seconds": 0.5,
+        }
+        if metrics:
+            row["metrics"] = {name: values[t] for name, values in metrics.items()}
+        rows.append(row)
+    return RunRecord(None, header, rows)
+
+
+def regression_run(loss: Sequence[float | None], *args: Any, **options: Any) -> RunRecord:
+    """A run without accuracy."""
+    return fake_run([None] * len(loss), *args, loss=loss, **{"target": None, **options})
