@@ -48,7 +48,8 @@ def _html_row(table: CompactTable, place: int) -> str:
 
 def _html_cell(tag: str, text: str, column: int, style: str = "") -> str:
     align = "left" if column == 0 else "right"
-    return f'<{tag} style="text-align:{align};padding:2px 8px;white-space:nowrap;{style}">{html.escape(text)}</{tag}>'
+    look = f"text-align:{align};padding:2px 8px;white-space:nowrap;{style}"
+    return f'<{tag} style="{look}">{html.escape(text)}</{tag}>'
 
 
 def to_latex(summary: Summary) -> str:
