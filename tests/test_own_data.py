@@ -25,7 +25,9 @@ X_TEST, Y_TEST = X[:3], Y[:3]
 
 
 @pytest.mark.parametrize(
-    "convert", [np.asarray, torch.as_tensor, lambda a: a.tolist(), np.asfortranarray], ids=str
+    "convert",
+    [np.asarray, torch.as_tensor, lambda a: a.tolist(), np.asfortranarray],
+    ids=["array", "tensor", "list", "fortran"],
 )
 def test_arrays_of_any_kind(convert):
     data, parts = as_dataset(tuple(map(convert, (X, Y, X_TEST, Y_TEST))), name="mine")
