@@ -374,9 +374,10 @@ def test_settings_that_do_not_fit_the_data(partition: Partition, key: str) -> No
     assert error.value.key == key
 
 
-def test_labels_must_be_a_list() -> None:
+def test_labels_must_be_a_list_unless_only_their_number_counts() -> None:
     with pytest.raises(DataError, match=r"shape \(5, 2\)"):
-        iid(np.zeros((5, 2)), 2, stream(1, "test"))
+        shards(np.zeros((5, 2)), 2, 1, stream(1, "test"))
+    assert [len(part) for part in iid(np.zeros((5, 2)), 2, stream(1, "test"))] == [3, 2]
 
 
 def test_missing_clarabel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,8 +48,8 @@ def to_array(key: str, given: Any) -> Array:
 
 
 def _from_frame(key: str, frame: Any) -> Array:
-    """A pandas DataFrame or Series."""
-    if not hasattr(frame, "columns"):
+    """A DataFrame or a Series, of pandas or alike."""
+    if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):  # a column; or not of pandas
         return np.asarray(frame.to_numpy())
     kinds = {str(name): dtype.kind for name, dtype in zip(frame.columns, frame.dtypes, strict=True)}
     words = [name for name, kind in kinds.items() if kind not in "buif"]

@@ -116,7 +116,7 @@ def iid(
     Returns:
         One ascending array of sample indices per client.
     """
-    n = count_samples(labels, clients)
+    n = count_samples(np.arange(len(labels)), clients)  # a sample may have several targets
     owner = np.empty(n, np.int64)
     owner[rng.permutation(n)] = (
         np.arange(n) % clients if not size_skew else _skewed_runs(n, clients, size_skew, rng)
