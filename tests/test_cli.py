@@ -286,10 +286,11 @@ def test_the_time_of_the_demo_depends_on_what_is_left():
     jobs = compare_jobs(
         load_experiment("digits"), selector_names()[:5], [1, 2, 3], Path("d"), resume=True
     )
-    assert _how_long(jobs, 1) == ", on 1 process: about half a minute"
-    assert _how_long(jobs, 2) == ", on 2 processes: about half a minute"
-    assert _how_long(jobs * 3, 1) == ", on 1 process: about a minute"
-    assert _how_long(jobs * 12, 1) == ", on 1 process: about 4 min"
+    assert _how_long(jobs, 1) == ", on 1 process: about 20 seconds"
+    assert _how_long(jobs, 2) == ", on 2 processes: about 20 seconds"
+    assert _how_long(jobs * 3, 1) == ", on 1 process: about half a minute"
+    assert _how_long(jobs * 6, 1) == ", on 1 process: about a minute"
+    assert _how_long(jobs * 12, 1) == ", on 1 process: about 3 min"
 
 
 def test_an_error_in_a_worker_is_reported_as_it_is(capsys, small_data):

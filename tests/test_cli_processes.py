@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from fedcor.cli import main
 from fedcor.record import count_rounds
 
 # A long comparison, to be ended early.
@@ -154,6 +155,15 @@ def test_a_killed_worker_is_reported_and_a_killed_parent_takes_its_workers_along
     process.kill()
     process.communicate()
     assert_ended(workers)  # so that the locks are free, and the runs can be resumed at once
+
+
+@pytest.mark.parametrize("form", ["", "--full", "--json"])
+def test_a_report_whose_reader_has_left_ends_quietly(tmp_path, small_data, form):
+    command = f"run digits --selector random --rounds 2 --out {tmp_path}/o {small_data}"
+    assert main(command.split()) == 0
+    report = f"{sys.executable} -m fedcor report {tmp_path}/o {form} | true"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", report], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_reader_that_leaves_early_is_no_error(tmp_path):

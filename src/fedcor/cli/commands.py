@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 # What the demo takes on a laptop's core: to start processes, and for a round.
-START_SECONDS, ROUND_SECONDS = 10.0, 0.012
+START_SECONDS, ROUND_SECONDS = 8.0, 0.008
 PAPER_SELECTORS = ("random", "afl", "power_of_choice", "fedcor")  # those that the paper compares
 
 
@@ -179,7 +179,12 @@ def _how_long(jobs: Sequence[Job], processes: int) -> str:
         return ": all done before"
     used = max(min(processes, len(left)), 1)
     seconds = START_SECONDS + ROUND_SECONDS * sum(left) / min(used, os.cpu_count() or 1)
-    words = ((12, "a few seconds"), (45, "about half a minute"), (90, "about a minute"))
+    words = (
+        (10, "a few seconds"),
+        (25, "about 20 seconds"),
+        (45, "about half a minute"),
+        (90, "about a minute"),
+    )
     time = next((word for most, word in words if seconds <= most), f"about {seconds / 60:.0f} min")
     return f", on {used} {'process' if used == 1 else 'processes'}: {time}"
 

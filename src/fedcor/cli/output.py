@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["last_score", "print_finished", "print_full", "print_screen", "warn_about_warmup"]
 
 
+class _Console(Console):
+    """A console that leaves it to `main` to end when whoever reads the output has ended."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def print_finished(folder: Path, terminal: bool) -> None:
     """A finished run as one line: JSON for other programs, a sentence on a terminal."""
     run = read_run(folder)
@@ -65,7 +72,7 @@ def print_screen(summary: Summary, *, curve: bool = True) -> None:
     """Verdict, one table and a small curve for each experiment; in colour on a terminal."""
     from fedcor.report.screen import screen
 
-    console = Console()
+    console = _Console()
     shown = screen(summary, ascii=console.options.ascii_only, curve=curve)
     console.print(shown, soft_wrap=True)
 
@@ -74,7 +81,7 @@ def print_full(summary: Summary) -> None:
     """Every headline metric, with its intervals and paired differences."""
     from fedcor.report.tables import render
 
-    console = Console()
+    console = _Console()
     console.width = max(console.width, 80)  # columns would be lost in less
     render(summary, console)
 

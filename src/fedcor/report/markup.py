@@ -32,7 +32,7 @@ def _html_experiment(experiment: ExperimentSummary) -> str:
     below = "".join(f"<p><small>{html.escape(note)}</small></p>" for note in notes(experiment))
     return (
         f"<p><b>{html.escape(experiment_verdict(experiment))}</b></p>"
-        f"<table><caption>{html.escape(title(experiment))}</caption>"
+        f'<table><caption style="white-space:nowrap">{html.escape(title(experiment))}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{below}"
     )
 
@@ -48,7 +48,8 @@ def _html_row(table: CompactTable, place: int) -> str:
 
 def _html_cell(tag: str, text: str, column: int, style: str = "") -> str:
     align = "left" if column == 0 else "right"
-    return f'<{tag} style="text-align:{align};{style}">{html.escape(text)}</{tag}>'
+    look = f"text-align:{align};padding:2px 8px;white-space:nowrap;{style}"
+    return f'<{tag} style="{look}">{html.escape(text)}</{tag}>'
 
 
 def to_latex(summary: Summary) -> str:

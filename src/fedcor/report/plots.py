@@ -112,14 +112,15 @@ def _draw(
     if x == "bytes":
         most = max((float(mean.bytes[-1]) for mean in means.values() if mean.seeds), default=0.0)
         scale, unit = next((pair for pair in _UNITS if most >= pair[0]), (1.0, "bytes"))
-    for place, (name, mean) in enumerate(means.items()):
+    places = [s.name for s in experiment.selectors]  # a selector keeps its look
+    for name, mean in means.items():
         across = {
             "rounds": np.arange(1, len(mean.mean) + 1),
             "bytes": mean.bytes / scale,
             "seconds": mean.seconds,
         }[x]
         known = np.isfinite(mean.mean)  # rounds that were not measured are bridged
-        look = line_style(name, place)
+        look = line_style(name, places.index(name))
         few: dict[str, Any] = {"marker": "o", "markersize": 3} if known.sum() < 3 else {}
         ax.plot(across[known], mean.mean[known], label=names[name], linewidth=1.5, **few, **look)
         ax.fill_between(
@@ -162,7 +163,7 @@ def _caption(experiment: ExperimentSummary, means: dict[str, SeedMeans], window:
     if counts[-1] > 1:
         parts.append("band: lowest to highest seed")
     if window > 1:
-        parts.append(f"each point: mean of the last {window} rounds")
+        parts.append(f"{window}-round means")
     if any(not run.finished for s in experiment.selectors for run in s.runs):
         parts.append("not finished: up to the round that all seeds have")
     return "; ".join(parts)
