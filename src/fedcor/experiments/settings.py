@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from fedcor.checks import check_at_least, check_between, check_fraction, check_positive
+from fedcor.checks import check_between, check_fraction, check_positive
 from fedcor.config import convert, plain_keywords
 from fedcor.data import Partitioner
 from fedcor.describe import describe
 from fedcor.errors import ConfigError
+from fedcor.experiments.check import (
+    LARGEST,
+    check_finite,
+    check_model,
+    check_numbers,
+    errors_under,
+)
 from fedcor.experiments.given import (
     OwnData,
     as_data,
@@ -28,7 +33,6 @@ from fedcor.experiments.given import (
     describe_partition,
 )
 from fedcor.faults import Faults
-from fedcor.model_options import MODEL_OPTIONS, check_model_options
 from fedcor.optimisers import Optimiser, as_optimiser, build_optimiser
 from fedcor.schedules import LearningRate, Schedule, as_schedule
 from fedcor.selectors import SELECTORS, build_selector, selector_name
@@ -53,8 +57,6 @@ TABLES = {
         "loss",
     ),
 }
-_LARGEST = 1e6  # of a learning rate, of its factor and of the weight decay
-_DEVICES = ("auto", "cpu", "cuda", "mps")
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(("rounds", "clients_per_round", "batch_size", "local_steps"), int),
     **dict.fromkeys(("factor", "weight_decay", "holdout", "noisy_clients"), float),
@@ -158,12 +160,13 @@ class Experiment:
         self._set("faults", as_faults(self.faults))
         self._set("selectors", as_selectors(self.selectors))
         self._take_selector()
-        self._check_numbers()
+        check_numbers(self)
         self._check_learning_rate()
         self._check_own_keys()
         self.build_optimiser()
         self._check_selectors()
-        self._check_model()
+        check_finite({"optimiser": self.optimiser if _is_table(self.optimiser) else {}})
+        check_model(self.model)
         if self.loss is not None:
             find_loss(self.loss)
         find_metrics(self.metrics)
@@ -198,7 +201,7 @@ class Experiment:
             return as_optimiser(self.optimiser)
         options = dict(self.optimiser)
         name = options.pop("name", "fedavg")
-        with _errors_under("optimiser"):
+        with errors_under("optimiser"):
             return build_optimiser(name, options)
 
     def build_schedule(self) -> Schedule:
@@ -284,27 +287,13 @@ class Experiment:
                 raise
             raise error.under(f"selectors.{name}") from None
 
-    def _check_numbers(self) -> None:
-        for key in ("rounds", "batch_size", "local_steps"):
-            check_at_least(key, getattr(self, key), 1)
-        check_at_least("clients_per_round", self.clients_per_round, 0)
-        check_positive("factor", self.factor)
-        for key in ("factor", "weight_decay"):
-            check_between(key, getattr(self, key), 0.0, _LARGEST)
-        if self.device.partition(":")[0] not in _DEVICES:
-            raise ConfigError("device", self.device, f"must be one of {', '.join(_DEVICES)}")
-        check_fraction("holdout", self.holdout, closed=True)
-        if self.holdout == 1.0:
-            raise ConfigError("holdout", self.holdout, "must be below 1, to leave training data")
-        check_fraction("noisy_clients", self.noisy_clients, closed=True)
-
     def _check_learning_rate(self) -> None:
         given: Any = self.learning_rate
         given = given.item() if isinstance(given, np.generic) else given
         if isinstance(given, int | float) and not isinstance(given, bool):
             self._set("learning_rate", float(given))
             check_positive("learning_rate", self.learning_rate)
-            check_between("learning_rate", self.learning_rate, 0.0, _LARGEST)
+            check_between("learning_rate", self.learning_rate, 0.0, LARGEST)
             return
         if self.milestones:
             allowed = "go with a learning rate that is a number; yours is a schedule of its own"
@@ -325,7 +314,7 @@ class Experiment:
 
     def _check_selectors(self) -> None:
         """All tables of selectors: a misspelt key is refused even if another selector runs."""
-        _check_finite({"selectors": {k: v for k, v in self.selectors.items() if _is_table(v)}})
+        check_finite({"selectors": {k: v for k, v in self.selectors.items() if _is_table(v)}})
         for name, options in self.selectors.items():
             if isinstance(options, Mapping) and "clients_per_round" in options:
                 key, given = f"selectors.{name}.clients_per_round", options["clients_per_round"]
@@ -346,19 +335,6 @@ class Experiment:
             allowed = f"must be at most {self.clients} clients"
             raise ConfigError(f"selectors.{self.selector}.candidates", candidates, allowed)
 
-    def _check_model(self) -> None:
-        _check_finite({"optimiser": self.optimiser if _is_table(self.optimiser) else {}})
-        if not isinstance(self.model, Mapping):
-            return
-        _check_finite({"model": self.model})
-        options = dict(self.model)
-        name = options.pop("name", None)
-        if not isinstance(name, str):
-            allowed = f"must be given: {', '.join(MODEL_OPTIONS)}, or module:factory"
-            raise ConfigError("model.name", name, allowed)
-        with _errors_under("model"):
-            check_model_options(name, options)
-
 
 def _chosen_by(selector: Selector) -> int | None:
     """How many clients a selector chooses; None if it does not say."""
@@ -368,23 +344,3 @@ def _chosen_by(selector: Selector) -> int | None:
 
 def _is_table(value: Any) -> bool:
     return isinstance(value, Mapping)
-
-
-@contextmanager
-def _errors_under(table: str) -> Iterator[None]:
-    """A ConfigError raised within names its key inside `table`."""
-    try:
-        yield
-    except ConfigError as error:
-        raise error.under(table) from None
-
-
-def _check_finite(settings: Any, path: str = "") -> None:
-    if isinstance(settings, Mapping):
-        for key, value in settings.items():
-            _check_finite(value, f"{path}.{key}".removeprefix("."))
-    elif isinstance(settings, list | tuple):
-        for value in settings:
-            _check_finite(value, path)
-    elif isinstance(settings, float) and not math.isfinite(settings):
-        raise ConfigError(path, settings, "must be a finite number")

@@ -1,0 +1,68 @@
+"""Checks of single settings of an experiment; `settings.py` has those of several at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from fedcor.checks import check_at_least, check_between, check_fraction, check_positive
+from fedcor.errors import ConfigError
+from fedcor.model_options import MODEL_OPTIONS, check_model_options
+
+__all__ = ["LARGEST", "check_finite", "check_model", "check_numbers", "errors_under"]
+
+LARGEST = 1e6  # of a learning rate, of its factor and of the weight decay
+_DEVICES = ("auto", "cpu", "cuda", "mps")
+
+
+def check_numbers(experiment: Any) -> None:
+    """Refuse numbers of an experiment that are out of range, and unknown devices."""
+    for key in ("rounds", "batch_size", "local_steps"):
+        check_at_least(key, getattr(experiment, key), 1)
+    check_at_least("clients_per_round", experiment.clients_per_round, 0)
+    check_positive("factor", experiment.factor)
+    for key in ("factor", "weight_decay"):
+        check_between(key, getattr(experiment, key), 0.0, LARGEST)
+    if experiment.device.partition(":")[0] not in _DEVICES:
+        raise ConfigError("device", experiment.device, f"must be one of {', '.join(_DEVICES)}")
+    check_fraction("holdout", experiment.holdout, closed=True)
+    if experiment.holdout == 1.0:
+        raise ConfigError("holdout", experiment.holdout, "must be below 1, to leave training data")
+    check_fraction("noisy_clients", experiment.noisy_clients, closed=True)
+
+
+def check_model(model: Any) -> None:
+    """Refuse the table of a model that there is not, or of options that it does not have."""
+    if not isinstance(model, Mapping):
+        return
+    check_finite({"model": model})
+    options = dict(model)
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        allowed = f"must be given: {', '.join(MODEL_OPTIONS)}, or module:factory"
+        raise ConfigError("model.name", name, allowed)
+    with errors_under("model"):
+        check_model_options(name, options)
+
+
+@contextmanager
+def errors_under(table: str) -> Iterator[None]:
+    """A ConfigError raised within names its key inside `table`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise error.under(table) from None
+
+
+def check_finite(settings: Any, path: str = "") -> None:
+    """Refuse NaN and infinity anywhere in tables of settings."""
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            check_finite(value, f"{path}.{key}".removeprefix("."))
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            check_finite(value, path)
+    elif isinstance(settings, float) and not math.isfinite(settings):
+        raise ConfigError(path, settings, "must be a finite number")
