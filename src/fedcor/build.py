@@ -6,12 +6,14 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits
 
 from fedcor.data import Dataset, check_parts, load, randomise_labels
+from fedcor.data.cache import cache_file
 from fedcor.engine import Engine, LocalTraining, build_model
 from fedcor.errors import ConfigError
 from fedcor.experiments import Experiment, OwnData
@@ -33,7 +35,21 @@ __all__ = [
 
 LABEL_NOISE = "label noise"  # the stream that says whose labels are random, and which
 
-_load = functools.lru_cache(maxsize=1)(load)  # the runs of one process share the data
+
+@functools.lru_cache(maxsize=1)
+def _load(name: str, stamp: tuple[int, int] | None) -> Dataset:  # noqa: ARG001
+    """The data set, shared by the runs of one process until its file changes."""
+    return load(name)
+
+
+def _stamp(name: str) -> tuple[int, int] | None:
+    """When the file of a data set was written, and its size; None if there is none."""
+    path = Path(name).expanduser() if name.endswith(".npz") else cache_file(name)
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = None) -> Simulation:
@@ -77,7 +93,7 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
 def load_data(experiment: Experiment) -> Dataset:
     """The experiment's data: its own, or the data set that it names."""
     data = experiment.data
-    return data.dataset if isinstance(data, OwnData) else _load(data)
+    return data.dataset if isinstance(data, OwnData) else _load(data, _stamp(data))
 
 
 def split_data(experiment: Experiment, data: Dataset, seed: int) -> list[IntArray]:

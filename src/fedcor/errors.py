@@ -16,6 +16,7 @@ __all__ = [
     "DataError",
     "FedcorError",
     "MissingExtraError",
+    "NoSourceError",
     "RecordError",
     "RunExistsError",
     "WorkerDiedError",
@@ -56,6 +57,10 @@ class ConfigError(FedcorError, ValueError):
 
 class DataError(FedcorError):
     """Data that is missing, damaged, or inconsistent."""
+
+
+class NoSourceError(DataError):
+    """A data set that none of its sources could provide."""
 
 
 class RecordError(FedcorError):

@@ -55,8 +55,8 @@ def run(
             return
         # Built before anything is written: only the data can tell that some settings cannot work.
         simulation = build_simulation(experiment, seed)
-        writer.begin()
         start = _restore(writer.checkpoint, simulation, out) if writer.checkpoint else None
+        writer.begin()
         for record, state in simulation.run(rounds, start):
             writer.append(dataclasses.asdict(record))
             if state.round % CHECKPOINT_EVERY == 0 or state.round == rounds:

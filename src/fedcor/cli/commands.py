@@ -197,7 +197,7 @@ def _run_all(jobs: Sequence[Job], processes: int, *, quiet: bool = False) -> Non
     with show_rounds("rounds", sum(job.experiment.rounds for job in jobs)) as update:
 
         def show() -> None:
-            done = sum(count_rounds(job.out) for job in jobs)
+            done = sum(min(count_rounds(job.out), job.experiment.rounds) for job in jobs)
             update(done, f"{len(finished)}/{len(jobs)} runs")
 
         with refresh(show):

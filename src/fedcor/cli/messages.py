@@ -11,9 +11,9 @@ from importlib import metadata
 
 from fedcor.errors import (
     ConfigError,
-    DataError,
     FedcorError,
     MissingExtraError,
+    NoSourceError,
     RunExistsError,
     WorkerDiedError,
 )
@@ -53,7 +53,7 @@ def _with_flags(error: FedcorError, options: argparse.Namespace) -> str:
         return f"{error}; if memory is short, choose fewer --jobs"
     if isinstance(error, ConfigError):
         return str(error.renamed(options.flags.get(error.key, error.key)))
-    if isinstance(error, DataError) and getattr(options, "source", "") is None:
+    if isinstance(error, NoSourceError):
         return f"{error}\nif you have the files: fedcor data fetch {options.name} --from PATH"
     return str(error)
 

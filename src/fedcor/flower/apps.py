@@ -144,7 +144,7 @@ class ExperimentStrategy(FedAvg):
     """The experiment's optimiser and learning rates as a Flower strategy.
 
     Flower's own mean differs from it in the last bits, which the fit of a Gaussian process may
-    amplify (docs/flower.md).
+    amplify (docs/how-to/flower.md).
     """
 
     def __init__(self, optimiser: Optimiser, rate: Schedule) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from rich.cells import cell_len, set_cell_size
@@ -11,6 +12,7 @@ from fedcor.record import RunRecord
 __all__ = ["NAME_WIDTH", "clean", "run_name", "short_names"]
 
 NAME_WIDTH = 18
+_MODULE_AND_CLASS = re.compile(r"[\w.]+:[\w.]+")
 
 
 def short_names(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]:
@@ -25,11 +27,13 @@ def short_names(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]
     taken: dict[str, str] = {}
     for name in dict.fromkeys(names):
         whole = clean(name)
-        short = whole if cell_len(whole) <= width else _cut(whole.rpartition(":")[2], width)
+        if _MODULE_AND_CLASS.fullmatch(whole):
+            whole = whole.rpartition(":")[2]
+        short = _cut(whole, width)
         number = 2
         while short in taken.values():
             ending = f"~{number}"
-            short = _cut(whole.rpartition(":")[2], width - len(ending)) + ending
+            short = _cut(whole, width - len(ending)) + ending
             number += 1
         taken[name] = short
     return taken

@@ -1,4 +1,4 @@
-"""Relatives of complement, which the ablation compares with it (docs/beyond.md).
+"""Relatives of complement, which the ablation compares with it (docs/results/beyond.md).
 
 They are not registered; name them by module and class:
 
