@@ -99,7 +99,8 @@ def _add_run(actions: Any) -> None:
     _add_experiment(parser)
     parser.add_argument(
         "--selector",
-        help=f"{', '.join(selector_names())}, or module:Class (default: the experiment's, else fedcor)",
+        help=f"{', '.join(selector_names())}, or module:Class "
+        "(default: the experiment's, else fedcor)",
     )
     parser.add_argument(
         "--seed", type=parse_count, default=1, help="fixes everything random (default: 1)"

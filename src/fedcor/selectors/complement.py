@@ -55,9 +55,8 @@ class Complement:
     """The group of clients whose mean update is closest to the mean update of all clients.
 
     It remembers the last update of every client, which clients send anyway: it asks nothing, and
-    costs the same bytes as random selection. It is not from the FedCor paper;
-    docs/results/beyond.md has
-    the comparison and the ablations behind the defaults.
+    costs the same bytes as random selection. It is not from the FedCor paper: the comparison and
+    the ablations behind the defaults are in docs/results/beyond.md.
 
     Args:
         clients_per_round: C, the number of clients that train in a round.
