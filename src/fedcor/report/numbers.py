@@ -17,31 +17,33 @@ _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 def numbers(metric: Metric, values: Sequence[float], *, signed: bool = False) -> list[str]:
     """The values of one metric, all with the same number of digits.
 
-    There are enough digits that nothing but zero is written as zero.
+    There are enough digits that no end of an interval but zero is written as zero: its sign is what
+    matters. A mean within an interval may be.
 
     Args:
         metric: what the values are of
-        values: finite ones
+        values: finite ones: a single one, or a mean and then the ends of its interval
         signed: whether a plus is written too
     """
     sign = "+" if signed else ""
+    ends = values[1:] or values
     if metric.unit == "accuracy":
         digits = DIGITS
-        while digits < MOST_DIGITS and any(_vanishes(value, digits) for value in values):
+        while digits < MOST_DIGITS and any(_vanishes(value, digits) for value in ends):
             digits += 1
         return [_without_zero(f"{value:{sign}z.{digits}f}") for value in values]
     if metric.unit == "number":
-        return _significant(values, sign)
+        return _significant(values, ends, sign)
     return [f"{value:{sign}.1f}".removesuffix(".0") for value in values]
 
 
-def _significant(values: Sequence[float], sign: str) -> list[str]:
+def _significant(values: Sequence[float], ends: Sequence[float], sign: str) -> list[str]:
     """Three digits of the largest, and as many places for the others; powers of ten if need be."""
     largest = max((abs(value) for value in values), default=0.0)
     if largest == 0 or 1e-3 <= largest < 1e5:
         places = 2 - math.floor(math.log10(largest)) if largest else 2
         for digits in range(max(places, 0), max(places, 0) + 3):
-            if not any(_vanishes(value, digits) for value in values):
+            if not any(_vanishes(value, digits) for value in ends):
                 return [f"{value:{sign}z.{digits}f}" for value in values]
     return [f"{value:{sign}.2e}" for value in values]
 
