@@ -454,7 +454,7 @@ SCRIPT = """
 import dataclasses, fedcor, torch
 import numpy as np
 x, y = np.random.default_rng(0).standard_normal((60, 4)), np.arange(60) % 2
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Mine(fedcor.Random):
     pass
 scale = 0.1
@@ -511,3 +511,53 @@ def test_the_examples_of_the_front_door_run(function):
     outcome = doctest.DocTestRunner().run(found)
     assert outcome.attempted
     assert not outcome.failed
+
+
+def test_a_run_that_went_further_counts_as_finished_where_fewer_rounds_are_asked_for(tmp_path):
+    fedcor.run("digits", "random", rounds=4, out=tmp_path)
+    result = fedcor.run("digits", "random", rounds=2, out=tmp_path, resume=True)
+    assert result.finished
+    assert len(result.to_frame()) == 2
+    assert len(fedcor.load(tmp_path).to_frame()) == 4
+
+
+def test_a_run_within_the_warm_up_says_so():
+    result = fedcor.run("digits", "fedcor", rounds=2)
+    assert "fedcor chose uniformly in all rounds: its warm-up has 10" in " ".join(
+        repr(result).split()
+    )
+
+
+def test_a_selector_of_a_script_is_called_by_its_class():
+    result = fedcor.compare("digits", ["random", Spaced(10, 1), Spaced(10, 5)], [1, 2], rounds=2)
+    assert result.selectors[1].endswith("Spaced(rest=1)")
+    assert "\nSpaced(rest=5)" in repr(result)
+    assert result.difference("Spaced(rest=5)", "random")["n"].max() == 2
+    figure = result.plot()
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["random", "Spaced(rest=1)", "Spaced(rest=5)"]
+
+
+@dataclass(frozen=True)
+class Spaced(fedcor.Random):
+    rest: int = 1
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda model, results: results, "a Tensor of shape"),
+        (lambda model, results: model.numpy(), "a ndarray of shape"),
+        (lambda model, results: model * float("nan"), "numbers that are not finite"),
+        (lambda model, results: results @ results, "failed in aggregate: RuntimeError"),
+    ],
+)
+def test_a_mistake_in_an_own_optimiser_is_told_with_its_name(returned, message):
+    @dataclass(frozen=True)
+    class Mine(fedcor.FedAvg):
+        def aggregate(self, model, results, weights):
+            return returned(model, results)
+
+    experiment = fedcor.experiment("digits", rounds=2, optimiser=Mine())
+    with pytest.raises(FedcorError, match=f"round 0: the optimiser Mine .*{message}"):
+        fedcor.run(experiment, "random")

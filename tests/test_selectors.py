@@ -7,6 +7,7 @@ import doctest
 import importlib
 import pkgutil
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -456,3 +457,37 @@ def test_a_selector_of_an_installed_package_is_found_by_entry_point(monkeypatch)
     )
     assert "theirs" in selector_names()
     assert build_selector("theirs", 2) == Random(2)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (None, "init returned the state None, not a mapping"),
+        ({"next": 0}, "init returned a state whose 'next' is a int, not a NumPy array"),
+        ({0: np.zeros(1)}, "init returned a state with the name 0, not a text"),
+    ],
+)
+def test_the_suite_says_what_is_wrong_with_a_state(state, message):
+    @dataclass(frozen=True)
+    class Wrong(Random):
+        def init(self, population):
+            return state
+
+    with pytest.raises(AssertionError, match=message):
+        check_selector(Wrong(3))
+
+
+@pytest.mark.parametrize(("reasons", "message"), [("why", "not a mapping"), ({"a": 1.0}, "shape")])
+def test_the_suite_says_what_is_wrong_with_reasons(reasons, message):
+    @dataclass(frozen=True)
+    class Wrong(Random):
+        def reasons(self, state, federation, chosen):
+            return reasons
+
+    with pytest.raises(AssertionError, match=message):
+        check_selector(Wrong(3))
+
+
+def test_the_suite_wants_an_object():
+    with pytest.raises(AssertionError, match="this is a class"):
+        check_selector(Random)

@@ -49,7 +49,8 @@ def run(
 
     Args:
         experiment: An `Experiment`, the name of a preset, or the path of a TOML file.
-        selector: An object, a name, or `module:Class`; None for the experiment's own.
+        selector: An object, with its own hyper-parameters; or a name or `module:Class`, with those
+            that the experiment sets; None for the experiment's own.
         seed: Fixes everything that is drawn.
         out: The run's folder; None to keep the run in memory.
         resume: Whether a run that is in the folder already is resumed; else it is refused.
@@ -106,7 +107,8 @@ def compare(
 
     Args:
         experiment: An `Experiment`, the name of a preset, or the path of a TOML file.
-        selectors: Names and objects; or a dictionary of labels and selectors.
+        selectors: Names and objects; or a dictionary of labels and selectors. A name takes the
+            hyper-parameters that the experiment sets for it, an object has its own.
         seeds: The seeds, each for every selector.
         rounds: Of each run; None for the experiment's own.
         out: Folder of the runs, each in `out/<selector>/seed-<n>`; None to keep them in memory.
@@ -143,7 +145,8 @@ def simulate(
 
     Args:
         experiment: An `Experiment`, the name of a preset, or the path of a TOML file.
-        selector: An object, a name, or `module:Class`; None for the experiment's own.
+        selector: An object, with its own hyper-parameters; or a name or `module:Class`, with those
+            that the experiment sets; None for the experiment's own.
         seed: Fixes everything that is drawn.
         rounds: None for the experiment's own.
 
@@ -292,8 +295,14 @@ def _run_task(task: _Task) -> RunRecord:
 def _read(folder: Path, rounds: int, *, in_memory: bool = False) -> RunRecord:
     """The run, cut to `rounds`: it may have been run further before."""
     run = read_run(folder)
-    path = None if in_memory else run.path
-    return dataclasses.replace(run, path=path, rounds=run.rounds[:rounds])
+    config = {**run.header["config"]}
+    config["training"] = {**config["training"], "rounds": rounds}
+    return dataclasses.replace(
+        run,
+        path=None if in_memory else run.path,
+        header={**run.header, "config": config},
+        rounds=run.rounds[:rounds],
+    )
 
 
 def _flower() -> Callable[..., None]:

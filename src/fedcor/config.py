@@ -65,9 +65,10 @@ def suggests(function: Callable[P, T]) -> Callable[P, T]:
     def checked(*arguments: P.args, **keywords: P.kwargs) -> T:
         check_keys(keywords, known)
         given = {*list(parameters)[: len(arguments)], *keywords}
-        for name in required:
-            if name not in given:
-                raise ConfigError(name, None, "must be given")
+        missing = [name for name in required if name not in given]
+        if missing:
+            more = f"; so must {', '.join(missing[1:])}" if missing[1:] else ""
+            raise ConfigError(missing[0], None, f"must be given{more}")
         return function(*arguments, **keywords)
 
     return checked

@@ -76,7 +76,9 @@ class RunExistsError(RecordError):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        super().__init__(f"{folder} already holds a run: resume it, or choose another folder")
+        super().__init__(
+            f"{folder} already holds a run: resume it (resume=True), or choose another folder"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.folder,)

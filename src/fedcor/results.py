@@ -43,7 +43,7 @@ class Result:
         if not self.runs:
             raise RecordError("there are no runs: name a folder that holds some, or run some first")
         if baseline is not None:
-            self._check_selector("baseline", baseline)
+            self.baseline = self._selector("baseline", baseline)
 
     # --- what there is ----------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class Result:
         `verdict`: whether `a` is better, worse, unclear (the interval holds zero) or equal.
 
         Args:
-            a: Name of a selector.
+            a: Name of a selector; of `module:Class`, the class is enough.
             b: Name of another; None for the baseline.
             metric: As in `summary`.
         """
@@ -171,8 +171,7 @@ class Result:
 
         experiment = self._experiment(metric)
         b = experiment.baseline if b is None else b
-        for parameter, name in (("a", a), ("b", b)):
-            self._check_selector(parameter, name)
+        a, b = (self._selector(key, name) for key, name in (("a", a), ("b", b)))
         return difference_frame(experiment, a, b)
 
     # --- plots ------------------------------------------------------------------------------------
@@ -215,10 +214,14 @@ class Result:
     def _distinct(self, key: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys(str(run.header[key]) for run in self.runs))
 
-    def _check_selector(self, parameter: str, name: str) -> None:
-        if name not in self.selectors:
+    def _selector(self, parameter: str, name: str) -> str:
+        from fedcor.report.names import find_name
+
+        found = find_name(name, self.selectors)
+        if found is None:
             hint = suggest(name, self.selectors) or f"there is {', '.join(self.selectors)}"
             raise RecordError(f'{parameter} = "{name}": no run has this selector ({hint})')
+        return found
 
     @property
     def _inventory(self) -> str:

@@ -17,7 +17,7 @@ from fedcor.errors import FedcorError
 from fedcor.guard import check_clients
 from fedcor.types import Federation, IntArray, Outcome, Population, Selector, State
 
-__all__ = ["Decision", "check_state", "decide", "init_state", "join_clients", "observe"]
+__all__ = ["Decision", "blame", "check_state", "decide", "init_state", "join_clients", "observe"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Decision:
 
 def init_state(selector: Selector, population: Population) -> State:
     """The selector's state before the first round."""
-    with _blame("the selector failed in init"):
+    with blame("the selector failed in init"):
         state = selector.init(population)
         check_state(state)
     return state
@@ -55,10 +55,10 @@ def decide(
         number: What error messages call the round, where that is not `federation.round`.
     """
     number = federation.round if number is None else number
-    with _blame(f"round {number}: the selector failed in select"):
+    with blame(f"round {number}: the selector failed in select"):
         chosen, state = selector.select(state, federation)
         chosen = check_clients(chosen, federation.available, number)
-    with _blame(f"round {number}: the selector failed in reasons"):
+    with blame(f"round {number}: the selector failed in reasons"):
         why = _explain(selector, state, federation, chosen)
     return Decision(chosen, state, why)
 
@@ -66,7 +66,7 @@ def decide(
 def observe(selector: Selector, state: State, outcome: Outcome, number: int | None = None) -> State:
     """The selector's state after it has seen what came back from the round."""
     number = outcome.round if number is None else number
-    with _blame(f"round {number}: the selector failed in observe"):
+    with blame(f"round {number}: the selector failed in observe"):
         state = selector.observe(state, outcome)
         check_state(state)
     return state
@@ -77,7 +77,7 @@ def join_clients(selector: Selector, state: State, population: Population) -> St
     join = getattr(selector, "join", None)
     if join is None:
         return None
-    with _blame("the selector failed in join"):
+    with blame("the selector failed in join"):
         joined: State = join(state, population)
         check_state(joined)
     return joined
@@ -110,8 +110,8 @@ def _explain(
 
 
 @contextmanager
-def _blame(what: str) -> Iterator[None]:
-    """Report an error in a selector with the method and the line where it happened."""
+def blame(what: str) -> Iterator[None]:
+    """Report an error in a user's code with the method and the line where it happened."""
     try:
         yield
     except FedcorError:

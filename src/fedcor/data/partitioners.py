@@ -164,6 +164,9 @@ class OwnParts(Described):
     parts: Sequence[IntArray]
     samples: int | None = None
 
+    def __repr__(self) -> str:
+        return f"OwnParts({self.clients} clients, {sum(map(len, self.parts))} samples)"
+
     @property
     def clients(self) -> int:
         """Number of clients."""

@@ -9,10 +9,10 @@ from rich.cells import cell_len, set_cell_size
 
 from fedcor.record import RunRecord
 
-__all__ = ["NAME_WIDTH", "clean", "run_name", "short_names"]
+__all__ = ["NAME_WIDTH", "clean", "find_name", "run_name", "short_names"]
 
 NAME_WIDTH = 18
-_MODULE_AND_CLASS = re.compile(r"[\w.]+:[\w.]+")
+_MODULE_AND_CLASS = re.compile(r"[\w.<>]+:([\w.<>]+(\(.*\))?)")
 
 
 def short_names(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]:
@@ -27,8 +27,8 @@ def short_names(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]
     taken: dict[str, str] = {}
     for name in dict.fromkeys(names):
         whole = clean(name)
-        if _MODULE_AND_CLASS.fullmatch(whole):
-            whole = whole.rpartition(":")[2]
+        if found := _MODULE_AND_CLASS.fullmatch(whole):
+            whole = found[1].rpartition("<locals>.")[2]
         short = _cut(whole, width)
         number = 2
         while short in taken.values():
@@ -37,6 +37,20 @@ def short_names(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]
             number += 1
         taken[name] = short
     return taken
+
+
+def find_name(given: str, names: Iterable[str]) -> str | None:
+    """The one of `names` that `given` is, or is the short form of; None if there is none.
+
+    Example:
+        >>> find_name("Mine", ["random", "my_module:Mine"])
+        'my_module:Mine'
+    """
+    names = list(names)
+    if given in names:
+        return given
+    short = short_names(names, 10_000)
+    return next((name for name in names if short[name] == given), None)
 
 
 def run_name(run: RunRecord) -> str:

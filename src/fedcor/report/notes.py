@@ -6,7 +6,7 @@ import numpy as np
 
 from fedcor.report.summary import ExperimentSummary
 
-__all__ = ["missing_note", "seeds_text", "span", "unfinished_note"]
+__all__ = ["caution_note", "missing_note", "seeds_text", "span", "unfinished_note"]
 
 MOST_NAMED = 3  # runs
 
@@ -55,4 +55,25 @@ def missing_note(experiment: ExperimentSummary) -> str:
             more = len(found) - MOST_NAMED
             shown = ", ".join(found[:MOST_NAMED]) + (f" and {more} runs more" if more > 0 else "")
             notes.append(f"{what}: {shown}.")
+    return " ".join(notes)
+
+
+def caution_note(experiment: ExperimentSummary) -> str:
+    """What makes a comparison mean less than it seems; empty where nothing does."""
+    notes = []
+    for name, by_seed in experiment.curves.items():
+        curve = next(iter(by_seed.values()))
+        warmup = (curve.options.get(name) or {}).get("warmup")
+        if isinstance(warmup, int) and 0 < curve.done <= warmup:
+            notes.append(
+                f"{name} chose uniformly in all rounds: its warm-up has {warmup}. Set a smaller "
+                "warmup, or run more rounds."
+            )
+        diverged = [seed for seed, one in by_seed.items() if np.isinf(one.of("loss")).any()]
+        if diverged and experiment.measure != "loss":
+            first = min(int(np.isinf(by_seed[seed].of("loss")).argmax()) for seed in diverged)
+            notes.append(
+                f"The model of {name} diverged (seeds {', '.join(map(str, sorted(diverged)))}; "
+                f"its loss is not finite from round {first} on): lower the learning rate."
+            )
     return " ".join(notes)

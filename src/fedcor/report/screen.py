@@ -7,7 +7,7 @@ from rich.text import Text
 
 from fedcor.report.compact import WIDTH, compact_table
 from fedcor.report.names import clean
-from fedcor.report.notes import missing_note, seeds_text, span, unfinished_note
+from fedcor.report.notes import caution_note, missing_note, seeds_text, span, unfinished_note
 from fedcor.report.sparkline import sparklines
 from fedcor.report.summary import ExperimentSummary, Summary
 from fedcor.report.verdict import experiment_verdict
@@ -54,7 +54,7 @@ def _experiment(experiment: ExperimentSummary, ascii: bool, curve: bool, named: 
 
 def notes(experiment: ExperimentSummary) -> list[str]:
     """What is unfinished, and what is missing."""
-    found = (unfinished_note(experiment), missing_note(experiment))
+    found = (unfinished_note(experiment), missing_note(experiment), caution_note(experiment))
     return [clean(note) for note in found if note]
 
 

@@ -158,9 +158,14 @@ def _experiment(
 ) -> ExperimentSummary:
     if baseline is None:
         baseline = DEFAULT_BASELINE if DEFAULT_BASELINE in curves else next(iter(curves))
-    elif baseline not in curves:
-        hint = suggest(baseline, curves) or f"there is {', '.join(curves)}"
-        raise RecordError(f'{name} has no run of the baseline "{baseline}": {hint}')
+    else:
+        from fedcor.report.names import find_name  # imports rich
+
+        found = find_name(baseline, curves)
+        if found is None:
+            hint = suggest(baseline, curves) or f"there is {', '.join(curves)}"
+            raise RecordError(f'{name} has no run of the baseline "{baseline}": {hint}')
+        baseline = found
     _check_comparable(name, curves)
     measure = _measure(name, curves, measure)
     metrics = metrics_of(measure)

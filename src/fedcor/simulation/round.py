@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from fedcor.engine import Engine, Faults
+from fedcor.errors import FedcorError
 from fedcor.guard import check_clients, screen_losses
 from fedcor.ledger import CURRENT, Ledger
 from fedcor.optimisers import Optimiser
 from fedcor.rng import stream
+from fedcor.selection import blame
 from fedcor.simulation.state import SimulationState
 from fedcor.types import FloatArray, IntArray, Outcome, State
 
@@ -167,4 +169,19 @@ class SimulatedRound:
         return torch.stack([self._trained[k] for k in participants.tolist()])
 
     def _aggregate(self, participants: IntArray, weights: FloatArray) -> Tensor:
-        return self._optimiser.aggregate(self._model, self._results(participants), weights)
+        """The optimiser's next model. It may be a user's own, so what it returns is checked."""
+        name = type(self._optimiser).__name__
+        with blame(f"round {self.round}: the optimiser {name} failed in aggregate"):
+            model = self._optimiser.aggregate(self._model, self._results(participants), weights)
+        if not isinstance(model, Tensor) or model.shape != self._model.shape:
+            shape = tuple(getattr(model, "shape", ()))
+            raise FedcorError(
+                f"round {self.round}: the optimiser {name} returned a {type(model).__name__} of "
+                f"shape {shape}, not a tensor of shape {tuple(self._model.shape)}"
+            )
+        if not bool(torch.isfinite(model).all()):
+            raise FedcorError(
+                f"round {self.round}: the optimiser {name} made a model with numbers that are not "
+                "finite out of results that are"
+            )
+        return model

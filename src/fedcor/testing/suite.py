@@ -55,6 +55,7 @@ def check_selector(selector: Selector, clients: int = 12, rounds: int = 25) -> N
         >>> from fedcor import Random
         >>> check_selector(Random(clients_per_round=3))
     """
+    assert not isinstance(selector, type), "this is a class: pass an object, MySelector(3)"
     parameters = getattr(selector, "__dataclass_params__", None)
     assert parameters is not None and parameters.frozen, (  # noqa: PT018
         "a selector is a frozen dataclass: its hyper-parameters never change, "
@@ -104,7 +105,9 @@ def _play(
     state: State | None = None,
 ) -> list[IntArray]:
     """Every round's choice, checked. With `checkpoint`, each state goes through a checkpoint."""
-    state = selector.init(federation.population) if state is None else state
+    if state is None:
+        state = selector.init(federation.population)
+        _check_state("init", state)
     choices = []
     for _ in range(rounds):
         before = {name: array.copy() for name, array in state.items()}
@@ -113,10 +116,11 @@ def _play(
             f"select returned {answer!r}, not (choice, state)"
         )
         chosen, after = answer
+        _check_state("select", after)
         _check_choice(selector, federation, chosen)
         _check_reasons(selector, after, federation, chosen)
         observed = selector.observe(after, federation.train(chosen))
-        assert isinstance(observed, Mapping), f"observe returned {observed!r}, not a state"
+        _check_state("observe", observed)
         for name, array in before.items():
             same = np.array_equal(array, state[name], equal_nan=array.dtype.kind == "f")
             assert same, f"select or observe changed the state {name!r} in place: return a new one"
@@ -125,13 +129,30 @@ def _play(
     return choices
 
 
+def _check_state(verb: str, state: object) -> None:
+    assert isinstance(state, Mapping), (
+        f"{verb} returned the state {state!r}, not a mapping of names to NumPy arrays"
+    )
+    for name, value in state.items():
+        assert isinstance(name, str), f"{verb} returned a state with the name {name!r}, not a text"
+        assert isinstance(value, np.ndarray), (
+            f"{verb} returned a state whose {name!r} is a {type(value).__name__}, not a NumPy "
+            "array: np.array(value) makes one"
+        )
+
+
 def _check_reasons(
     selector: Selector, state: State, federation: FakeFederation, chosen: IntArray
 ) -> None:
     give = getattr(selector, "reasons", None)
-    for name, values in ({} if give is None else give(state, federation, chosen)).items():
-        assert len(values) == len(chosen), (
-            f"{len(values)} reasons {name!r} for {len(chosen)} chosen clients"
+    reasons = {} if give is None else give(state, federation, chosen)
+    assert isinstance(reasons, Mapping), (
+        f"reasons returned {reasons!r}, not a mapping of names to one number per chosen client"
+    )
+    for name, values in reasons.items():
+        assert np.shape(values) == np.shape(chosen), (
+            f"the reason {name!r} has the shape {np.shape(values)}, not one number for each of "
+            f"{len(chosen)} chosen clients"
         )
 
 
