@@ -454,7 +454,7 @@ SCRIPT = """
 import dataclasses, fedcor, torch
 import numpy as np
 x, y = np.random.default_rng(0).standard_normal((60, 4)), np.arange(60) % 2
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Mine(fedcor.Random):
     pass
 scale = 0.1
@@ -529,7 +529,9 @@ def test_a_run_within_the_warm_up_says_so():
 
 
 def test_a_selector_of_a_script_is_called_by_its_class():
-    result = fedcor.compare("digits", ["random", Spaced(10, 1), Spaced(10, 5)], [1, 2], rounds=2)
+    result = fedcor.compare(
+        "digits", ["random", Spaced(10, rest=1), Spaced(10, rest=5)], [1, 2], rounds=2
+    )
     assert result.selectors[1].endswith("Spaced(rest=1)")
     assert "\nSpaced(rest=5)" in repr(result)
     assert result.difference("Spaced(rest=5)", "random")["n"].max() == 2
