@@ -40,6 +40,17 @@ DATA = [
 ]  # fmt: skip
 
 
+# Protocols of a user's own parts, and the records that functions return.
+TYPES = [
+    "fedcor.types.SelectorTraits",
+    "fedcor.optimisers.Optimiser",
+    "fedcor.schedules.Schedule",
+    "fedcor.record.RoundRecord",
+    "fedcor.record.RunRecord",
+    "fedcor.simulation.SimulationState",
+]
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that are made from the code."""
     pages = {
@@ -47,6 +58,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/data.md": module_page("fedcor.data", DATA),
         "reference/flower.md": module_page("fedcor.flower"),
         "reference/testing.md": module_page("fedcor.testing"),
+        "reference/types.md": types_page(),
         "reference/command-line.md": command_line_page(),
     }
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
@@ -57,6 +69,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def types_page() -> str:
+    """What the functions above take and return, beside the public names."""
+    listed = "".join(f"\n::: {name}\n" for name in TYPES)
+    return (
+        f"# Protocols and records\n\nWhat your own parts look like, and what comes back.\n{listed}"
+    )
 
 
 def package_page() -> str:

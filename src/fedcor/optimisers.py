@@ -63,7 +63,7 @@ class Optimiser(Protocol):
         Args:
             model: (P,) w^t.
             results: (m, P) the clients' models after local training.
-            weights: (m,) a_k, which sum to 1.
+            weights: (m,) a_k, a NumPy array that sums to 1.
 
         Returns:
             (P,) w^{t+1}.
