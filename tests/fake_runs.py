@@ -20,13 +20,20 @@ def fake_run(
     up: int = 10,
     loss: Sequence[float | None] | None = None,
     metrics: Mapping[str, Sequence[float | None]] | None = None,
+    better: Mapping[str, str | None] | None = None,
     versions: Mapping[str, str] | None = None,
 ) -> RunRecord:
-    """A run in memory with these accuracies."""
-    config = {
+    """A run in memory with these accuracies; `better` names metrics in the settings, and says which
+    direction is better, or None."""
+    config: dict[str, Any] = {
         "training": {"rounds": len(accuracy) if planned is None else planned},
         "target_accuracy": target,
     }
+    if better:
+        config["metrics"] = {
+            name: f"m:{name}" if said is None else {"function": f"m:{name}", "better": said}
+            for name, said in better.items()
+        }
     header: dict[str, Any] = {
         "kind": "header",
         "experiment": experiment,

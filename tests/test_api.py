@@ -404,6 +404,18 @@ class Pair(torch.nn.Module):
         return self.layer(self.embed(batch["input_ids"]) * batch["scale"][:, None])
 
 
+def test_a_metric_with_its_direction_is_recorded_and_read_back(tmp_path):
+    tried = own(metrics={"f1": (macro_f1, "higher")}, rounds=2)
+    result = fedcor.compare(tried, ["random", "full"], seeds=[1], out=tmp_path)
+    wanted = {"f1": {"function": f"{__name__}:macro_f1", "better": "higher"}}
+    assert result.runs[0].header["config"]["metrics"] == wanted
+    means = fedcor.load(tmp_path).summary("f1")["mean_f1"]["mean"].tolist()
+    assert means == sorted(means, reverse=True)
+    turned = fedcor.experiment(tried, metrics={"f1": (macro_f1, "lower")})
+    with pytest.raises(FedcorError, match=r"other settings .*metrics\.f1\.better"):
+        fedcor.run(turned, "random", seed=1, out=result.runs[0].path, resume=True)
+
+
 def test_metrics_regression_and_batches_that_are_dictionaries(tmp_path):
     result = fedcor.run(own(metrics={"f1": macro_f1}, selector=fedcor.FedCor(4)), out=tmp_path)
     assert 0 <= result.runs[0].rounds[-1]["metrics"]["f1"] <= 1

@@ -270,6 +270,38 @@ def test_report_of_runs_without_accuracy_and_of_a_users_metric(capsys):
     assert last_score(None, None) == last_score(float("nan"), float("inf")) == "loss not finite"
 
 
+@pytest.mark.parametrize("better", [None, "lower", "higher"])
+def test_report_of_a_metric_and_its_direction(better, capsys):
+    runs = [
+        regression_run(
+            [2.0, 1.0],
+            name,
+            seed,
+            metrics={"mae": [level, level + seed / 100]},
+            better={"mae": better},
+        )
+        for name, level in (("random", 0.5), ("fedcor", 0.1), ("afl", 0.3))
+        for seed in (1, 2)
+    ]
+    write_runs("o", runs)
+    assert fedcor("report o --metric mae") == 0
+    out = capsys.readouterr().out
+    head, table = re.split(r"\nselector  .*\n", out)
+    order = {None: "random fedcor afl", "lower": "fedcor afl random", "higher": "random afl fedcor"}
+    assert [line.split()[0] for line in table.splitlines()[:3]] == order[better].split()
+    head = " ".join(head.split())
+    start = {
+        None: "mean mae, to random's: fedcor -0.4",
+        "lower": "fedcor is ahead of random on both seeds (mean mae -0.4",
+        "higher": "No selector is ahead of random. random is ahead of afl on both seeds",
+    }[better]
+    assert head.startswith(start)
+    assert ('give metrics={"mae": (mae, "lower")}' in head) == (better is None)
+    assert fedcor("report o --metric mae --json") == 0
+    metrics = {m["key"]: m for m in json.loads(capsys.readouterr().out)["metrics"]}
+    assert metrics["mean_mae"]["better"] == better
+
+
 def test_what_is_shown_on_an_ascii_stream_is_ascii():
     write_runs("o", [fake_run([0.1, 0.6, 0.7], name) for name in ("random", "fedcor")])
     command = [sys.executable, "-m", "fedcor", "report", "o"]

@@ -285,6 +285,19 @@ def test_a_users_selector_takes_options_by_its_quoted_name(tmp_path, monkeypatch
     assert experiment.build_selector().k == 3
 
 
+def test_a_metric_and_its_direction_in_a_toml_file(tmp_path):
+    path, mae = tmp_path / "mine.toml", "sklearn.metrics:mean_absolute_error"
+    table = '[metrics]\nr2 = "sklearn.metrics:r2_score"\n'
+    path.write_text(TOML + table + f'mae = {{function = "{mae}", better = "lower"}}\n')
+    described = load_experiment(str(path)).describe()
+    wanted = {"r2": "sklearn.metrics:r2_score", "mae": {"function": mae, "better": "lower"}}
+    assert described["metrics"] == wanted
+    path.write_text(TOML + f'[metrics.mae]\nfunction = "{mae}"\nbeter = "lower"\n')
+    with pytest.raises(ConfigError, match="table of function and better") as caught:
+        load_experiment(str(path))
+    assert caught.value.key == "metrics.mae"
+
+
 def test_a_toml_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(TOML)

@@ -34,6 +34,30 @@ def result():
     return Result(both(metrics={"f1": np.linspace(0, 1, 12).tolist()}))
 
 
+@pytest.mark.parametrize(
+    ("better", "order", "verdict"),
+    [
+        (None, ["random", "afl", "fedcor"], "lower"),
+        ("lower", ["afl", "fedcor", "random"], "better"),
+        ("higher", ["random", "fedcor", "afl"], "worse"),
+    ],
+)
+def test_the_direction_of_a_users_metric(better, order, verdict):
+    runs = [
+        fake_run([0.1, 0.2], name, seed, metrics={"mae": [v, v * seed]}, better={"mae": better})
+        for name, v in (("random", 0.9), ("afl", 0.1), ("fedcor", 0.85))
+        for seed in (1.0, 1.01)
+    ]
+    for run, seed in zip(runs, (1, 2) * 3, strict=True):
+        run.header["seed"] = seed
+    result = Result(runs)
+    assert [*result.summary("mae").index] == order
+    lines = result.plot(metric="mae").axes[0].lines
+    assert [line.get_label() for line in lines] == order
+    frame = result.difference("afl", metric="mae")
+    assert frame.loc["mean_mae", "verdict"] == verdict
+
+
 def test_what_there_is(result):
     assert (len(result), len(list(result)), result.finished) == (6, 6, True)
     assert result.selectors == ("random", "fedcor")

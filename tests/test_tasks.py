@@ -22,7 +22,7 @@ from fedcor.record import RoundRecord, json_line
 from fedcor.rng import stream
 from fedcor.selectors import FedCor, Random
 from fedcor.simulation import Simulation
-from fedcor.tasks import Task, build_task, find_loss, find_metrics
+from fedcor.tasks import Task, build_task, describe_metrics, find_loss, find_metrics
 
 
 def huber(outputs, targets):
@@ -104,6 +104,49 @@ def test_outputs_are_not_broadcast():
 # --- metrics --------------------------------------------------------------------------------------
 
 
+def carrying(greater_is_better):
+    """A metric that says which direction is better."""
+
+    def metric(targets, outputs):
+        return 0.0
+
+    metric.greater_is_better = greater_is_better
+    return metric
+
+
+def told_error(targets, outputs):
+    return float(abs(targets - outputs).mean())
+
+
+told_error.greater_is_better = False
+MAE = "sklearn.metrics:mean_absolute_error"
+
+
+@pytest.mark.parametrize(
+    ("given", "described"),
+    [
+        (macro_recall, f"{__name__}:macro_recall"),
+        (MAE, MAE),
+        ((macro_recall, "higher"), {"function": f"{__name__}:macro_recall", "better": "higher"}),
+        ([MAE, "lower"], {"function": MAE, "better": "lower"}),
+        ({"function": MAE, "better": "lower"}, {"function": MAE, "better": "lower"}),
+        (told_error, {"function": f"{__name__}:told_error", "better": "lower"}),
+        (f"{__name__}:told_error", {"function": f"{__name__}:told_error", "better": "lower"}),
+        ((told_error, "higher"), {"function": f"{__name__}:told_error", "better": "higher"}),
+    ],
+)
+def test_a_record_has_the_direction_of_a_metric_only_if_it_was_said(given, described):
+    assert describe_metrics({"m": given}) == {"m": described}
+    assert callable(find_metrics({"m": given})["m"])
+    assert describe_metrics({"m": described}) == {"m": described}  # as a file gives it again
+
+
+def test_a_carried_direction():
+    assert describe_metrics({"m": carrying(True)})["m"]["better"] == "higher"
+    assert "better" not in describe_metrics({"m": carrying(None)})["m"]
+    assert find_metrics({"loss": (macro_recall, "lower")}) == {"loss": macro_recall}
+
+
 def test_metrics_are_functions_or_their_names():
     given = {"mae": mean_absolute_error, "r2": "sklearn.metrics:r2_score"}
     task = build_task(metrics=given, classes=None)
@@ -119,6 +162,16 @@ def test_metrics_are_functions_or_their_names():
         ({"f1": "sklearn.metrics:f1_scor"}, "metrics.f1", 'did you mean "f1_score"'),
         ({"f1": 3}, "metrics.f1", "must be a function"),
         ([macro_recall], "metrics", "must be a dictionary"),
+        ({"e": (macro_recall, "less")}, "metrics.e", 'must be "lower" or "higher"'),
+        ({"e": (macro_recall, ["lower"])}, "metrics.e", 'must be "lower" or "higher"'),
+        ({"e": (macro_recall,)}, "metrics.e", "a pair of one and"),
+        ({"e": ("lower", macro_recall)}, "metrics.e", 'must be "lower" or "higher"'),
+        ({"e": ("recall", "lower")}, "metrics.e", "must be module:function"),
+        ({"e": {"function": macro_recall}}, "metrics.e", "table of function and better"),
+        ({"e": {"function": "a:b", "better": 1}}, "metrics.e.better", '"lower" or "higher"'),
+        ({"e": carrying(1)}, "metrics.e.greater_is_better", "must be True or False"),
+        ({"accuracy": (macro_recall, "lower")}, "metrics.accuracy", "choose another name"),
+        ({"loss": carrying(True)}, "metrics.loss", "choose another name"),
     ],
 )
 def test_metrics_that_cannot_work_are_refused(metrics, key, message):

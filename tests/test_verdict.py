@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from fake_runs import fake_run, regression_run
+from fedcor.errors import RecordError
 from fedcor.report.compact import compact_table
 from fedcor.report.markup import to_html, to_latex
 from fedcor.report.metrics import metrics_of
@@ -192,18 +193,102 @@ def test_a_diverged_loss_is_not_left_out():
     assert summarise(app).experiments[0].selector("afl").estimates["mean_loss"].mean == 1.5
 
 
-def test_a_metric_of_the_users_names_no_winner():
-    runs = [
-        fake_run(SLOW, name, seed, metrics={"f1": [level, level + seed / 100, None, level]})
-        for name, level in (("random", 0.4), ("fedcor", 0.5))
-        for seed in (1, 2)
+def own_metric(*levels, seeds=(1, 2), better=None, **options):
+    """Runs with a metric `mae`; `better` is what the header says of it, if anything."""
+    return [
+        fake_run(
+            SLOW,
+            name,
+            seed,
+            metrics={"mae": [level, level + len(name) * seed / 1000, None, level]},
+            better=better,
+            **options,
+        )
+        for name, level in levels
+        for seed in seeds
     ]
-    text = says(runs, measure="f1")
-    assert text.startswith("fedcor is higher than random on both seeds (mean f1 +0.100, 95 %")
-    assert "ahead" not in text
-    assert "Rounds without a value of f1 are left out" in screen_text(summarise(runs, measure="f1"))
-    assert says(runs, "fedcor", "f1").startswith("No selector is higher than fedcor.")
+
+
+TWO = (("random", 0.4), ("fedcor", 0.5))
+NOT_SAID = "; which direction is better was not said"
+
+
+def test_a_metric_without_a_direction_names_no_winner():
+    runs = own_metric(*TWO)
+    text = says(runs, measure="mae")
+    assert text == f"mean mae of fedcor is +0.100 [+0.100, +0.100] to random's{NOT_SAID}."
+    shown = screen_text(summarise(runs, measure="mae"))
+    assert "Rounds without a value of mae are left out" in shown
+    assert says(runs, "fedcor", "mae").startswith("mean mae of random is -0.1")
     assert says(runs, measure="loss").startswith("No selector is ahead of random.")
+    for levels in (TWO, TWO[::-1], (("fedcor", 0.1), ("random", 0.4))):
+        experiment = summarise(own_metric(*levels), measure="mae").experiments[0]
+        assert ranking(experiment) == tuple(name for name, _ in levels)  # as they were given
+    hint = f'{NOT_SAID}: give metrics={{"mae": (mae, "lower")}} or "higher".'
+    assert says(own_metric(*TWO, better={"mae": None}), measure="mae").endswith(hint)
+
+
+def test_a_metric_without_a_direction_of_other_runs():
+    one = says(own_metric(*TWO, seeds=(1,)), measure="mae")
+    assert one == f"mean mae of fedcor is +0.100 (one seed, no interval) to random's{NOT_SAID}."
+    five = own_metric(*TWO, ("afl", 0.3), ("full", 0.4), ("proxy", 0.4), planned=9)
+    text = says(five, measure="mae")
+    assert text.startswith("So far: mean mae, to random's: fedcor +0.1")
+    assert ", afl -0.1" in text
+    assert f"] and 1 more{NOT_SAID}" in text
+    apart = own_metric(TWO[0]) + own_metric(TWO[1], seeds=(3,))
+    assert "no comparison: fedcor and random have no seed in common" in says(apart, measure="mae")
+    uneven = own_metric(TWO[0]) + own_metric(TWO[1], ("afl", 0.3), planned=9)
+    assert says(uneven, measure="mae").startswith("So far: mean mae, to random's")
+    assert says(own_metric(TWO[0]), measure="mae").startswith("random has a mean mae of 0.40")
+
+
+@pytest.mark.parametrize(
+    ("better", "best", "rest"),
+    [
+        ("lower", "random", "fedcor"),
+        ("higher", "fedcor", "random"),
+    ],
+)
+def test_a_metric_with_a_direction_is_ranked_by_it(better, best, rest):
+    runs = own_metric(*TWO, better={"mae": better})
+    (experiment,) = summarise(runs, measure="mae").experiments
+    assert ranking(experiment) == (best, rest)
+    text = experiment_verdict(experiment)
+    assert f"{best} is ahead of {rest} on both seeds (mean mae" in text
+    assert text.startswith("No selector is ahead of random.") == (best == "random")
+    found = experiment.selector("fedcor").differences["mean_mae"].verdict
+    assert found == ("worse" if better == "lower" else "better")
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ("higher", "metrics.mae.better is 'lower' in one and 'higher' in another"),
+        (None, "metrics.mae is .*'better': 'lower'.* in one and 'm:mae' in another"),
+    ],
+)
+def test_runs_that_disagree_on_the_direction_are_refused(other, said):
+    runs = own_metric(TWO[0], better={"mae": "lower"}) + own_metric(TWO[1], better={"mae": other})
+    with pytest.raises(RecordError, match=said):
+        summarise(runs, measure="mae")
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        None,
+        3,
+        {"mae": {"better": "lower"}},
+        {"mae": {"function": "f", "better": 1}},
+    ],
+)
+def test_a_header_that_says_no_direction(metrics):
+    runs = own_metric(*TWO)
+    for run in runs:
+        run.header["config"]["metrics"] = metrics
+    (experiment,) = summarise(runs, measure="mae").experiments
+    assert experiment.headline.better is None
 
 
 def test_several_experiments_have_a_verdict_each():

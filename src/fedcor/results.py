@@ -138,7 +138,8 @@ class Result:
         return rounds_frame(self.runs)
 
     def summary(self, metric: str | None = None) -> pd.DataFrame:
-        """Each selector over its seeds: a row per selector, best first.
+        """Each selector over its seeds: a row per selector, best first. By a metric of which
+        nobody said which direction is better, they keep the order of the runs.
 
         Its columns have two levels: the metric (`mean_accuracy`, `rounds_to_target`, ...), and
         `mean`, `low` and `high` (its 95 % interval) and `n` (seeds with a value). With several
@@ -160,7 +161,8 @@ class Result:
         """`a` minus `b`, paired seed by seed: a row per metric.
 
         Its columns: `mean`, `low` and `high` (its 95 % interval), `n` (seeds that both have), and
-        `verdict`: whether `a` is better, worse, unclear (the interval holds zero) or equal.
+        `verdict`: whether `a` is better, worse, unclear (the interval holds zero) or equal;
+        higher or lower where nobody said which direction of the metric is better.
 
         Args:
             a: Name of a selector; of `module:Class`, the class is enough.

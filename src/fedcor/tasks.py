@@ -8,7 +8,8 @@ over all data. It is named, or it is a function `loss(outputs, targets) -> (n,)`
 
 A *metric* is a function `metric(targets, outputs) -> float` of NumPy arrays, called once per round
 with the whole test set. In regression, outputs have the shape of the targets, so scikit-learn's
-`r2_score` is a metric as it is.
+`r2_score` is a metric as it is. Which direction is better is said with it, `(metric, "lower")`, or
+by its attribute `greater_is_better`; where nobody says so, selectors are not ranked by it.
 
 A package registers its own under a name with an entry point in its pyproject.toml, in the group
 `fedcor.losses` or `fedcor.metrics`. Settings are checked before anything is trained, so torch is
@@ -20,8 +21,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from fedcor.describe import describe
 from fedcor.errors import ConfigError, FedcorError, suggest
 from fedcor.plugins import load_object
 from fedcor.types import Array
@@ -29,10 +31,26 @@ from fedcor.types import Array
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["LOSSES", "Loss", "Metric", "Task", "build_task", "find_loss", "find_metrics"]
+__all__ = [
+    "LOSSES",
+    "Better",
+    "Loss",
+    "Metric",
+    "MetricSetting",
+    "Task",
+    "build_task",
+    "describe_metrics",
+    "find_loss",
+    "find_metrics",
+]
 
 Loss: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"  # (outputs, targets) -> (n,)
 Metric: TypeAlias = Callable[[Array, Array], float]  # (targets, outputs)
+Better: TypeAlias = Literal["lower", "higher"]
+# A function or its name; with its direction, as a pair or as a table of a file.
+MetricSetting: TypeAlias = (
+    str | Callable[..., float] | tuple[str | Callable[..., float], str] | Mapping[str, Any]
+)
 
 LOSSES = ("cross_entropy", "mse")
 
@@ -150,7 +168,7 @@ def _measured(name: str, metric: Metric, targets: Array, outputs: Array) -> floa
 
 def build_task(
     loss: str | Loss | None = None,
-    metrics: Mapping[str, str | Metric] | None = None,
+    metrics: Mapping[str, MetricSetting] | None = None,
     *,
     classes: int | None,
 ) -> Task:
@@ -160,7 +178,7 @@ def build_task(
         loss: A name of `LOSSES` or of an entry point, `module:function`, or a function
             `(outputs, targets) -> (n,)`. None: cross entropy for labels, else mean squared error.
         metrics: name -> a function `(targets, outputs) -> float`, `module:function`, or the name of
-            an entry point.
+            an entry point; or a pair of one of these and "lower" or "higher", whichever is better.
         classes: Number of classes; None for regression.
 
     Raises:
@@ -190,7 +208,7 @@ def find_loss(loss: str | Loss) -> Loss:
     return found
 
 
-def find_metrics(metrics: Mapping[str, str | Metric]) -> dict[str, Metric]:
+def find_metrics(metrics: Mapping[str, MetricSetting]) -> dict[str, Metric]:
     """The metrics as functions. Raises ConfigError about `metrics` if there is none such.
 
     Example:
@@ -200,10 +218,57 @@ def find_metrics(metrics: Mapping[str, str | Metric]) -> dict[str, Metric]:
     if not hasattr(metrics, "items"):
         allowed = 'must be a dictionary of names and functions, such as {"f1": macro_f1}'
         raise ConfigError("metrics", metrics, allowed)
-    return {
-        str(name): _function(f"metrics.{name}", metric, "fedcor.metrics")
-        for name, metric in metrics.items()
-    }
+    return {str(name): _metric(str(name), given)[1] for name, given in metrics.items()}
+
+
+def describe_metrics(metrics: Mapping[str, MetricSetting]) -> dict[str, Any]:
+    """What a record says of metrics: the function; with its direction, if there is one.
+
+    Example:
+        >>> describe_metrics({"mae": ("sklearn.metrics:mean_absolute_error", "lower")})
+        {'mae': {'function': 'sklearn.metrics:mean_absolute_error', 'better': 'lower'}}
+    """
+    found = {}
+    for name, setting in metrics.items():
+        given, _, better = _metric(str(name), setting)
+        described = describe(given)
+        found[str(name)] = (
+            described if better is None else {"function": described, "better": better}
+        )
+    return found
+
+
+def _metric(name: str, setting: Any) -> tuple[Any, Metric, Better | None]:
+    """A metric as it was given, its function, and which direction is better; None if unsaid."""
+    key, given = f"metrics.{name}", setting
+    better: Better | None = None
+    if isinstance(setting, Mapping):
+        if set(setting) != {"function", "better"}:
+            allowed = 'must be a table of function and better, {function = "m:f", better = "lower"}'
+            raise ConfigError(key, dict(setting), allowed)
+        given, better = setting["function"], _better(f"{key}.better", setting["better"])
+    elif isinstance(setting, tuple | list):
+        if len(setting) != 2:
+            allowed = 'must be a function, or a pair of one and "lower" or "higher"'
+            raise ConfigError(key, setting, allowed)
+        given, better = setting[0], _better(key, setting[1])
+    function = _function(key, given, "fedcor.metrics")
+    own = getattr(function, "greater_is_better", None)
+    if better is None and own is not None:
+        if not isinstance(own, bool):
+            raise ConfigError(f"{key}.greater_is_better", own, "must be True or False")
+        better = "higher" if own else "lower"
+    known = {"accuracy": "higher", "loss": "lower"}.get(name, better)
+    if better is not None and better != known:
+        raise ConfigError(key, better, f"{known} is better of {name}: choose another name")
+    return given, function, better
+
+
+def _better(key: str, given: Any) -> Better:
+    if not isinstance(given, str) or given not in ("lower", "higher"):
+        allowed = 'the direction that is better must be "lower" or "higher"'
+        raise ConfigError(key, given, allowed)
+    return "lower" if given == "lower" else "higher"
 
 
 def _function(key: str, given: Any, group: str, built_in: tuple[str, ...] = ()) -> Any:

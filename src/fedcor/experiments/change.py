@@ -15,6 +15,7 @@ from fedcor.experiments.given import as_selectors
 from fedcor.experiments.settings import Experiment
 from fedcor.faults import Faults
 from fedcor.schedules import Schedule
+from fedcor.tasks import MetricSetting
 from fedcor.types import Selector
 
 __all__ = ["experiment"]
@@ -37,7 +38,7 @@ def experiment(
     name: str = _SAME,
     test_data: Any = _SAME,
     loss: str | Callable[..., Any] | None = _SAME,
-    metrics: Mapping[str, str | Callable[..., float]] = _SAME,
+    metrics: Mapping[str, MetricSetting] = _SAME,
     milestones: tuple[int, ...] = _SAME,
     factor: float = _SAME,
     weight_decay: float = _SAME,

@@ -36,7 +36,7 @@ from fedcor.faults import Faults
 from fedcor.optimisers import Optimiser, as_optimiser, build_optimiser
 from fedcor.schedules import LearningRate, Schedule, as_schedule
 from fedcor.selectors import SELECTORS, build_selector, selector_name
-from fedcor.tasks import find_loss, find_metrics
+from fedcor.tasks import MetricSetting, describe_metrics, find_loss, find_metrics
 from fedcor.types import Selector, selector_traits
 
 __all__ = ["TABLES", "Experiment"]
@@ -96,7 +96,9 @@ class Experiment:
         loss: A name, `module:function`, or a function `(outputs, targets)` that gives the loss of
             each sample. None: cross entropy for labels, mean squared error for other numbers.
         metrics: Further metrics of the test data: a name -> a function `(targets, outputs)` that
-            gives a number, or `module:function`.
+            gives a number, or `module:function`. A pair of it and "lower" or "higher" says which
+            direction is better, and so does its attribute `greater_is_better`; without, selectors
+            are not ranked by it.
         milestones: Rounds at which the learning rate is multiplied by `factor`.
         factor: See `milestones`.
         weight_decay: Of local SGD.
@@ -133,7 +135,7 @@ class Experiment:
     name: str = "experiment"
     test_data: Any = None
     loss: str | Callable[..., Any] | None = None
-    metrics: Mapping[str, str | Callable[..., float]] = field(default_factory=dict)
+    metrics: Mapping[str, MetricSetting] = field(default_factory=dict)
     milestones: tuple[int, ...] = ()
     factor: float = 0.5
     weight_decay: float = 0.0
@@ -252,7 +254,7 @@ class Experiment:
             "selectors": {self.selector: self._describe_selector()},
             "target_accuracy": self.target_accuracy,
         }
-        return {**settings, "metrics": describe(self.metrics)} if self.metrics else settings
+        return {**settings, "metrics": describe_metrics(self.metrics)} if self.metrics else settings
 
     def _describe_selector(self) -> dict[str, Any]:
         selector = self.build_selector()

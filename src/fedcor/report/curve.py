@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -50,6 +50,21 @@ class Curve:
     down: FloatArray
     up: FloatArray
     seconds: FloatArray
+
+    def better(self, measure: str) -> Literal["lower", "higher"] | None:
+        """Which direction of a metric of the user's is better; None where nobody said."""
+        said = self._own_metrics.get(measure)
+        found = said.get("better") if isinstance(said, Mapping) and "function" in said else None
+        return found if found in ("lower", "higher") else None
+
+    def can_say_better(self, measure: str) -> bool:
+        """Whether the settings name this metric, so that its direction can be said with it."""
+        return measure in self._own_metrics
+
+    @property
+    def _own_metrics(self) -> Mapping[str, Any]:
+        own = self.settings.get("metrics")
+        return own if isinstance(own, Mapping) else {}
 
     @property
     def done(self) -> int:

@@ -179,12 +179,14 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
-def metrics_of(measure: str) -> tuple[Metric, ...]:
+def metrics_of(
+    measure: str, better: Literal["lower", "higher"] | None = None
+) -> tuple[Metric, ...]:
     """The metrics that say how a run did by one measure, and what it cost.
 
     Args:
-        measure: `accuracy`, `loss`, or the name of a metric of the user's, of which nobody knows
-            whether more is better
+        measure: `accuracy`, `loss`, or the name of a metric of the user's
+        better: which direction of the user's metric is better; None where nobody said
     """
     if measure == "accuracy":
         return METRICS
@@ -192,7 +194,7 @@ def metrics_of(measure: str) -> tuple[Metric, ...]:
     def mean_of_last(rounds: int) -> Callable[[Curve], float | None]:
         return lambda curve: _mean(_known(curve, measure)[-rounds:])
 
-    better: Literal["lower"] | None = "lower" if measure == "loss" else None
+    better = "lower" if measure == "loss" else better
     return (
         Metric(
             f"mean_{measure}",

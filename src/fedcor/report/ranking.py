@@ -14,9 +14,11 @@ def ranking(experiment: ExperimentSummary) -> tuple[str, ...]:
     They are ordered by their paired difference to the baseline, so that runs which are still at
     their first rounds, or on other seeds, do not lose for that. Those that cannot be compared with
     the baseline come last. Of equals, the baseline comes first. Where nobody said which direction
-    is better, the highest comes first.
+    is better, they keep their order.
     """
     metric = experiment.headline
+    if metric.better is None:
+        return tuple(s.name for s in experiment.selectors)
     sign = -1.0 if metric.better == "lower" else 1.0
     levels = {s.name: s.estimates[metric.key].mean for s in experiment.selectors}
     gains: dict[str, float | None] = {

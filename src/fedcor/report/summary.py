@@ -168,12 +168,13 @@ def _experiment(
         baseline = found
     _check_comparable(name, curves)
     measure = _measure(name, curves, measure)
-    metrics = metrics_of(measure)
+    any_run = next(iter(curves[baseline].values()))  # they agree
+    metrics = metrics_of(measure, any_run.better(measure))
     selectors = tuple(
         _selector(key, curves[key], None if key == baseline else curves[baseline], metrics)
         for key in curves
     )
-    target = next(iter(curves[baseline].values())).target if measure == "accuracy" else None
+    target = any_run.target if measure == "accuracy" else None
     return ExperimentSummary(name, target, baseline, selectors, measure, metrics, curves)
 
 

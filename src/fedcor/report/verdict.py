@@ -32,8 +32,9 @@ def experiment_verdict(experiment: ExperimentSummary) -> str:
     They say who is best by the mean of the measure over rounds, how many rounds it and the baseline
     need to the target, on how many seeds it is ahead, the 95 % interval of the paired difference,
     and what it costs in bytes. Where the interval holds zero, or there is none, they say that the
-    difference may be noise. The interval is that of one comparison: it is not widened for the
-    number of selectors among which the best was found.
+    difference may be noise. Of a metric whose better direction nobody said, they give the
+    differences to the baseline, and name no best. The interval is that of one comparison: it is
+    not widened for the number of selectors among which the best was found.
 
     Example:
         experiment_verdict(summarise(read_runs(Path("runs/demo"))).experiments[0])
@@ -43,8 +44,37 @@ def experiment_verdict(experiment: ExperimentSummary) -> str:
     order = ranking(experiment)
     if len(order) == 1:
         return _Duel(experiment, order[0], order[0]).alone()
+    if experiment.headline.better is None:
+        return _neutral(experiment)
     rival = experiment.baseline if order[0] != experiment.baseline else order[1]
     return _Duel(experiment, order[0], rival).text()
+
+
+def _neutral(experiment: ExperimentSummary) -> str:
+    """The differences to the baseline, where nobody said which direction is better."""
+    baseline, measure = experiment.baseline, experiment.measure
+    duels = [_Duel(experiment, s.name, baseline) for s in experiment.selectors if s.differences]
+    compared = {duel: found for duel in duels if (found := duel.found()).estimate.mean is not None}
+    if not compared:
+        return duels[0].incomparable(duels[0].found())
+    first, *others = compared
+    so_far = {duel.so_far(found) for duel, found in compared.items()}
+    before = so_far.pop() if len(so_far) == 1 else ""
+    if not before and any(duel.unfinished() for duel in compared):
+        before = "so far: "
+    if not others and compared[first].verdict == "equal":
+        return _sentence(before + first.comparison(compared[first], first.a, named=True))
+    if not others:
+        text = f"{first.what} of {first.a} is {first.gap(compared[first])} to {first.b}'s"
+    else:
+        gaps = [f"{duel.a} {duel.gap(found)}" for duel, found in compared.items()]
+        more = f" and {len(gaps) - MOST_NAMED} more" if len(gaps) > MOST_NAMED else ""
+        text = f"{first.what}, to {first.b}'s: {', '.join(gaps[:MOST_NAMED])}{more}"
+    text += "; which direction is better was not said"
+    if next(iter(experiment.curves[baseline].values())).can_say_better(measure):
+        name = measure if measure.isidentifier() else "function"
+        text += f': give metrics={{"{clean(measure)}": ({name}, "lower")}} or "higher"'
+    return _sentence(f"{before}{text}.")
 
 
 class _Duel:
@@ -56,11 +86,21 @@ class _Duel:
         shown = short_names(s.name for s in experiment.selectors)
         self.shown, self.a, self.b = shown, shown[best], shown[rival]
         self.ours, self.theirs = experiment.curves[best], experiment.curves[rival]
-        self.what = f"mean {experiment.measure}"
-        # Where nobody said what is better, nobody is ahead.
-        self.ahead, self._than = (
-            ("higher", "than") if self.metric.better is None else ("ahead", "of")
-        )
+        self.what = f"mean {clean(experiment.measure)}"
+
+    def found(self) -> Difference:
+        """The paired difference, ours minus theirs."""
+        return difference(self.metric, self.ours, self.theirs)
+
+    def gap(self, found: Difference) -> str:
+        """The difference and its interval, which say nothing of ahead or behind."""
+        estimate = found.estimate
+        assert estimate.mean is not None
+        if estimate.low is None or estimate.high is None:
+            (gap,) = numbers(self.metric, [estimate.mean], signed=True)
+            return f"{gap} (one seed, no interval)"
+        values = [estimate.mean, estimate.low, estimate.high]
+        return "{} [{}, {}]".format(*numbers(self.metric, values, signed=True))
 
     def alone(self) -> str:
         """One selector: what it reached."""
@@ -79,22 +119,22 @@ class _Duel:
 
     def text(self) -> str:
         """Several selectors: the best beside its rival."""
-        found = difference(self.metric, self.ours, self.theirs)
+        found = self.found()
         estimate = found.estimate
         if estimate.mean is None:
-            return self._incomparable(found)
+            return self.incomparable(found)
         reach = self._reaches()
         who = "it" if reach.startswith(f"{self.a} reaches") else self.a
         lead = ""
         if self.best.name == self.experiment.baseline:
-            lead = f"No selector is {self.ahead} {self._than} {self.a}. "
-        so_far = self._so_far(found)
+            lead = f"No selector is ahead of {self.a}. "
+        so_far = self.so_far(found)
         text = so_far + (f"{reach}; " if reach else "")
         named = not reach or reach.startswith("no selector")  # the rival is not named yet
-        text += self._comparison(found, who, named=named)
+        text += self.comparison(found, who, named=named)
         return lead + _sentence(text) + self._rest()
 
-    def _comparison(self, found: Difference, who: str, named: bool) -> str:
+    def comparison(self, found: Difference, who: str, named: bool) -> str:
         """The difference, its interval, and the bytes."""
         estimate = found.estimate
         assert estimate.mean is not None
@@ -115,11 +155,11 @@ class _Duel:
         seeds = self._seeds(estimate.n, self._count_ahead())
         if found.verdict == "unclear":
             return (
-                f"{self._its(who)} difference{to} may be noise ({interval}; {self.ahead} on "
+                f"{self._its(who)} difference{to} may be noise ({interval}; ahead on "
                 f"{seeds}){self._bytes('; it took ')}."
             )
-        than = f" {self._than} {self.b}" if named else ""
-        return f"{who} is {self.ahead}{than} on {seeds} ({interval}){self._bytes(', ')}."
+        of = f" of {self.b}" if named else ""
+        return f"{who} is ahead{of} on {seeds} ({interval}){self._bytes(', ')}."
 
     def _its(self, who: str) -> str:
         return "the" if who == "it" else f"{self.a}'s"
@@ -200,14 +240,14 @@ class _Duel:
             return f", but with {text}" if ratio >= 1.01 else f", with {text}"
         return before + text
 
-    def _so_far(self, found: Difference) -> str:
+    def so_far(self, found: Difference) -> str:
         """Whether runs go on, and over which rounds unequal runs are compared."""
         runs = [curves[s] for curves in (self.ours, self.theirs) for s in curves]
         unequal = len({curve.done for curve in runs}) > 1
         first, last = found.rounds or (0, 0)
         rounds = f"{first}" if first == last else f"{first} to {last}"
         over = f"over the first {rounds} rounds, which both have" if unequal else ""
-        if self._unfinished(self.best) or self._unfinished(self.rival):
+        if self.unfinished():
             return f"so far{f' ({over})' if over else ''}: "
         return f"{over}: " if over else ""
 
@@ -222,12 +262,11 @@ class _Duel:
             return ""
         named = ", ".join(others[:MOST_NAMED])
         more = len(others) - MOST_NAMED
-        word = "below" if self.ahead == "higher" else "behind"
-        return f" Not clearly {word} {self.a}: {named}" + (
+        return f" Not clearly behind {self.a}: {named}" + (
             f" and {more} more." if more > 0 else "."
         )
 
-    def _incomparable(self, found: Difference) -> str:
+    def incomparable(self, found: Difference) -> str:
         """The best and its rival have no difference: no common seed, or no value."""
         estimate = self.best.estimates[self.metric.key]
         if not self.ours.keys() & self.theirs.keys():
@@ -254,6 +293,10 @@ class _Duel:
         ):
             return "its model diverged"
         return f"no round has a value of {self.experiment.measure}"
+
+    def unfinished(self) -> bool:
+        """Whether runs of either go on."""
+        return self._unfinished(self.best) or self._unfinished(self.rival)
 
     @staticmethod
     def _unfinished(selector: SelectorSummary) -> bool:
