@@ -442,7 +442,8 @@ def test_data_that_comes_in_parts():
     assert len(fedcor.run(given).runs[0].rounds) == 3
     with pytest.raises(DataError, match="leave out partition"):
         own(data=parts, test_data=(X, Y), partition=fedcor.IID(3))
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     table = datasets.Dataset.from_dict({"x": X.tolist(), "label": Y, "hospital": IDS})
     experiment = own(data=table, test_data=table, partition="hospital", model=lambda: First())
     assert experiment.clients == 12

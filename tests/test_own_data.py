@@ -178,7 +178,8 @@ def test_sparse_matrices_are_refused():
 
 
 def test_data_frames():
-    pandas = pytest.importorskip("pandas")
+    import pandas
+
     frame = pandas.DataFrame(X, columns=list("abcd")).assign(a=[1, 2, 3, 4, 5, 6])
     kinds = pandas.Series(["x", "y", "x", "y", "x", "y"])
     cities = pandas.Series(["Rome", "Bern", "Rome", "Bern", "Bern", "Bern"])
@@ -336,7 +337,8 @@ def test_a_list_of_datasets_needs_test_data_and_no_partition():
 
 
 def table(**changes):
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     columns = {
         "input_ids": [[k, k + 1, 0] for k in range(6)],
         "attention_mask": [[1, 1, 0]] * 6,
@@ -360,7 +362,8 @@ def test_a_hugging_face_dataset_with_a_column_of_client_ids():
 
 
 def test_a_hugging_face_dataset_without_client_ids():
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     plain = table(author=None, attention_mask=None)
     both = datasets.DatasetDict({"train": plain, "test": plain})
     data, parts = as_dataset(both)
@@ -372,7 +375,8 @@ def test_a_hugging_face_dataset_without_client_ids():
 
 
 def test_class_names_and_targets_of_a_hugging_face_dataset():
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     named = table(author=None).cast_column("label", datasets.ClassLabel(names=["a", "b", "c"]))
     assert as_dataset(named, named)[0].label_names == ("a", "b", "c")
     prices = table(author=None, label=None, price=[0.5, 1.0, 2.0, 0.5, 1.0, 2.0])

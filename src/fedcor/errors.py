@@ -60,7 +60,19 @@ class DataError(FedcorError):
 
 
 class NoSourceError(DataError):
-    """A data set that none of its sources could provide."""
+    """A data set that none of its sources could provide.
+
+    Attributes:
+        failures: What each source said.
+    """
+
+    def __init__(self, failures: str) -> None:
+        self.failures = failures
+        advice = "If you have the data set's files, pass their folder or archive as `source`."
+        super().__init__(f"{failures}\n{advice}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.failures,)
 
 
 class RecordError(FedcorError):

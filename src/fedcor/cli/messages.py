@@ -54,7 +54,9 @@ def _with_flags(error: FedcorError, options: argparse.Namespace) -> str:
     if isinstance(error, ConfigError):
         return str(error.renamed(options.flags.get(error.key, error.key)))
     if isinstance(error, NoSourceError):
-        return f"{error}\nif you have the files: fedcor data fetch {options.name} --from PATH"
+        return (
+            f"{error.failures}\nif you have the files: fedcor data fetch {options.name} --from PATH"
+        )
     return str(error)
 
 
