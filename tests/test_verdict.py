@@ -117,6 +117,17 @@ def test_who_else_may_be_as_good():
     assert says(runs).endswith(" Not clearly behind fedcor: afl.")
 
 
+def test_a_clear_winner_is_named_though_another_has_the_larger_mean():
+    runs = runs_of(
+        ("random", [0.1], [0.1], [0.1]),
+        ("fedcor", [0.9], [0.1], [0.3]),
+        ("afl", [0.3], [0.31], [0.3]),
+    )
+    text = says(runs)
+    assert "the difference may be noise" in text
+    assert text.endswith(" Clearly ahead of random: afl.")
+
+
 def test_one_selector_is_not_compared():
     text = says(runs_of(("random", SLOW, SLOW)))
     assert text == (

@@ -252,19 +252,32 @@ class _Duel:
         return f"{over}: " if over else ""
 
     def _rest(self) -> str:
-        """Who else may be as good as the best."""
+        """Who is clearly ahead though the best is not, and who else may be as good as the best."""
+        clear = self._clearly_ahead()
         others = [
-            self.shown[name]
+            name
             for name in not_clearly_behind(self.experiment, self.best.name)
-            if name != self.rival.name
+            if name != self.rival.name and name not in clear
         ]
-        if not others:
-            return ""
-        named = ", ".join(others[:MOST_NAMED])
-        more = len(others) - MOST_NAMED
-        return f" Not clearly behind {self.a}: {named}" + (
-            f" and {more} more." if more > 0 else "."
-        )
+        text = f" Clearly ahead of {self.b}: {self._list(clear)}" if clear else ""
+        return text + (f" Not clearly behind {self.a}: {self._list(others)}" if others else "")
+
+    def _clearly_ahead(self) -> list[str]:
+        """Selectors whose interval excludes zero, where the best one's does not."""
+        key = self.metric.key
+        own = self.best.differences.get(key)
+        if own is None or own.verdict == "better":
+            return []
+        return [
+            s.name
+            for s in self.experiment.selectors
+            if key in s.differences and s.differences[key].verdict == "better"
+        ]
+
+    def _list(self, names: list[str]) -> str:
+        shown = ", ".join(self.shown[name] for name in names[:MOST_NAMED])
+        more = len(names) - MOST_NAMED
+        return f"{shown} and {more} more." if more > 0 else f"{shown}."
 
     def incomparable(self, found: Difference) -> str:
         """The best and its rival have no difference: no common seed, or no value."""
