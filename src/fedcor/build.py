@@ -17,6 +17,7 @@ from fedcor.data.cache import cache_file
 from fedcor.engine import Engine, LocalTraining, build_model
 from fedcor.errors import ConfigError
 from fedcor.experiments import Experiment, OwnData
+from fedcor.experiments.check import errors_under
 from fedcor.header import run_header
 from fedcor.rng import stream
 from fedcor.simulation import Simulation
@@ -75,7 +76,7 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
         labels = randomise_labels(data.train_y, data.classes, parts, noisy, rng)
         data = dataclasses.replace(data, train_y=labels)
     name, options = _model(experiment)
-    with _errors_under("model"):
+    with errors_under("model"):
         module = build_model(name, data.shape, data.outputs, seed, options, data=data, task=task)
     local = LocalTraining(
         experiment.batch_size,
@@ -98,7 +99,7 @@ def load_data(experiment: Experiment) -> Dataset:
 
 def split_data(experiment: Experiment, data: Dataset, seed: int) -> list[IntArray]:
     """The training samples of each client."""
-    with _errors_under("partition"):
+    with errors_under("partition"):
         parts = experiment.partitioner.split(data.train_y, stream(seed, "partition"))
     checked = check_parts(parts, len(data.train_y))
     if experiment.clients_per_round > len(checked):
@@ -145,15 +146,6 @@ def one_thread() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _errors_under(table: str) -> Iterator[None]:
-    """Name the table of settings in which an impossible setting stands."""
-    try:
-        yield
-    except ConfigError as error:
-        raise error.under(table) from None
 
 
 def _device(wanted: str) -> str:

@@ -17,6 +17,7 @@ import functools
 import hashlib
 import sys
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,12 @@ NOT_REPEATABLE = "not repeatable"
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class Described:
+class Described(ABC):
     """Base of what describes itself in a record."""
 
+    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Its settings as plain values."""
-        raise NotImplementedError
 
 
 def describe(value: Any) -> Any:

@@ -131,7 +131,7 @@ class UpdateProcess(Complement):
         picked[chosen] += 1
         return chosen, {**state, "picked": picked}
 
-    def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:  # noqa: ARG002
+    def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
         """None: complement's distances play no part here."""
         return {}
 

@@ -100,7 +100,7 @@ class AFL:
         rest = np.setdiff1d(available, chosen)
         return np.concatenate([chosen, uniform(rng, rest, count - len(chosen))]), state
 
-    def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:  # noqa: ARG002
+    def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
         """The valuation v_k of each chosen client."""
         return {"valuation": self.valuations(state)[chosen]}
 

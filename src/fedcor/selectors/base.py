@@ -12,15 +12,15 @@ __all__ = ["StatelessSelector", "extend_clients", "fraction_of", "uniform"]
 class StatelessSelector:
     """Base of a selector that remembers nothing between rounds: add `select`."""
 
-    def init(self, population: Population) -> State:  # noqa: ARG002
+    def init(self, population: Population) -> State:
         """An empty state."""
         return {}
 
-    def observe(self, state: State, outcome: Outcome) -> State:  # noqa: ARG002
+    def observe(self, state: State, outcome: Outcome) -> State:
         """The same state: nothing is remembered."""
         return state
 
-    def join(self, state: State, population: Population) -> State:  # noqa: ARG002
+    def join(self, state: State, population: Population) -> State:
         """The same state: it does not depend on who is in the federation."""
         return state
 

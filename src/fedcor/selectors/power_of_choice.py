@@ -65,6 +65,6 @@ class PowerOfChoice(StatelessSelector):
         order = np.argsort(-np.where(np.isnan(losses), -np.inf, losses), kind="stable")
         return candidates[order[: self.clients_per_round]], state
 
-    def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:  # noqa: ARG002
+    def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
         """The loss of each chosen client, which was asked in `select` and so is free here."""
         return {"loss": federation.losses(chosen)}

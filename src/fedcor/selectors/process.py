@@ -90,7 +90,7 @@ class ProcessSelector(ABC):
     def choose(self, state: State, federation: Federation) -> IntArray:
         """(C,) available clients, chosen with the learnt process in `state`."""
 
-    def observe(self, state: State, outcome: Outcome) -> State:  # noqa: ARG002
+    def observe(self, state: State, outcome: Outcome) -> State:
         """The same state: it is `select` that measures."""
         return state
 
