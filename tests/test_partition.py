@@ -165,7 +165,7 @@ def test_sizes_equal_those_of_a_general_optimiser(seed: int) -> None:
     [(100, 0.2, 0.5), (100, 1.0, 0.8), (100, 1e6, 0.8), (1000, 0.2, 0.9), (3000, 0.2, 0.9)],
 )
 def test_sizes_satisfy_the_optimality_conditions(clients: int, alpha: float, share: float) -> None:
-    """x_k = max(minimum, q_k'ν) for one ν in R^L, with Qx = d: the programme is strictly convex."""
+    """x_k = max(minimum, q_k'ν) for one ν in R^L, with Qx = d: it is strictly convex."""
     rng = stream(1, "test")
     d, minimum = np.full(10, 6000), share * 60_000 / clients
     x = None

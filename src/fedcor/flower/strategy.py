@@ -101,7 +101,9 @@ class SelectingStrategy(Strategy):
         LOG.info("\t├──> Selection: %s", self.selector)
         timeout = self._round_settings.probe_timeout
         LOG.info(
-            "\t├──> Waits for %d nodes; probe timeout %g s", self._round_settings.wait_for, timeout
+            "\t├──> Waits for %d nodes; probe timeout %g s",
+            self._round_settings.wait_for,
+            timeout,
         )
         self.strategy.summary()
 

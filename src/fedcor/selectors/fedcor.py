@@ -47,7 +47,7 @@ class FedCor(ProcessSelector):
         warmup_steps: Adam steps per fit in the warm-up. Not in the paper.
         refit_steps: Adam steps per refit after the warm-up. Not in the paper.
         gp_learning_rate: Learning rate of Adam in these fits, above 0.
-        beta: β, the annealing coefficient, in (0, 1). The gain of a client that was chosen τ times
+        beta: β, the annealing coefficient, in (0, 1). The gain of a client chosen τ times
             since the last refit is multiplied by β^τ. Small values spread the choice.
 
     Example:
