@@ -1,9 +1,9 @@
-"""The types that selectors and engines share. This module imports nothing of fedcor.
+"""The types that selectors, optimisers and engines share. This module imports nothing of fedcor.
 
-A *selector* decides who trains next. A *federation* answers its questions in one round. An
-*engine*, the simulator or Flower, calls the selector and trains the clients. Selectors and engines
-know of each other only what is defined here, so the same selector object runs in the simulator, in
-a real federation, and against a fake one in a test.
+A *selector* decides who trains next. A *federation* answers its questions in one round. A federated
+*optimiser* makes the next model of what came back. An *engine*, the simulator or Flower, calls them
+and trains the clients. They know of each other only what is defined here, so the same objects run
+in the simulator, in a real federation, and against fake clients in a test.
 
 Notation
     N       number of clients; clients are the ids 0 .. N-1
@@ -13,6 +13,8 @@ Notation
     l_k(w)  loss of model w over client k's own data
     w^t     the global model at the start of round t
     P       number of parameters of the model
+    Delta_k w_k - w^t, the change of the model by client k      (P,)
+    a_k     weight of client k in the mean of a round           (m,)
 """
 
 from __future__ import annotations
@@ -29,15 +31,19 @@ import numpy.typing as npt
 __all__ = [
     "Array",
     "BoolArray",
+    "Delivery",
     "Federation",
     "FloatArray",
     "IntArray",
+    "Optimiser",
+    "OptimiserTraits",
     "Outcome",
     "Population",
     "Reasons",
     "Selector",
     "SelectorTraits",
     "State",
+    "optimiser_traits",
     "selector_traits",
 ]
 
@@ -242,6 +248,8 @@ class SelectorTraits:
             counts twice in the mean.
         needs_updates: Whether it reads the updates of single clients, which secure aggregation
             hides.
+        optimiser: Name of the federated optimiser that it goes with. It aggregates where nobody
+            says how.
     """
 
     clients_per_round: int | None = None
@@ -249,9 +257,125 @@ class SelectorTraits:
     candidates: int | None = None
     replacement: bool = False
     needs_updates: bool = False
+    optimiser: str = "fedavg"
 
 
 def selector_traits(selector: Selector) -> SelectorTraits:
     """The traits of `selector`, with the default of each that it does not declare."""
     default = dataclasses.asdict(SelectorTraits())
     return SelectorTraits(**{name: getattr(selector, name, default[name]) for name in default})
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What a federated optimiser is given of a round: the model, and what came back.
+
+    The mean and the single updates are computed when they are first read. Where an optimiser reads
+    only the mean, it also works under secure aggregation.
+
+    Attributes:
+        round: t, the number of the round.
+        model: (P,) w^t, the parameters of the global model, flattened. Read-only, as are all arrays
+            of a delivery. Buffers, such as a running variance, are averaged by the engine.
+        clients: (m,) Sorted ids of the clients that delivered, each once; m is at least 1.
+        weights: (m,) a_k, the weight of each in the mean; they sum to 1.
+        steps: (m,) Local steps of each; 1 where the engine does not know it.
+        learning_rate: eta, of the local steps; 1 where the engine does not know it.
+        read_updates: Computes `updates`.
+        read_mean: Computes `mean`; `weights @ updates` unless it is given.
+    """
+
+    round: int
+    model: Array
+    clients: IntArray
+    weights: FloatArray
+    steps: IntArray
+    learning_rate: float
+    read_updates: Callable[[], Array]
+    read_mean: Callable[[], Array] | None = None
+
+    @cached_property
+    def updates(self) -> Array:
+        """(m, P) Delta_k = w_k - w^t, the change of the model by each client."""
+        return self.read_updates()
+
+    @cached_property
+    def mean(self) -> Array:
+        """(P,) sum_k a_k Delta_k, the weighted mean of the updates."""
+        if self.read_mean is not None:
+            return self.read_mean()
+        weights = self.weights.astype(self.updates.dtype)
+        mean: Array = weights @ self.updates
+        return mean
+
+
+@runtime_checkable
+class Optimiser(Protocol):
+    """How clients' updates become the next model: a frozen dataclass with two methods.
+
+    Like a selector it never changes. What it remembers is a `State` of named arrays, which the
+    engine keeps, saves in checkpoints and passes in.
+
+    Two more methods are optional:
+
+    `corrections(state, clients) -> (m, P) array`
+        e_k, what each of `clients` adds to its gradient in every local step of this round:
+        w <- w - eta (gradient + lambda w + mu (w - w^t) + e_k). It must not depend on who trains
+        beside the client.
+    `join(state, population) -> State`
+        Called when clients have joined, who stand at the end of the population. In the simulator,
+        nobody joins. Without it, the state must not depend on the number of clients.
+
+    Some attributes tell an engine more. `OptimiserTraits` lists them; all are optional.
+
+    `fedcor.testing.check_optimiser` tests that an optimiser keeps these rules.
+
+    Example:
+        Half of the way to the clients' mean::
+
+            @dataclass(frozen=True)
+            class HalfStep:
+                def init(self, population, model):
+                    return {}
+
+                def step(self, state, delivery):
+                    return delivery.model + 0.5 * delivery.mean, state
+    """
+
+    def init(self, population: Population, model: Array) -> State:
+        """The state before the first round. `model` is w^0, (P,)."""
+        ...
+
+    def step(self, state: State, delivery: Delivery) -> tuple[Array, State]:
+        """The next model w^{t+1}, (P,), and the state after the round.
+
+        It changes neither the given state nor the delivery: an engine also calls it for models that
+        are only tried, and then drops what it returned. Not called when nobody delivered.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class OptimiserTraits:
+    """What an engine reads from an optimiser besides its methods: attributes, each with a default.
+
+    Attributes:
+        weighted: Whether a client's weight in the mean is proportional to its data.
+        proximal: mu of the proximal term mu/2 |w - w^t|^2 in local training; 0 for none.
+        needs_updates: Whether it reads the updates of single clients, which secure aggregation
+            hides.
+        extra_down: Further vectors of P numbers that each training client receives.
+        extra_up: Further vectors of P numbers that each training client sends.
+    """
+
+    weighted: bool = False
+    proximal: float = 0.0
+    needs_updates: bool = False
+    extra_down: int = 0
+    extra_up: int = 0
+
+
+def optimiser_traits(optimiser: Optimiser) -> OptimiserTraits:
+    """The traits of `optimiser`, with the default of each that it does not declare."""
+    default = dataclasses.asdict(OptimiserTraits())
+    return OptimiserTraits(**{name: getattr(optimiser, name, default[name]) for name in default})
