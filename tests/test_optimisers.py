@@ -238,7 +238,7 @@ TWINS = [
 WITH_MEMORY = [Scaffold(), FedDyn(), FedVARP(), FedStale(), MIFA()]
 
 
-@pytest.mark.parametrize(("optimiser", "twin"), TWINS, ids=lambda it: repr(it)[:60])
+@pytest.mark.parametrize(("optimiser", "twin"), TWINS, ids=[repr(it) for it, _ in TWINS])
 @given(play=plays())
 def test_a_rule_is_that_of_its_paper(optimiser, twin, play):
     expected = list(twin(optimiser, play))
