@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcor.checks import check_positive
+from fedcor.checks import check_between
 from fedcor.config import plain_keywords
 from fedcor.optimisers.memory import empty_memory, mean_of_all, recall, remember, resize
 from fedcor.types import Array, Delivery, IntArray, Population, State
@@ -51,7 +51,7 @@ class FedDyn:
     needs_updates: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_positive("alpha", self.alpha)
+        check_between("alpha", self.alpha, 1e-6, 1e6)
 
     @property
     def proximal(self) -> float:
