@@ -21,11 +21,11 @@ from fedcor.flower.numbering import own_round
 from fedcor.flower.screen import number
 from fedcor.flower.settings import SelectionSettings
 from fedcor.flower.strategy import SelectingStrategy
-from fedcor.optimisers import Optimiser
 from fedcor.record import RoundRecord
 from fedcor.schedules import Schedule
 from fedcor.simulation import Simulation
-from fedcor.types import Selector
+from fedcor.simulation.aggregate import next_model
+from fedcor.types import Optimiser, Selector, optimiser_traits
 
 __all__ = ["ExperimentStrategy", "client_app", "server_app", "to_model", "to_record"]
 
@@ -106,7 +106,7 @@ def client_app(experiment: Experiment, seed: int) -> ClientApp:
         round = own_round(cast(int, config["server-round"]), finished=0)
         rate = cast(float, config["lr"])
         (result,) = simulation.engine.train(model, [client], round, rate)
-        weight = _size(simulation, client) if simulation.optimiser.weighted else 1
+        weight = _size(simulation, client) if optimiser_traits(simulation.optimiser).weighted else 1
         metrics = MetricRecord({"loss": _loss(simulation, model, client), "num-examples": weight})
         return Message(
             RecordDict({"arrays": to_record(result), "metrics": metrics}), reply_to=message
@@ -162,7 +162,7 @@ class ExperimentStrategy(FedAvg):
 
     def aggregate_train(
         self,
-        server_round: int,  # noqa: ARG002
+        server_round: int,
         replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The experiment's optimiser's mean."""
@@ -170,7 +170,19 @@ class ExperimentStrategy(FedAvg):
         given = [number(content.metric_records["metrics"], "num-examples") for content in contents]
         weights = np.array(given)
         results = torch.stack([to_model(content["arrays"]) for content in contents])
-        model = self._optimiser.aggregate(to_model(self._before), results, weights / weights.sum())
+        before, m = to_model(self._before), len(results)
+        model, _ = next_model(
+            self._optimiser,
+            {},
+            before,
+            results,
+            len(before),
+            round=own_round(server_round, finished=0),
+            clients=np.arange(m),
+            weights=weights / weights.sum(),
+            steps=np.ones(m, dtype=np.int64),
+            learning_rate=1.0,
+        )
         return to_record(model), self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
 

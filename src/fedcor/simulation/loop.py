@@ -18,18 +18,18 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
+from fedcor.aggregation import init_optimiser, state_bytes
 from fedcor.engine import Engine, Faults
 from fedcor.errors import FedcorError
 from fedcor.guard import LARGEST_LOSS
-from fedcor.optimisers import Optimiser
 from fedcor.record import RoundRecord
 from fedcor.schedules import LearningRate, Schedule, as_schedule
 from fedcor.selection import Decision, decide, init_state, observe
+from fedcor.simulation.aggregate import parameters_of
 from fedcor.simulation.round import SimulatedRound
 from fedcor.simulation.state import SimulationState
-from fedcor.types import Outcome, Selector
+from fedcor.types import Optimiser, Outcome, Selector, State
 
 __all__ = ["LearningRate", "Simulation"]
 
@@ -71,7 +71,15 @@ class Simulation:
         clients = self.engine.population.count
         unknown, nobody = np.full(clients, np.nan), np.zeros(clients, dtype=bool)
         state = init_state(self.selector, self.engine.population)
-        return SimulationState(0, self.engine.initial_model, unknown, nobody, state)
+        return SimulationState(
+            0, self.engine.initial_model, unknown, nobody, state, self.optimiser_start
+        )
+
+    @cached_property
+    def optimiser_start(self) -> State:
+        """The optimiser's state before the first round."""
+        model = parameters_of(self.engine.initial_model, self.engine.vector.trained)
+        return init_optimiser(self.optimiser, self.engine.population, model)
 
     def _check_scale(self) -> None:
         """In regression, the loss has the scale of the targets; clients' losses have a limit."""
@@ -110,18 +118,18 @@ class Simulation:
             state, outcome = federation.close(decision.chosen, decision.state)
             observed = observe(self.selector, decision.state, outcome)
             state = dataclasses.replace(state, selector=observed)
-            yield self._record(federation, decision, outcome, state.model, started), state
+            yield self._record(federation, decision, outcome, state, started), state
 
     def _record(
         self,
         federation: SimulatedRound,
         decision: Decision,
         outcome: Outcome,
-        model: Tensor,
+        after: SimulationState,
         started: float,
     ) -> RoundRecord:
         """The line of the record for a round that is over."""
-        scores = self.engine.test(model)
+        scores = self.engine.test(after.model)
         return RoundRecord(
             round=federation.round,
             selected=outcome.selected.tolist(),
@@ -136,4 +144,5 @@ class Simulation:
             seconds=round(time.perf_counter() - started, 6),
             why=decision.why,
             metrics=scores.metrics,
+            memory_bytes=state_bytes(after.optimiser),
         )
