@@ -35,7 +35,7 @@ class FedDyn:
     Here the server keeps it, and therefore reads the updates of single clients.
 
     Args:
-        alpha: strength of the regulariser. The paper uses 0.001 to 0.1.
+        alpha: strength of the regulariser. The authors' examples use 0.01.
         weighted: as for FedAvg; h is then the mean in proportion to the clients' data. (The
             authors' code divides alpha by a client's share of the data.)
 

@@ -104,10 +104,10 @@ def resize(
     """The same memory for a population in which clients have joined or sizes became known."""
     scales = _scales(population, weighted)
     total = np.zeros_like(state["total"])
-    for key, vector in state.items():
-        kind, _, client = key.partition("/")
-        if kind == name and client:
-            total += scales[int(client)] * vector.astype(np.float64)
+    for client, scale in enumerate(scales):
+        vector = state.get(f"{name}/{client}")
+        if vector is not None:
+            total += scale * vector.astype(np.float64)
     return {**state, "scales": scales, "total": total}
 
 
