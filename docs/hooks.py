@@ -33,6 +33,7 @@ GROUPS = {
         "FedCor", "Complement", "Random", "AFL", "PowerOfChoice", "Proxy", "Full", "build_selector",
     ],
     "Writing a selector": ["Selector", "Federation", "Outcome", "Population", "State"],
+    "Writing a federated optimiser": ["Optimiser", "Delivery"],
 }  # fmt: skip
 # Of `fedcor.data`, what a user needs beside the names above; the rest serves the package.
 DATA = [
@@ -43,9 +44,7 @@ DATA = [
 # Protocols of a user's own parts, and the records that functions return.
 TYPES = [
     "fedcor.types.SelectorTraits",
-    "fedcor.types.Optimiser",
     "fedcor.types.OptimiserTraits",
-    "fedcor.types.Delivery",
     "fedcor.schedules.Schedule",
     "fedcor.record.RoundRecord",
     "fedcor.record.RunRecord",

@@ -140,14 +140,19 @@ except ImportError as error:
 
 def test_public_names():
     assert set(fedcor.__all__) == {
-        "AFL", "Complement", "Dirichlet", "Experiment", "Faults", "FedAvg", "FedCor", "FedProx",
-        "Federation", "Full", "IID", "Outcome", "Population", "PowerOfChoice", "Proxy", "Random",
-        "Result", "Selector", "Shards", "State", "__version__", "build_selector", "compare",
-        "experiment", "load", "run", "simulate",
+        "AFL", "Complement", "Delivery", "Dirichlet", "Experiment", "Faults", "FedAvg", "FedCor",
+        "FedProx", "Federation", "Full", "IID", "Optimiser", "Outcome", "Population",
+        "PowerOfChoice", "Proxy", "Random", "Result", "Selector", "Shards", "State", "__version__",
+        "build_selector", "compare", "experiment", "load", "run", "simulate",
     }  # fmt: skip
     assert dir(fedcor) == sorted(fedcor.__all__)
     assert all(hasattr(fedcor, name) for name in fedcor.__all__)
-    assert fedcor.testing.__all__ == ["FakeFederation", "check_selector", "round_trip"]
+    assert fedcor.testing.__all__ == [
+        "FakeFederation",
+        "check_optimiser",
+        "check_selector",
+        "round_trip",
+    ]
 
 
 def undocumented(node: ast.AST) -> list[str]:

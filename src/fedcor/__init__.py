@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         Random,
         build_selector,
     )
-    from fedcor.types import Federation, Outcome, Population, Selector, State
+    from fedcor.types import Delivery, Federation, Optimiser, Outcome, Population, Selector, State
 
     __version__: str
 
@@ -35,6 +35,7 @@ __all__ = [
     "AFL",
     "IID",
     "Complement",
+    "Delivery",
     "Dirichlet",
     "Experiment",
     "Faults",
@@ -43,6 +44,7 @@ __all__ = [
     "FedProx",
     "Federation",
     "Full",
+    "Optimiser",
     "Outcome",
     "Population",
     "PowerOfChoice",
@@ -74,7 +76,10 @@ _NAMES = {
         *("AFL", "Complement", "FedCor", "Full", "PowerOfChoice", "Proxy", "Random"),
         "build_selector",
     ),
-    "types": ("Federation", "Outcome", "Population", "Selector", "State"),
+    "types": (
+        *("Delivery", "Federation", "Optimiser", "Outcome"),
+        *("Population", "Selector", "State"),
+    ),
 }
 _MODULES = {name: f"fedcor.{module}" for module, names in _NAMES.items() for name in names}
 

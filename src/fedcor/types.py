@@ -1,9 +1,9 @@
-"""The types that selectors and engines share. This module imports nothing of fedcor.
+"""The types that selectors, optimisers and engines share. This module imports nothing of fedcor.
 
-A *selector* decides who trains next. A *federation* answers its questions in one round. An
-*engine*, the simulator or Flower, calls the selector and trains the clients. Selectors and engines
-know of each other only what is defined here, so the same selector object runs in the simulator, in
-a real federation, and against a fake one in a test.
+A *selector* decides who trains next. A *federation* answers its questions in one round. A federated
+*optimiser* makes the next model of what came back. An *engine*, the simulator or Flower, calls them
+and trains the clients. They know of each other only what is defined here, so the same objects run
+in the simulator, in a real federation, and against fake clients in a test.
 
 Notation
     N       number of clients; clients are the ids 0 .. N-1
@@ -13,6 +13,8 @@ Notation
     l_k(w)  loss of model w over client k's own data
     w^t     the global model at the start of round t
     P       number of parameters of the model
+    Delta_k w_k - w^t, the change of the model by client k      (P,)
+    a_k     weight of client k in the mean of a round           (m,)
 """
 
 from __future__ import annotations
@@ -273,7 +275,8 @@ class Delivery:
 
     Attributes:
         round: t, the number of the round.
-        model: (P,) w^t, the global model, flattened. Read-only.
+        model: (P,) w^t, the parameters of the global model, flattened. Read-only, as are all arrays
+            of a delivery. Buffers, such as a running variance, are averaged by the engine.
         clients: (m,) Sorted ids of the clients that delivered, each once; m is at least 1.
         weights: (m,) a_k, the weight of each in the mean; they sum to 1.
         steps: (m,) Local steps of each; 1 where the engine does not know it.
@@ -316,7 +319,9 @@ class Optimiser(Protocol):
     Two more methods are optional:
 
     `corrections(state, clients) -> (m, P) array`
-        What each client adds to its gradient in every local step of this round.
+        e_k, what each of `clients` adds to its gradient in every local step of this round:
+        w <- w - eta (gradient + lambda w + mu (w - w^t) + e_k). It must not depend on who trains
+        beside the client.
     `join(state, population) -> State`
         Called when clients have joined, who stand at the end of the population. In the simulator,
         nobody joins. Without it, the state must not depend on the number of clients.
