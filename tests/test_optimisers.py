@@ -21,6 +21,7 @@ from fedcor.optimisers.memory import all_seen, empty_memory, mean_of_all, recall
 from fedcor.optimisers.momentum import FedAvgM
 from fedcor.optimisers.normalised import FedNova
 from fedcor.optimisers.scaffold import Scaffold
+from fedcor.testing import check_optimiser
 from fedcor.types import Delivery, Optimiser, Population, optimiser_traits
 
 
@@ -237,6 +238,13 @@ WITH_MEMORY = [Scaffold(), FedDyn(), FedVARP(), FedStale(), MIFA()]
 def test_a_rule_is_that_of_its_paper(optimiser, twin, play):
     expected = list(twin(optimiser, play))
     assert_allclose(list(models(optimiser, play)), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "optimiser", [*(it for it, _ in TWINS), FedVARP(dtype="float16")], ids=repr
+)
+def test_optimiser_conforms(optimiser):
+    check_optimiser(optimiser)
 
 
 # Corrections of local training
