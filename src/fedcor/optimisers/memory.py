@@ -1,0 +1,129 @@
+"""What a server remembers of every client: one vector of P numbers each.
+
+y_k        the vector of client k; zero until one is stored
+scale_k    how much k counts: 1, or n_k where clients count in proportion to their data
+total      sum_k scale_k y_k, in float64
+mean       total / sum_k scale_k, over all N clients, also those never seen
+
+Each vector is an array of its own in the state, called `update/<id>`. To store m vectors, a shallow
+copy of the state gets m new entries: the N x P numbers are never copied, and the given state stays
+as it was. Everything here is a pure function.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from fedcor.types import Array, BoolArray, FloatArray, IntArray, Population, State
+
+__all__ = [
+    "StoredAs",
+    "all_seen",
+    "empty_memory",
+    "mean_of_all",
+    "recall",
+    "remember",
+    "resize",
+    "weighted_mean",
+]
+
+# The type of a stored vector's numbers.
+StoredAs: TypeAlias = Literal["float32", "float16"]
+
+
+def empty_memory(population: Population, model: Array, *, weighted: bool = False) -> State:
+    """A memory of `population` in which nobody was seen.
+
+    Args:
+        population: Who is in the federation.
+        model: (P,) The model, for its length.
+        weighted: Whether clients count in proportion to their data.
+    """
+    return {"scales": _scales(population, weighted), "total": np.zeros(len(model))}
+
+
+def recall(state: State, clients: IntArray, name: str = "update") -> tuple[Array, BoolArray]:
+    """(m, P) y_k of each client, float32, zero where there is none; and (m,) who has one."""
+    vectors = np.zeros((len(clients), len(state["total"])), dtype=np.float32)
+    seen = np.zeros(len(clients), dtype=np.bool_)
+    for row, client in enumerate(clients):
+        stored = state.get(f"{name}/{client}")
+        if stored is not None:
+            vectors[row], seen[row] = stored, True
+    return vectors, seen
+
+
+def remember(
+    state: State,
+    clients: IntArray,
+    vectors: Array,
+    dtype: StoredAs = "float32",
+    name: str = "update",
+) -> State:
+    """The state in which y_k of each client is its row of `vectors`.
+
+    Args:
+        state: The memory so far. It is not changed.
+        clients: (m,) ids, each once.
+        vectors: (m, P) What to store.
+        dtype: How to store it. float16 takes half of the space; numbers beyond its range become
+            its largest.
+        name: What the vectors are called in the state.
+    """
+    new = dict(state)
+    total = state["total"].copy()
+    for client, vector in zip(clients, vectors, strict=True):
+        stored = _stored(vector, dtype)
+        # The total follows what is stored, not what was sent, so that it is their sum exactly.
+        change = stored.astype(np.float64)
+        before = state.get(f"{name}/{client}")
+        if before is not None:
+            change -= before
+        total += state["scales"][client] * change
+        new[f"{name}/{client}"] = stored
+    new["total"] = total
+    return new
+
+
+def mean_of_all(state: State) -> FloatArray:
+    """(P,) The mean of y_k over all clients; who was never seen counts as zero."""
+    mean: FloatArray = state["total"] / state["scales"].sum()
+    return mean
+
+
+def all_seen(state: State, name: str = "update") -> bool:
+    """Whether every client has a vector."""
+    return sum(key.startswith(f"{name}/") for key in state) == len(state["scales"])
+
+
+def resize(
+    state: State, population: Population, *, weighted: bool = False, name: str = "update"
+) -> State:
+    """The same memory for a population in which clients have joined or sizes became known."""
+    scales = _scales(population, weighted)
+    total = np.zeros_like(state["total"])
+    for client, scale in enumerate(scales):
+        vector = state.get(f"{name}/{client}")
+        if vector is not None:
+            total += scale * vector.astype(np.float64)
+    return {**state, "scales": scales, "total": total}
+
+
+def weighted_mean(weights: FloatArray, vectors: Array) -> FloatArray:
+    """(P,) sum_k a_k v_k in float64."""
+    mean: FloatArray = weights @ vectors.astype(np.float64)
+    return mean
+
+
+def _scales(population: Population, weighted: bool) -> FloatArray:
+    return population.sizes.astype(np.float64) if weighted else np.ones(population.count)
+
+
+def _stored(vector: Array, dtype: StoredAs) -> Array:
+    """A copy, so that the state holds no view of all m vectors."""
+    if dtype == "float16":
+        largest = float(np.finfo(np.float16).max)
+        vector = np.clip(vector, -largest, largest)
+    return vector.astype(dtype)

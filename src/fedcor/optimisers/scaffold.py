@@ -1,0 +1,85 @@
+"""Control variates against the drift of clients towards their own optimum.
+
+SCAFFOLD    e_k     = c - c_k                                        added to every local gradient
+            w^{t+1} = w^t + eta_s sum_k a_k Delta_k
+            c_k    <- c_k - c - Delta_k / (tau_k eta)                for who delivered (option II)
+            c       = mean of c_k over all N clients                 all start at zero
+
+tau_k is the number of local steps and eta their learning rate, so that the new c_k is the mean
+gradient that k saw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedcor.checks import check_positive
+from fedcor.config import plain_keywords
+from fedcor.optimisers.memory import empty_memory, mean_of_all, recall, remember, resize
+from fedcor.types import Array, Delivery, IntArray, Population, State
+
+__all__ = ["Scaffold"]
+
+_NAME = "control"
+
+
+@plain_keywords
+@dataclass(frozen=True)
+class Scaffold:
+    """SCAFFOLD with option II (Karimireddy et al., 2020).
+
+    Each client receives c beside the model, and sends the change of its c_k beside its update. That
+    is twice the traffic of FedAvg, and it is billed. A server that knows the learning rate and the
+    number of steps can rebuild c_k from the update, as is done here; then nothing more need be
+    sent up.
+
+    It reads the updates of single clients, because c_k is kept here. It needs an engine that knows
+    the learning rate and the steps.
+
+    Args:
+        learning_rate: eta_s, of the server.
+        weighted: as for FedAvg; c is then the mean in proportion to the clients' data. The paper
+            has equal weights.
+
+    Example:
+        >>> from fedcor.optimisers.scaffold import Scaffold
+        >>> Scaffold().extra_down, Scaffold().extra_up
+        (1, 1)
+    """
+
+    learning_rate: float = 1.0
+    weighted: bool = False
+
+    needs_updates: ClassVar[bool] = True
+    extra_down: ClassVar[int] = 1
+    extra_up: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        check_positive("learning_rate", self.learning_rate)
+
+    def init(self, population: Population, model: Array) -> State:
+        """Nobody was seen: c and all c_k are zero."""
+        return empty_memory(population, model, weighted=self.weighted)
+
+    def join(self, state: State, population: Population) -> State:
+        """c as the mean over more clients."""
+        return resize(state, population, weighted=self.weighted, name=_NAME)
+
+    def corrections(self, state: State, clients: IntArray) -> Array:
+        """(m, P) c - c_k."""
+        own, _ = recall(state, clients, _NAME)
+        difference: Array = mean_of_all(state).astype(np.float32) - own
+        return difference
+
+    def step(self, state: State, delivery: Delivery) -> tuple[Array, State]:
+        """(P,) w^t + eta_s sum_k a_k Delta_k."""
+        own, _ = recall(state, delivery.clients, _NAME)
+        paces = (delivery.steps * delivery.learning_rate).astype(np.float32)
+        common = mean_of_all(state).astype(np.float32)
+        controls = own - common - delivery.updates / paces[:, None]
+        model = delivery.model + self.learning_rate * delivery.mean.astype(np.float64)
+        state = remember(state, delivery.clients, controls, name=_NAME)
+        return model.astype(delivery.model.dtype), state
