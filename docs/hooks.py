@@ -28,7 +28,10 @@ GROUPS = {
     "Run and compare": ["compare", "run", "simulate", "load", "Result"],
     "Experiments": ["experiment", "Experiment", "Faults"],
     "Partitions": ["IID", "Shards", "Dirichlet"],
-    "Federated optimisers": ["FedAvg", "FedProx"],
+    "Federated optimisers": [
+        "FedAvg", "FedProx", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "FedNova", "Scaffold",
+        "FedDyn", "MIFA", "FedVARP", "FedStale", "FedExP",
+    ],
     "Selectors": [
         "FedCor", "Complement", "Random", "AFL", "PowerOfChoice", "Proxy", "Full", "build_selector",
     ],

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,16 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from fedcor import (
+    MIFA,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedDyn,
+    FedExP,
+    FedNova,
+    FedStale,
+    FedVARP,
+    FedYogi,
+    Scaffold,
+)
 from fedcor.errors import ConfigError
-from fedcor.optimisers import FedAvg
-from fedcor.optimisers.adaptive import FedAdagrad, FedAdam, FedYogi
-from fedcor.optimisers.extrapolation import FedExP
-from fedcor.optimisers.feddyn import FedDyn
-from fedcor.optimisers.last_updates import MIFA, FedStale, FedVARP
+from fedcor.optimisers import OPTIMISERS, build_optimiser
 from fedcor.optimisers.memory import all_seen, empty_memory, mean_of_all, recall, remember, resize
-from fedcor.optimisers.momentum import FedAvgM
-from fedcor.optimisers.normalised import FedNova
-from fedcor.optimisers.scaffold import Scaffold
 from fedcor.testing import check_optimiser
 from fedcor.types import Delivery, Optimiser, Population, optimiser_traits
 
@@ -659,3 +667,20 @@ def test_without_need_of_single_updates_none_are_read(optimiser):
     )  # fmt: skip
     moved, _ = optimiser.step(optimiser.init(Population(np.array([3])), model), delivery)
     assert np.all(moved > 0.0)
+
+
+@pytest.mark.parametrize("name", OPTIMISERS.built_in)
+def test_the_page_on_optimisers_has_every_one_and_its_settings(name):
+    page = Path(__file__).parents[1] / "docs" / "how-to" / "optimisers.md"
+    lines = page.read_text(encoding="utf-8").splitlines()
+    (row,) = (line for line in lines if line.startswith(f"| `{name}`"))
+    optimiser = build_optimiser(name)
+    traits = optimiser_traits(optimiser)
+    assert f"| {1 + traits.extra_down}, {1 + traits.extra_up} |" in row
+    assert ("| yes |" in row) == (not traits.needs_updates)
+    if "as `fedadam`" in row:
+        return
+    for field in fields(optimiser):
+        if field.name not in ("weighted", "dtype"):
+            default = f"{field.default:g}".removeprefix("0") or "0"
+            assert f"`{field.name}` ({'false' if field.default is False else default})" in row

@@ -144,6 +144,8 @@ def test_public_names():
         "FedProx", "Federation", "Full", "IID", "Optimiser", "Outcome", "Population",
         "PowerOfChoice", "Proxy", "Random", "Result", "Selector", "Shards", "State", "__version__",
         "build_selector", "compare", "experiment", "load", "run", "simulate",
+        "FedAdagrad", "FedAdam", "FedAvgM", "FedDyn", "FedExP", "FedNova", "FedStale", "FedVARP",
+        "FedYogi", "MIFA", "Scaffold",
     }  # fmt: skip
     assert dir(fedcor) == sorted(fedcor.__all__)
     assert all(hasattr(fedcor, name) for name in fedcor.__all__)

@@ -15,7 +15,21 @@ if TYPE_CHECKING:
     from fedcor.data import IID, Dirichlet, Shards
     from fedcor.experiments import Experiment, experiment
     from fedcor.faults import Faults
-    from fedcor.optimisers import FedAvg, FedProx
+    from fedcor.optimisers import (
+        MIFA,
+        FedAdagrad,
+        FedAdam,
+        FedAvg,
+        FedAvgM,
+        FedDyn,
+        FedExP,
+        FedNova,
+        FedProx,
+        FedStale,
+        FedVARP,
+        FedYogi,
+        Scaffold,
+    )
     from fedcor.results import Result
     from fedcor.selectors import (
         AFL,
@@ -34,14 +48,24 @@ if TYPE_CHECKING:
 __all__ = [
     "AFL",
     "IID",
+    "MIFA",
     "Complement",
     "Delivery",
     "Dirichlet",
     "Experiment",
     "Faults",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
     "FedCor",
+    "FedDyn",
+    "FedExP",
+    "FedNova",
     "FedProx",
+    "FedStale",
+    "FedVARP",
+    "FedYogi",
     "Federation",
     "Full",
     "Optimiser",
@@ -51,6 +75,7 @@ __all__ = [
     "Proxy",
     "Random",
     "Result",
+    "Scaffold",
     "Selector",
     "Shards",
     "State",
@@ -70,7 +95,21 @@ _NAMES = {
     "data": ("IID", "Dirichlet", "Shards"),
     "experiments": ("Experiment", "experiment"),
     "faults": ("Faults",),
-    "optimisers": ("FedAvg", "FedProx"),
+    "optimisers": (
+        "FedAvg",
+        "FedProx",
+        "FedAvgM",
+        "FedAdagrad",
+        "FedAdam",
+        "FedYogi",
+        "FedNova",
+        "Scaffold",
+        "FedDyn",
+        "MIFA",
+        "FedVARP",
+        "FedStale",
+        "FedExP",
+    ),
     "results": ("Result",),
     "selectors": (
         *("AFL", "Complement", "FedCor", "Full", "PowerOfChoice", "Proxy", "Random"),

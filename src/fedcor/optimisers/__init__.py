@@ -4,21 +4,39 @@ Each is a frozen dataclass that keeps `fedcor.types.Optimiser`: pure methods, st
 They import NumPy alone, and know nothing of any engine.
 """
 
+from fedcor.optimisers.adaptive import FedAdagrad, FedAdam, FedYogi
 from fedcor.optimisers.averaging import FedAvg, FedProx
+from fedcor.optimisers.extrapolation import FedExP
+from fedcor.optimisers.feddyn import FedDyn
+from fedcor.optimisers.last_updates import MIFA, FedStale, FedVARP
+from fedcor.optimisers.momentum import FedAvgM
+from fedcor.optimisers.normalised import FedNova
 from fedcor.optimisers.registry import (
     OPTIMISERS,
     as_optimiser,
     build_optimiser,
     optimiser_names,
 )
+from fedcor.optimisers.scaffold import Scaffold
 from fedcor.optimisers.short import ShortForm
 from fedcor.types import Optimiser
 
 __all__ = [
+    "MIFA",
     "OPTIMISERS",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
+    "FedDyn",
+    "FedExP",
+    "FedNova",
     "FedProx",
+    "FedStale",
+    "FedVARP",
+    "FedYogi",
     "Optimiser",
+    "Scaffold",
     "ShortForm",
     "as_optimiser",
     "build_optimiser",

@@ -68,7 +68,7 @@ class FedAdagrad(_Adaptive):
         weighted: as for FedAvg.
 
     Example:
-        >>> from fedcor.optimisers.adaptive import FedAdagrad
+        >>> from fedcor import FedAdagrad
         >>> FedAdagrad().learning_rate
         0.1
     """
@@ -97,7 +97,7 @@ class FedAdam(_Adaptive):
         beta2: how long squares of updates are remembered; below 1.
 
     Example:
-        >>> from fedcor.optimisers.adaptive import FedAdam
+        >>> from fedcor import FedAdam
         >>> FedAdam(learning_rate=0.1).beta2
         0.99
     """
@@ -125,7 +125,7 @@ class FedYogi(FedAdam):
         beta2: how long squares of updates are remembered; below 1.
 
     Example:
-        >>> from fedcor.optimisers.adaptive import FedYogi
+        >>> from fedcor import FedYogi
         >>> FedYogi(learning_rate=0.1).tau
         0.001
     """

@@ -35,7 +35,7 @@ class FedExP:
         weighted: as for FedAvg.
 
     Example:
-        >>> from fedcor.optimisers.extrapolation import FedExP
+        >>> from fedcor import FedExP
         >>> FedExP(epsilon=0.1)
         FedExP(epsilon=0.1, weighted=False)
     """

@@ -40,7 +40,7 @@ class FedDyn:
             authors' code divides alpha by a client's share of the data.)
 
     Example:
-        >>> from fedcor.optimisers.feddyn import FedDyn
+        >>> from fedcor import FedDyn
         >>> FedDyn(alpha=0.01).proximal
         0.01
     """

@@ -77,7 +77,7 @@ class FedVARP(_LastUpdates):
         learning_rate: eta_s, of the server.
 
     Example:
-        >>> from fedcor.optimisers.last_updates import FedVARP
+        >>> from fedcor import FedVARP
         >>> FedVARP(dtype="float16")
         FedVARP(weighted=False, dtype='float16', learning_rate=1.0)
     """
@@ -111,7 +111,7 @@ class FedStale(_LastUpdates):
         learning_rate: eta_s, of the server.
 
     Example:
-        >>> from fedcor.optimisers.last_updates import FedStale
+        >>> from fedcor import FedStale
         >>> FedStale(beta=0.2).beta
         0.2
     """
@@ -147,7 +147,7 @@ class MIFA(_LastUpdates):
             were never seen count as zero, and the first steps are short.
 
     Example:
-        >>> from fedcor.optimisers.last_updates import MIFA
+        >>> from fedcor import MIFA
         >>> MIFA(wait=True).wait
         True
     """

@@ -30,7 +30,7 @@ class FedAvgM:
         weighted: as for FedAvg.
 
     Example:
-        >>> from fedcor.optimisers.momentum import FedAvgM
+        >>> from fedcor import FedAvgM
         >>> FedAvgM(learning_rate=0.1)
         FedAvgM(learning_rate=0.1, momentum=0.9, weighted=False)
     """

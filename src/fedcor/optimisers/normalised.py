@@ -37,7 +37,7 @@ class FedNova:
 
     Example:
         >>> import numpy as np
-        >>> from fedcor.optimisers.normalised import FedNova
+        >>> from fedcor import FedNova
         >>> FedNova(momentum=0.5).effective_steps(np.array([1, 2]))
         array([1. , 2.5])
     """

@@ -7,7 +7,14 @@ from typing import Any, cast
 
 from fedcor.checks import check_at_least, check_between
 from fedcor.errors import ConfigError
+from fedcor.optimisers.adaptive import FedAdagrad, FedAdam, FedYogi
 from fedcor.optimisers.averaging import FedAvg, FedProx
+from fedcor.optimisers.extrapolation import FedExP
+from fedcor.optimisers.feddyn import FedDyn
+from fedcor.optimisers.last_updates import MIFA, FedStale, FedVARP
+from fedcor.optimisers.momentum import FedAvgM
+from fedcor.optimisers.normalised import FedNova
+from fedcor.optimisers.scaffold import Scaffold
 from fedcor.optimisers.short import ShortForm
 from fedcor.plugins import Registry
 from fedcor.types import Optimiser, optimiser_traits
@@ -17,7 +24,21 @@ __all__ = ["OPTIMISERS", "as_optimiser", "build_optimiser", "optimiser_names"]
 OPTIMISERS = Registry(
     "name",
     "fedcor.optimisers",
-    {"fedavg": FedAvg, "fedprox": FedProx},
+    {
+        "fedavg": FedAvg,
+        "fedprox": FedProx,
+        "fedavgm": FedAvgM,
+        "fedadagrad": FedAdagrad,
+        "fedadam": FedAdam,
+        "fedyogi": FedYogi,
+        "fednova": FedNova,
+        "scaffold": Scaffold,
+        "feddyn": FedDyn,
+        "mifa": MIFA,
+        "fedvarp": FedVARP,
+        "fedstale": FedStale,
+        "fedexp": FedExP,
+    },
     ("init", "step"),
     ("aggregate",),
 )

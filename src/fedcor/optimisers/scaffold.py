@@ -45,7 +45,7 @@ class Scaffold:
             has equal weights.
 
     Example:
-        >>> from fedcor.optimisers.scaffold import Scaffold
+        >>> from fedcor import Scaffold
         >>> Scaffold().extra_down, Scaffold().extra_up
         (1, 1)
     """
