@@ -90,7 +90,7 @@ def main() -> None:
             time.sleep(0.1)
         for _ in range(options.blocks):
             for name, timed in times.items():
-                inner = ExperimentStrategy(simulation.optimiser, simulation.learning_rate)
+                inner = ExperimentStrategy(simulation)
                 inner.fraction_train, inner.min_train_nodes = chosen / nodes, chosen
                 strategy: Strategy = inner
                 if name != "Flower's FedAvg":

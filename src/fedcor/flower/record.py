@@ -11,18 +11,22 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
+from fedcor.describe import describe
 from fedcor.errors import RecordError
 from fedcor.flower.checkpoint import Checkpoint, StrategyMemory
 from fedcor.flower.memory import restore, snapshot
+from fedcor.flower.optimiser_strategy import optimiser_of
 from fedcor.flower.round import Round
 from fedcor.flower.screen import number
 from fedcor.flower.settings import RoundSettings
 from fedcor.flower.state import FederationState
 from fedcor.flower.wire import LOG
 from fedcor.header import run_header
+from fedcor.optimisers import OPTIMISERS
 from fedcor.record import RoundRecord
 from fedcor.run_folder import RunWriter, open_run, write_client_names
 from fedcor.selectors import selector_name
+from fedcor.types import Optimiser
 
 __all__ = ["Recorder", "describe_run"]
 
@@ -38,8 +42,11 @@ def describe_run(settings: RoundSettings, num_rounds: int) -> dict[str, Any]:
     """The header of the record: what a later start with the same folder must agree with."""
     described = dataclasses.asdict(settings.selector)  # type: ignore[call-overload]
     selector = selector_name(settings.selector)
+    optimiser = optimiser_of(settings.strategy)
     config = {
         "strategy": type(settings.strategy).__name__,
+        # A strategy of Flower's, or of a user's, is named alone.
+        **({} if optimiser is None else {"optimiser": _describe_optimiser(optimiser)}),
         "selectors": {selector: described},
         "training": {
             "rounds": num_rounds,
@@ -48,6 +55,12 @@ def describe_run(settings: RoundSettings, num_rounds: int) -> dict[str, Any]:
     }
     versions = {"flwr": version("flwr")}
     return run_header(settings.selection.name, selector, settings.selection.seed, config, versions)
+
+
+def _describe_optimiser(optimiser: Optimiser) -> dict[str, Any]:
+    """Its name and its options, as the header of the simulator has them."""
+    options = {key: value for key, value in describe(optimiser).items() if key != "class"}
+    return {"name": OPTIMISERS.name_of(optimiser), **options}
 
 
 class Recorder:
