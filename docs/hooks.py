@@ -43,7 +43,9 @@ DATA = [
 # Protocols of a user's own parts, and the records that functions return.
 TYPES = [
     "fedcor.types.SelectorTraits",
-    "fedcor.optimisers.Optimiser",
+    "fedcor.types.Optimiser",
+    "fedcor.types.OptimiserTraits",
+    "fedcor.types.Delivery",
     "fedcor.schedules.Schedule",
     "fedcor.record.RoundRecord",
     "fedcor.record.RunRecord",

@@ -311,7 +311,7 @@ def test_the_keywords_of_an_experiment_are_those_of_a_change():
         ({"partition": None}, "partition = None: must be given: fedcor.Dirichlet"),
         ({"partition": fedcor.IID}, "partition = <class.*must be fedcor.IID, Shards"),
         ({"partition": {"kind": "shard", "clients": 3}}, 'partition.kind.*did you mean "shards"'),
-        ({"optimiser": 3}, "^optimiser = 3: must be a name, or an object with the method aggreg"),
+        ({"optimiser": 3}, "^optimiser = 3: must be a name, or an object with the methods init"),
         ({"optimiser": "fedporx"}, 'did you mean "fedprox"'),
         ({"learning_rate": "fast"}, "module:attribute"),
         ({"learning_rate": None}, "must be a number, a function"),
@@ -561,8 +561,9 @@ class Spaced(fedcor.Random):
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (lambda model, results: results, "a Tensor of shape"),
-        (lambda model, results: model.numpy(), "a ndarray of shape"),
+        (lambda model, results: results, "a float32 array of shape"),
+        (lambda model, results: model.tolist(), "a list of shape"),
+        (lambda model, results: model.int(), "a int32 array of shape"),
         (lambda model, results: model * float("nan"), "numbers that are not finite"),
         (lambda model, results: results @ results, "failed in aggregate: RuntimeError"),
     ],
@@ -575,4 +576,30 @@ def test_a_mistake_in_an_own_optimiser_is_told_with_its_name(returned, message):
 
     experiment = fedcor.experiment("digits", rounds=2, optimiser=Mine())
     with pytest.raises(FedcorError, match=f"round 0: the optimiser Mine .*{message}"):
+        fedcor.run(experiment, "random")
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (lambda state, delivery: delivery.model, "must return .model, state. from step"),
+        (lambda state, delivery: (delivery.model[1:], state), "a float32 array of shape"),
+        (
+            lambda state, delivery: (delivery.model + np.float64(1e300), state),
+            "numbers that are not finite",
+        ),
+        (lambda state, delivery: (delivery.model, None), "state is a mapping"),
+        (lambda state, delivery: (delivery.model, {"n": 3}), "state 'n' is not a plain NumPy"),
+        (lambda state, delivery: (delivery.model / {}, state), "failed in step: TypeErr.*line"),
+        (lambda state, delivery: (delivery.mean.fill(0), state), "failed in step: .*read-only"),
+    ],
+)
+def test_a_mistake_in_a_step_is_told(step, message):
+    @dataclass(frozen=True)
+    class Mine(fedcor.FedAvg):
+        def step(self, state, delivery):
+            return step(state, delivery)
+
+    experiment = fedcor.experiment("digits", rounds=2, optimiser=Mine())
+    with pytest.raises(FedcorError, match=f"round 0: the optimiser Mine.*{message}"):
         fedcor.run(experiment, "random")

@@ -21,7 +21,9 @@ from fedcor.engine.stacked import StackedTrainer, dense_stack
 from fedcor.engine.train import Assignment, LoopTrainer, schedule
 from fedcor.errors import ConfigError, FedcorError
 from fedcor.rng import stream
+from fedcor.simulation.aggregate import next_model
 from fedcor.tasks import build_task
+from fedcor.types import optimiser_traits
 
 
 class Residual(nn.Module):
@@ -532,13 +534,17 @@ def test_aggregation_is_the_weighted_mean(m, seed):
     results = torch.from_numpy(rng.standard_normal((m, 8)))
     weights = rng.dirichlet(np.ones(m))
     for optimiser in (FedAvg(), FedProx(mu=0.3)):
-        aggregated = optimiser.aggregate(model, results, weights)
+        delivery = {"round": 0, "clients": np.arange(m), "weights": weights, "learning_rate": 0.1}
+        aggregated, state = next_model(
+            optimiser, {}, model, results, 8, steps=np.ones(m, dtype=np.int64), **delivery
+        )
         assert np.allclose(aggregated.numpy(), weights @ results.numpy())
+        assert not state
 
 
 def test_fedprox_rejects_a_negative_mu():
     assert FedProx(mu=0.25).proximal == 0.25
-    assert FedAvg().proximal == 0
+    assert optimiser_traits(FedAvg()).proximal == 0
     with pytest.raises(ConfigError, match="mu"):
         FedProx(mu=-1.0)
 

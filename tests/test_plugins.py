@@ -20,6 +20,7 @@ from fedcor.errors import ConfigError, DataError
 from fedcor.optimisers import as_optimiser, build_optimiser
 from fedcor.rng import stream
 from fedcor.schedules import as_schedule
+from fedcor.types import Delivery, optimiser_traits
 
 MODULE = """
 from dataclasses import dataclass
@@ -64,6 +65,15 @@ def _my_module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
+def stepped(optimiser, model, updates, state=None):
+    """The next model, with equal weights."""
+    m = len(updates)
+    delivery = Delivery(
+        3, model, np.arange(m), np.ones(m) / m, np.ones(m, dtype=np.int64), 0.1, lambda: updates
+    )
+    return optimiser.step({} if state is None else state, delivery)[0]
+
+
 def changed(**changes):
     return fedcor.experiment("digits", selector="random", **changes)
 
@@ -96,8 +106,7 @@ def test_by_reference_in_a_file_and_back(tmp_path):
     import my_plugins
 
     named = fedcor.experiment(path)
-    step = named.build_optimiser().aggregate(torch.zeros(1), torch.ones(2, 1), np.ones(2) / 2)
-    assert step.tolist() == [0.25]
+    assert stepped(named.build_optimiser(), np.zeros(1), np.ones((2, 1))).tolist() == [0.25]
     simulation = build_simulation(named, 1)
     assert simulation.engine.population.count == 20
     assert simulation.engine.vector.size == 64 * 7 + 7 + 7 * 10 + 10
@@ -119,7 +128,10 @@ def test_by_reference_in_a_file_and_back(tmp_path):
         ({"partition": {"kind": "my_plugins:NotOne"}}, "partition.kind.*a dataclass with the meth"),
         ({"partition": {"kind": "my_plugins:InTrun"}}, 'did you mean "InTurn"'),
         ({"partition": {"kind": "my_plugins:InTurn", "client": 3}}, "partition.client = 3"),
-        ({"optimiser": {"name": "my_plugins:NotOne"}}, "optimiser.name.*the method aggregate"),
+        (
+            {"optimiser": {"name": "my_plugins:NotOne"}},
+            "optimiser.name.*init and step, or the method aggr",
+        ),
         ({"optimiser": {"name": "my_plugins:Part", "shar": 3}}, 'did you mean "share"'),
         ({"learning_rate": "my_plugins:schedul"}, 'did you mean "schedule"'),
         ({"model": {"name": "my_plugins:Small", "widht": 3}}, 'did you mean "width"'),
@@ -175,15 +187,71 @@ class Weighted(Bare):
 
 
 def test_what_an_optimiser_does_not_say_is_as_in_federated_averaging():
-    bare, whole = as_optimiser(Bare()), Weighted()
-    assert (bare.weighted, bare.proximal) == (False, 0.0)
-    assert as_optimiser(whole) is whole
-    simulation = build_simulation(changed(optimiser=whole), 1)
+    bare, whole = optimiser_traits(as_optimiser(Bare())), optimiser_traits(as_optimiser(Weighted()))
+    assert (bare.weighted, bare.proximal, bare.needs_updates) == (False, 0.0, True)
+    assert (whole.weighted, whole.proximal) == (True, 0.5)
+    simulation = build_simulation(changed(optimiser=Weighted()), 1)
     assert simulation.engine.local_training.proximal == 0.5
     default, own = (
         next(fedcor.simulate(changed(optimiser=one)))[1].model for one in ("fedavg", Bare())
     )
     assert torch.allclose(default, own, atol=1e-6)
+
+
+@given(st.integers(1, 5), st.integers(0, 99))
+def test_the_short_form_is_given_the_clients_models_and_may_write_to_them(m, seed):
+    rng = np.random.default_rng(seed)
+    model, updates = rng.standard_normal(4), rng.standard_normal((m, 4))
+    for array in (model, updates):
+        array.flags.writeable = False
+
+    class Mine:
+        def aggregate(self, model, results, weights):
+            assert weights.sum() == pytest.approx(1)
+            results -= model
+            return (model + 2 * results.sum(dim=0)).requires_grad_()
+
+    found = stepped(as_optimiser(Mine()), model, updates)
+    assert np.allclose(found, model + 2 * updates.sum(axis=0))
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """The full form: it has a state."""
+
+    keep: float = 0.5
+
+    def init(self, population, model):
+        return {"velocity": np.zeros_like(model)}
+
+    def step(self, state, delivery):
+        velocity = self.keep * state["velocity"] + delivery.mean
+        return delivery.model + velocity, {"velocity": velocity}
+
+
+def test_the_full_form_is_used_as_it_is_by_object_and_by_name():
+    mine = Momentum()
+    assert as_optimiser(mine) is mine
+    assert build_optimiser(f"{__name__}:Momentum", {"keep": 0.25}) == Momentum(0.25)
+    rounds = list(fedcor.simulate(changed(optimiser=mine), rounds=3))
+    before = build_simulation(changed(), 1).start.model
+    for _, state in rounds:
+        assert np.allclose(state.optimiser["velocity"], state.model - before, atol=1e-6)
+        before = state.model
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"weighted": 3}, "weighted = 3: must be true or false"),
+        ({"proximal": -1.0}, "proximal = -1.0"),
+        ({"extra_down": 0.5}, "extra_down = 0.5"),
+        ({"step": None}, "must be a name, or an object with the methods init and step, or the me"),
+    ],
+)
+def test_attributes_of_an_optimiser_that_cannot_be(attributes, message):
+    with pytest.raises(ConfigError, match=message):
+        as_optimiser(type("Mine", (Momentum,), attributes)())
 
 
 # --- partitions -----------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ SOURCE = Path(fedcor.__file__).parent
 # A room may import only rooms that stand before it (and itself).
 ORDER = [
     "errors", "types", "rng", "checks", "config", "plugins", "describe", "files", "guard", "ledger",
-    "header", "record", "run_folder", "progress", "processes", "selection", "gp", "selectors",
-    "testing", "tasks", "data", "faults", "optimisers", "schedules", "model_options", "experiments",
-    "engine", "simulation", "build", "runner", "analysis", "report", "results", "reproduce",
-    "flower", "api", "cli", "__main__",
+    "header", "record", "run_folder", "progress", "processes", "selection", "aggregation", "gp",
+    "selectors", "testing", "tasks", "data", "faults", "optimisers", "schedules", "model_options",
+    "experiments", "engine", "simulation", "build", "runner", "analysis", "report", "results",
+    "reproduce", "flower", "api", "cli", "__main__",
 ]  # fmt: skip
 NEVER = {
     ("engine", "selectors"),

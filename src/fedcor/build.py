@@ -22,7 +22,7 @@ from fedcor.header import run_header
 from fedcor.rng import stream
 from fedcor.simulation import Simulation
 from fedcor.tasks import build_task
-from fedcor.types import IntArray
+from fedcor.types import IntArray, optimiser_traits
 
 __all__ = [
     "LABEL_NOISE",
@@ -83,7 +83,7 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
         experiment.local_steps,
         schedule.at(0),
         experiment.weight_decay,
-        optimiser.proximal,
+        optimiser_traits(optimiser).proximal,
     )
     holdout, device = experiment.holdout, _device(experiment.device)
     engine = Engine(data, parts, module, local, seed, holdout=holdout, device=device, task=task)

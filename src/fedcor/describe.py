@@ -46,7 +46,7 @@ def describe(value: Any) -> Any:
     Example:
         >>> from fedcor import FedProx
         >>> describe(FedProx(mu=0.5))
-        {'class': 'fedcor.optimisers:FedProx', 'weighted': False, 'mu': 0.5}
+        {'class': 'fedcor.optimisers.averaging:FedProx', 'weighted': False, 'mu': 0.5}
         >>> describe(describe)
         'fedcor.describe:describe'
     """

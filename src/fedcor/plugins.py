@@ -32,10 +32,11 @@ class Registry:
         group: the group of entry points.
         built_in: name -> class.
         methods: what every class must have.
+        short_form: methods that can stand for them; none if it is empty.
 
     Example:
         >>> from fedcor.optimisers import FedAvg
-        >>> registry = Registry("name", "fedcor.optimisers", {"fedavg": FedAvg}, ("aggregate",))
+        >>> registry = Registry("name", "fedcor.optimisers", {"fedavg": FedAvg}, ("init", "step"))
         >>> registry.build("fedavg", {"weighted": True})
         FedAvg(weighted=True)
     """
@@ -44,6 +45,7 @@ class Registry:
     group: str
     built_in: Mapping[str, type[Any]]
     methods: tuple[str, ...]
+    short_form: tuple[str, ...] = ()
 
     def names(self) -> list[str]:
         """All built-in and registered names."""
@@ -82,7 +84,11 @@ class Registry:
 
     def accepts(self, found: object) -> bool:
         """Whether an object or a class has the methods."""
-        return all(callable(getattr(found, method, None)) for method in self.methods)
+        return any(
+            all(callable(getattr(found, method, None)) for method in methods)
+            for methods in (self.methods, self.short_form)
+            if methods
+        )
 
     def name_of(self, given: object) -> str:
         """The name of an object's class: built-in or registered, else `module:Class`."""
@@ -97,9 +103,14 @@ class Registry:
         return reference
 
     def _needed(self) -> str:
-        *first, last = self.methods
-        named = f"{', '.join(first)} and {last}" if first else last
-        return f"the method{'s' if first else ''} {named}"
+        forms = [_listed(methods) for methods in (self.methods, self.short_form) if methods]
+        return ", or ".join(forms)
+
+
+def _listed(methods: tuple[str, ...]) -> str:
+    *first, last = methods
+    named = f"{', '.join(first)} and {last}" if first else last
+    return f"the method{'s' if first else ''} {named}"
 
 
 def load_object(reference: str, key: str) -> Any:

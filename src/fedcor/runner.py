@@ -99,7 +99,10 @@ def _restore(checkpoint: Mapping[str, Array], simulation: Simulation, out: Path)
         raise RecordError(
             f"the checkpoint in {out} does not fit this run; delete it to start this run over"
         )
-    return state
+    if state.optimiser:
+        return state
+    # A checkpoint of before optimisers had a state, or of one that has none.
+    return dataclasses.replace(state, optimiser=simulation.optimiser_start)
 
 
 @dataclass(frozen=True)

@@ -83,17 +83,17 @@ def join_clients(selector: Selector, state: State, population: Population) -> St
     return joined
 
 
-def check_state(state: State) -> None:
+def check_state(state: State, whose: str = "the selector") -> None:
     """Refuse a state that could not be written to a checkpoint."""
     if not isinstance(state, Mapping):
         raise FedcorError(
-            f"a selector's state is a mapping of names to arrays, not a {type(state).__name__}"
+            f"{whose}'s state is a mapping of names to arrays, not a {type(state).__name__}"
         )
     for name, value in state.items():
         plain = isinstance(value, np.ndarray) and not value.dtype.hasobject
         if not isinstance(name, str) or not plain:
             raise FedcorError(
-                f"the selector's state {name!r} is not a plain NumPy array, as checkpoints need"
+                f"{whose}'s state {name!r} is not a plain NumPy array, as checkpoints need"
             )
 
 

@@ -33,11 +33,11 @@ from fedcor.experiments.given import (
     describe_partition,
 )
 from fedcor.faults import Faults
-from fedcor.optimisers import Optimiser, as_optimiser, build_optimiser
+from fedcor.optimisers import as_optimiser, build_optimiser
 from fedcor.schedules import LearningRate, Schedule, as_schedule
 from fedcor.selectors import SELECTORS, build_selector, selector_name
 from fedcor.tasks import MetricSetting, describe_metrics, find_loss, find_metrics
-from fedcor.types import Selector, selector_traits
+from fedcor.types import Optimiser, Selector, selector_traits
 
 __all__ = ["TABLES", "Experiment"]
 

@@ -11,5 +11,14 @@ from fedcor.optimisers.registry import (
     build_optimiser,
     optimiser_names,
 )
+from fedcor.types import Optimiser
 
-__all__ = ["OPTIMISERS", "FedAvg", "FedProx", "as_optimiser", "build_optimiser", "optimiser_names"]
+__all__ = [
+    "OPTIMISERS",
+    "FedAvg",
+    "FedProx",
+    "Optimiser",
+    "as_optimiser",
+    "build_optimiser",
+    "optimiser_names",
+]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping
+from typing import Any, cast
 
+from fedcor.checks import check_at_least, check_between
 from fedcor.errors import ConfigError
 from fedcor.optimisers.averaging import FedAvg, FedProx
+from fedcor.optimisers.short import ShortForm
 from fedcor.plugins import Registry
-from fedcor.types import Array, Delivery, FloatArray, Optimiser, Population, State
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from fedcor.types import Optimiser, optimiser_traits
 
 __all__ = ["OPTIMISERS", "as_optimiser", "build_optimiser", "optimiser_names"]
 
 OPTIMISERS = Registry(
-    "name", "fedcor.optimisers", {"fedavg": FedAvg, "fedprox": FedProx}, ()
+    "name",
+    "fedcor.optimisers",
+    {"fedavg": FedAvg, "fedprox": FedProx},
+    ("init", "step"),
+    ("aggregate",),
 )
 
 
@@ -36,13 +38,22 @@ def build_optimiser(name: str, options: Mapping[str, Any] | None = None) -> Opti
 
 
 def as_optimiser(given: Any) -> Optimiser:
-    """An object with `init` and `step`, or the short form with `aggregate` alone.
+    """A user's object as an optimiser: with `init` and `step`, or with `aggregate` alone.
+
+    An object with `aggregate` is of the short form (see `ShortForm`), whatever else it has: so is a
+    subclass of `FedAvg` that has its own.
 
     Raises:
-        ConfigError: It has neither.
+        ConfigError: It has neither, or an attribute that an engine reads has no possible value.
     """
-    if isinstance(given, type) or not isinstance(given, Optimiser):
-        if not isinstance(given, type) and callable(getattr(given, "aggregate", None)):
-            return _Short(given, *[])  # TODO
-        raise ConfigError("name", given, "must be ...")
-    return cast(Optimiser, given)
+    OPTIMISERS.check(given)
+    short = callable(getattr(given, "aggregate", None))
+    optimiser = ShortForm(given) if short else cast(Optimiser, given)
+    traits = optimiser_traits(optimiser)
+    for key in ("weighted", "needs_updates"):
+        if not isinstance(getattr(traits, key), bool):
+            raise ConfigError(key, getattr(traits, key), "must be true or false")
+    check_between("proximal", traits.proximal, 0.0, 1e6)
+    for key in ("extra_down", "extra_up"):
+        check_at_least(key, getattr(traits, key), 0)
+    return optimiser

@@ -20,16 +20,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedcor.aggregation import init_optimiser
 from fedcor.engine import Engine, Faults
 from fedcor.errors import FedcorError
 from fedcor.guard import LARGEST_LOSS
-from fedcor.optimisers import Optimiser
 from fedcor.record import RoundRecord
 from fedcor.schedules import LearningRate, Schedule, as_schedule
 from fedcor.selection import Decision, decide, init_state, observe
+from fedcor.simulation.aggregate import parameters_of
 from fedcor.simulation.round import SimulatedRound
 from fedcor.simulation.state import SimulationState
-from fedcor.types import Outcome, Selector
+from fedcor.types import Optimiser, Outcome, Selector, State
 
 __all__ = ["LearningRate", "Simulation"]
 
@@ -71,7 +72,15 @@ class Simulation:
         clients = self.engine.population.count
         unknown, nobody = np.full(clients, np.nan), np.zeros(clients, dtype=bool)
         state = init_state(self.selector, self.engine.population)
-        return SimulationState(0, self.engine.initial_model, unknown, nobody, state)
+        return SimulationState(
+            0, self.engine.initial_model, unknown, nobody, state, self.optimiser_start
+        )
+
+    @cached_property
+    def optimiser_start(self) -> State:
+        """The optimiser's state before the first round."""
+        model = parameters_of(self.engine.initial_model, self.engine.vector.trained)
+        return init_optimiser(self.optimiser, self.engine.population, model)
 
     def _check_scale(self) -> None:
         """In regression, the loss has the scale of the targets; clients' losses have a limit."""

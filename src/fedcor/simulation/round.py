@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedcor.engine import Engine, Faults
-from fedcor.errors import FedcorError
 from fedcor.guard import check_clients, screen_losses
 from fedcor.ledger import CURRENT, Ledger
-from fedcor.optimisers import Optimiser
 from fedcor.rng import stream
-from fedcor.selection import blame
+from fedcor.simulation.aggregate import next_model
 from fedcor.simulation.state import SimulationState
-from fedcor.types import FloatArray, IntArray, Outcome, State
+from fedcor.types import FloatArray, IntArray, Optimiser, Outcome, State, optimiser_traits
 
 __all__ = ["SimulatedRound"]
+
+
+class _Candidate(NamedTuple):
+    """A model that may become the next one."""
+
+    model: Tensor
+    memory: State  # the optimiser's, if this model is adopted
+    version: int | None  # in the ledger; None if no client received it
+    losses: FloatArray  # (N,) NaN where unknown
 
 
 class SimulatedRound:
@@ -47,6 +56,7 @@ class SimulatedRound:
         state: SimulationState,
     ) -> None:
         self._engine, self._optimiser = engine, optimiser
+        self._traits = optimiser_traits(optimiser)
         self.round, self.learning_rate = state.round, learning_rate
         self.weights, clients = engine.population.weights, engine.population.count
         self.rng = stream(seed, "select", self.round)
@@ -56,13 +66,13 @@ class SimulatedRound:
         self._alive = ~faults.dropped(seed, self.round, clients)
         self._steps = faults.steps(seed, self.round, clients, engine.local_training.local_steps)
         self._model, self._known = state.model, state.known.copy()
+        self._memory = state.optimiser
         self.ledger = Ledger(clients, engine.model_bytes, state.holders)
         self.refused = 0
         self._asked = np.zeros(clients, dtype=bool)
         self._trained: dict[int, Tensor] = {}  # client -> its usable result of this round
         self._asked_to_train: set[int] = set()
-        # (participants, their weights) -> candidate model, its version, its losses
-        self._candidates: dict[tuple[bytes, bytes], tuple[Tensor, int, FloatArray]] = {}
+        self._candidates: dict[tuple[bytes, bytes], _Candidate] = {}  # by participants and weights
 
     def losses(self, clients: IntArray) -> FloatArray:
         """(len(clients),) l_k(w^t) of each; see `Federation.losses`."""
@@ -80,12 +90,12 @@ class SimulatedRound:
         if len(participants):
             key = (participants.tobytes(), weights.tobytes())
             if key not in self._candidates:
-                candidate = self._aggregate(participants, weights)
+                model, memory = self._aggregate(participants, weights)
                 version = self.ledger.new_version()
                 losses = np.full(len(self.weights), np.nan)
-                losses[self.available] = self._ask(version, candidate, self.available)
-                self._candidates[key] = candidate, version, losses
-            changes[self.available] = self._candidates[key][2][self.available] - before
+                losses[self.available] = self._ask(version, model, self.available)
+                self._candidates[key] = _Candidate(model, memory, version, losses)
+            changes[self.available] = self._candidates[key].losses[self.available] - before
         return changes
 
     def close(self, chosen: IntArray, state: State) -> tuple[SimulationState, Outcome]:
@@ -103,28 +113,30 @@ class SimulatedRound:
         chosen = check_clients(chosen, self.available, self.round)
         participants, weights = self._train(chosen)
         key = (participants.tobytes(), weights.tobytes())
-        version: int | None
         if not len(participants):
             # Nobody delivered: the model stays, and so does what is known of it.
-            model, known, version = self._model, self._known, CURRENT
+            adopted = _Candidate(self._model, self._memory, CURRENT, self._known)
         elif key in self._candidates:
-            model, version, known = self._candidates[key]
+            adopted = self._candidates[key]
         else:
-            model, version = self._aggregate(participants, weights), None
-            known = np.full(len(self.weights), np.nan)
+            unknown = np.full(len(self.weights), np.nan)
+            adopted = _Candidate(*self._aggregate(participants, weights), None, unknown)
         sizes = self._engine.population.sizes[participants].astype(np.float64)
         outcome = Outcome(
             self.round,
             chosen,
             participants,
             step_sizes=self.learning_rate * self._steps[participants].astype(np.float64),
-            aggregation_weights=sizes if self._optimiser.weighted else np.ones(len(participants)),
+            aggregation_weights=sizes if self._traits.weighted else np.ones(len(participants)),
             read_losses=lambda: self._screened(self._engine.losses(self._model, participants)),
             read_updates=lambda: (self._results(participants) - self._model).cpu().numpy(),
             head=self._engine.vector.head,
         )
-        self.ledger.close_round(version)
-        after = SimulationState(self.round + 1, model, known, self.ledger.holders(), state)
+        self.ledger.close_round(adopted.version)
+        holders = self.ledger.holders()
+        after = SimulationState(
+            self.round + 1, adopted.model, adopted.losses, holders, state, adopted.memory
+        )
         return after, outcome
 
     def _ask(self, version: int, model: Tensor, clients: IntArray) -> FloatArray:
@@ -159,7 +171,7 @@ class SimulatedRound:
             self._trained |= {k: r for k, r, ok in zip(ids, results, usable, strict=True) if ok}
         delivered = np.array([k in self._trained for k in clients.tolist()], dtype=bool)
         weights = times[delivered].astype(np.float64)
-        if self._optimiser.weighted:
+        if self._traits.weighted:
             weights *= self._engine.population.sizes[clients[delivered]]
         return clients[delivered], weights / weights.sum() if len(weights) else weights
 
@@ -168,20 +180,17 @@ class SimulatedRound:
             return self._model.new_empty(0, len(self._model))
         return torch.stack([self._trained[k] for k in participants.tolist()])
 
-    def _aggregate(self, participants: IntArray, weights: FloatArray) -> Tensor:
-        """The optimiser's next model. It may be a user's own, so what it returns is checked."""
-        name = type(self._optimiser).__name__
-        with blame(f"round {self.round}: the optimiser {name} failed in aggregate"):
-            model = self._optimiser.aggregate(self._model, self._results(participants), weights)
-        if not isinstance(model, Tensor) or model.shape != self._model.shape:
-            shape = tuple(getattr(model, "shape", ()))
-            raise FedcorError(
-                f"round {self.round}: the optimiser {name} returned a {type(model).__name__} of "
-                f"shape {shape}, not a tensor of shape {tuple(self._model.shape)}"
-            )
-        if not bool(torch.isfinite(model).all()):
-            raise FedcorError(
-                f"round {self.round}: the optimiser {name} made a model with numbers that are not "
-                "finite out of results that are"
-            )
-        return model
+    def _aggregate(self, participants: IntArray, weights: FloatArray) -> tuple[Tensor, State]:
+        """The optimiser's next model, and its state after this round."""
+        return next_model(
+            self._optimiser,
+            self._memory,
+            self._model,
+            self._results(participants),
+            self._engine.vector.trained,
+            round=self.round,
+            clients=participants,
+            weights=weights,
+            steps=self._steps[participants],
+            learning_rate=self.learning_rate,
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ class SimulationState:
         known: (N,) The losses l_k(w^t) that clients have reported; NaN where unknown.
         holders: (N,) Which clients have received w^t.
         selector: The selector's state.
+        optimiser: The federated optimiser's state.
     """
 
     round: int
@@ -31,25 +32,33 @@ class SimulationState:
     known: FloatArray
     holders: BoolArray
     selector: State
+    optimiser: State = field(default_factory=dict)
 
     def to_arrays(self) -> dict[str, Array]:
         """The state as named arrays, for a checkpoint."""
-        selector = {f"selector/{name}": np.asarray(value) for name, value in self.selector.items()}
+        states = {"selector": self.selector, "optimiser": self.optimiser}
         return {
             "round": np.array(self.round),
             "model": self.model.cpu().numpy(),
             "known": self.known,
             "holders": self.holders,
-            **selector,
+            **{
+                f"{whose}/{name}": np.asarray(value)
+                for whose, state in states.items()
+                for name, value in state.items()
+            },
         }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], device: torch.device) -> SimulationState:
         """The state that `to_arrays` gave; KeyError, TypeError or ValueError for other arrays."""
-        selector = {
-            name.removeprefix("selector/"): array
-            for name, array in arrays.items()
-            if name.startswith("selector/")
-        }
-        model = torch.from_numpy(arrays["model"]).to(device)
-        return cls(int(arrays["round"]), model, arrays["known"], arrays["holders"], selector)
+        selector, optimiser = (
+            {
+                name.removeprefix(whose): array
+                for name, array in arrays.items()
+                if name.startswith(whose)
+            }
+            for whose in ("selector/", "optimiser/")
+        )
+        model, round = torch.from_numpy(arrays["model"]).to(device), int(arrays["round"])
+        return cls(round, model, arrays["known"], arrays["holders"], selector, optimiser)
