@@ -396,12 +396,10 @@ def normalised_app():
     def train(message, context):
         k = int(context.node_config["partition-id"])
         start = message.content["arrays"]
-        arrays = {
-            name: Array(np.full_like(array.numpy(), k + 1)) for name, array in start.items()
-        }
+        arrays = {name: Array(np.full_like(array.numpy(), k + 1)) for name, array in start.items()}
+        arrays["causal"] = start["causal"]
         metrics = MetricRecord({"loss": 1.0, "num-examples": [3, 1][k], "local-steps": 7 - k})
-        if k == 0 or "uneven" not in message.content["config"]:
-            metrics["learning-rate"] = 0.5
+        metrics["learning-rate"] = 0.5
         content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
         return Message(content, reply_to=message)
 
@@ -415,6 +413,7 @@ NORMALISED = {
     "half": np.zeros(1, np.float16),
     "mask": np.array([True, False]),
     "ema": np.zeros(1),
+    "causal": np.array([0, -np.inf], np.float32),
 }
 
 
@@ -448,6 +447,7 @@ def test_what_is_no_weight_is_averaged_and_keeps_its_type(around):
     assert made["ema"].tolist() == [1.25]
     assert made["norm.num_batches_tracked"].tolist() == 1
     assert made["mask"].tolist() == [True, True]
+    assert made["causal"].tolist() == [0, -np.inf]
 
 
 def test_an_optimiser_is_told_how_far_clients_trained():

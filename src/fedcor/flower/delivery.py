@@ -110,7 +110,8 @@ def _steps(metrics: Sequence[MetricRecord]) -> IntArray:
     """(m,) the clients' local steps; all 1 unless each of them says a possible number."""
     steps = np.array([number(one, STEPS) for one in metrics])
     if ((steps >= 1) & (steps <= _MOST_STEPS)).all():
-        return np.rint(steps).astype(np.int64)
+        whole: IntArray = np.rint(steps).astype(np.int64)
+        return whole
     if not np.isnan(steps).all():
         LOG.warning("%s of the replies is %s: all are taken to be 1", STEPS, steps.tolist())
     return np.ones(len(steps), dtype=np.int64)

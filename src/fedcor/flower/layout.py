@@ -47,7 +47,8 @@ class Layout:
 def layout_of(model: Mapping[str, Array], plain: tuple[str, ...] = PLAIN) -> Layout:
     """The layout of a model's float arrays, except those whose name matches a pattern of `plain`.
 
-    The vector is of float32, or of float64 where an array of the model is.
+    An array with numbers that are not finite, such as a mask of -inf, is no weight either. The
+    vector is of float32, or of float64 where one of these arrays is.
 
     Example:
         >>> model = {"w": np.ones((2, 2)), "norm.running_var": np.ones(2), "steps": np.array(3)}
@@ -57,6 +58,8 @@ def layout_of(model: Mapping[str, Array], plain: tuple[str, ...] = PLAIN) -> Lay
     parts = tuple(
         (name, values.shape, values.dtype)
         for name, values in model.items()
-        if values.dtype.kind == "f" and not any(fnmatchcase(name, one) for one in plain)
+        if values.dtype.kind == "f"
+        and not any(fnmatchcase(name, pattern) for pattern in plain)
+        and np.isfinite(values).all()
     )
     return Layout(parts, np.result_type(np.float32, *(dtype for _, _, dtype in parts)))

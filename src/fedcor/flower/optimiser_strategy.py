@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 
@@ -24,7 +24,7 @@ from fedcor.errors import ConfigError, FedcorError
 from fedcor.flower.delivery import Company, Delivered, read_delivered
 from fedcor.flower.layout import PLAIN, layout_of
 from fedcor.flower.memory import Frozen, wrapped
-from fedcor.flower.numbering import flower_round, own_round
+from fedcor.flower.numbering import flower_round
 from fedcor.flower.roster import population_of
 from fedcor.flower.screen import Unusable, clean_model, metrics_of, number
 from fedcor.flower.wire import LOG
@@ -52,15 +52,16 @@ class OptimiserStrategy(FedAvg):
     """A Flower strategy that aggregates with a federated optimiser of fedcor.
 
     A client's weight in the mean is its `num-examples` (`weighted_by_key`), as in Flower's FedAvg,
-    whatever the optimiser's own `weighted` says. Arrays that are not of floats, and those that
-    `plain` names, do not go through the optimiser: they are averaged, and keep their type.
+    whatever the optimiser's own `weighted` says. Arrays that are not of floats, those that are not
+    finite (a mask of -inf), and those that `plain` names do not go through the optimiser: they are
+    averaged, and keep their type.
 
     Some optimisers use how far a client trained. A client says it with the metrics `local-steps`
     and `learning-rate` of its reply to a train message. Without them, both are taken to be 1.
 
     Used alone, a client is a node: one that comes back with another id is a new client, and every
-    `start` begins with the optimiser's initial state. Within `select_with`, a client is known by its
-    name, and the state is written to the checkpoint.
+    `start` begins with the optimiser's initial state. Within `select_with`, a client is known by
+    its name, and the state is written to the checkpoint.
 
     An optimiser that changes local training is refused, since the ClientApp would have to do it.
 
@@ -189,7 +190,7 @@ class OptimiserStrategy(FedAvg):
 
 
 def optimiser_of(strategy: Strategy) -> Optimiser | None:
-    """The optimiser that `strategy`, or one that it wraps, aggregates with; None where none does."""
+    """The optimiser of `strategy`, or of one that it wraps; None where there is none."""
     found = [one.optimiser for _, one in wrapped(strategy) if isinstance(one, OptimiserStrategy)]
     return found[0] if found else None
 
@@ -222,4 +223,4 @@ def _usable(reply: Message, model: Arrays, strategy: FedAvg) -> bool:
 
 def _cast(values: types.Array, dtype: np.dtype[Any]) -> types.Array:
     """A mean in the type of the model; whole numbers are rounded."""
-    return (values if dtype.kind == "f" else np.rint(values)).astype(dtype)
+    return np.asarray(values if dtype.kind == "f" else np.rint(values)).astype(dtype)
