@@ -19,7 +19,7 @@ import fedcor.optimisers
 import fedcor.selectors.registry
 import flower_grid
 from fedcor.errors import ConfigError, FedcorError
-from fedcor.flower import OptimiserStrategy, select_with
+from fedcor.flower import OptimiserStrategy, answers_probes, select_with
 from fedcor.flower.layout import PLAIN, layout_of
 from fedcor.flower.memory import Frozen, pack, snapshot, unpack
 from fedcor.record import read_checkpoint, read_run
@@ -30,7 +30,10 @@ from flower_grid import (
     QUICK,
     RATE,
     STEPS,
+    Correcting,
     MemoryGrid,
+    Momentum,
+    Remembering,
     initial,
     lines,
     logged,
@@ -40,43 +43,6 @@ from flower_grid import (
     server_score,
     vector,
 )
-
-
-@dataclass(frozen=True)
-class Momentum:
-    """Keeps a velocity."""
-
-    keep: float = 0.5
-    weighted: bool = False
-
-    def init(self, population, model):
-        return {"velocity": np.zeros_like(model)}
-
-    def step(self, state, delivery):
-        velocity = np.float32(self.keep) * state["velocity"] + delivery.mean
-        return delivery.model + velocity, {"velocity": velocity}
-
-
-@dataclass(frozen=True)
-class Remembering:
-    """Moves by the mean of everyone's last update, zero for a client that never came."""
-
-    needs_updates = True
-
-    def init(self, population, model):
-        return {"count": np.array(population.count), "total": np.zeros(len(model))}
-
-    def join(self, state, population):
-        return {**state, "count": np.array(population.count)}
-
-    def step(self, state, delivery):
-        after, total = dict(state), state["total"].copy()
-        for client, update in zip(delivery.clients.tolist(), delivery.updates, strict=True):
-            total += update - state.get(f"update/{client}", 0.0)
-            after[f"update/{client}"] = update.copy()
-        model = delivery.model + (total / int(state["count"])).astype(np.float32)
-        return model, {**after, "total": total}
-
 
 OPTIMISERS = [fedcor.optimisers.FedAvg(), Momentum(), Remembering()]
 each_optimiser = pytest.mark.parametrize("optimiser", OPTIMISERS, ids=lambda o: type(o).__name__)
@@ -390,7 +356,7 @@ def test_arrays_survive_the_way_through_a_vector(parts, seed):
 
 def normalised_app():
     """Client k sends weights k + 1, a running variance of k + 1, and k + 1 batches."""
-    app = ClientApp()
+    app = ClientApp(mods=[answers_probes()])
 
     @app.train()
     def train(message, context):
@@ -528,11 +494,6 @@ def test_an_error_in_an_optimiser_says_the_round_as_flower_counts():
 # --- what is refused ------------------------------------------------------------------------------
 
 
-class Correcting(Momentum):
-    def corrections(self, state, clients):
-        return np.zeros((len(clients), 3), np.float32)
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -573,7 +534,7 @@ def test_secure_aggregation_refuses_an_optimiser_that_reads_single_updates():
 class Own(Random):
     """A selector that goes with an optimiser of its own."""
 
-    optimiser = "test_flower_optimisers:Momentum"
+    optimiser = "flower_grid:Momentum"
 
 
 @pytest.fixture
@@ -604,7 +565,7 @@ def test_without_a_selector_the_default_one_chooses_and_its_optimiser_aggregates
     assert vector(result.arrays).tolist() == twin.model.tolist()
     config = read_run(tmp_path).header["config"]
     assert config["strategy"] == "OptimiserStrategy"
-    named = {"name": "test_flower_optimisers:Momentum", "keep": 0.5, "weighted": False}
+    named = {"name": "flower_grid:Momentum", "keep": 0.5, "weighted": False}
     assert config["optimiser"] == named
 
 
@@ -623,7 +584,7 @@ def test_any_other_strategy_and_any_given_selector_keep_their_aggregation(own_de
 
 
 def test_the_default_selector_needs_to_know_how_many_clients():
-    with pytest.raises(ConfigError, match="clients_per_round = None: must be given unless"):
+    with pytest.raises(ConfigError, match="clients_per_round = None: must be given where no"):
         select_with(FedAvg())
     selecting = select_with(FedAvg(), clients_per_round=3)
     assert selecting.selector.clients_per_round == 3

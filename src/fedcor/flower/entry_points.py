@@ -157,7 +157,8 @@ def select_with(
     )
     if selector is None or isinstance(selector, str):
         if clients_per_round is None:
-            raise ConfigError("clients_per_round", None, "must be given unless a selector is")
+            where = "where no selector is" if selector is None else "with a selector's name"
+            raise ConfigError("clients_per_round", None, f"must be given {where}")
         chosen = build_selector(selector or registry.DEFAULT_SELECTOR, clients_per_round)
     elif clients_per_round is not None:
         allowed = "is set by the selector that you gave"
