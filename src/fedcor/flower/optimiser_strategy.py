@@ -31,7 +31,7 @@ from fedcor.flower.wire import LOG
 from fedcor.optimisers import as_optimiser, build_optimiser
 from fedcor.types import Optimiser, Population, State, optimiser_traits
 
-__all__ = ["Arrays", "OptimiserStrategy", "introduced", "optimiser_of"]
+__all__ = ["Arrays", "OptimiserStrategy", "introduced", "optimiser_strategy_in"]
 
 # A model by the names of its arrays.
 Arrays: TypeAlias = Mapping[str, types.Array]
@@ -92,6 +92,11 @@ class OptimiserStrategy(FedAvg):
         # the number of its client.
         self._met: dict[int, float] = {}
         self._company: Company | None = None  # within `introduced`
+
+    @property
+    def memory(self) -> State:
+        """What the optimiser remembers: its state after the last round."""
+        return {} if self._memory is None else self._memory
 
     def _accept(self, given: Optimiser | str) -> Optimiser:
         """The optimiser, if it leaves local training alone."""
@@ -189,10 +194,10 @@ class OptimiserStrategy(FedAvg):
         return Company(numbers, population_of(met.values()))
 
 
-def optimiser_of(strategy: Strategy) -> Optimiser | None:
-    """The optimiser of `strategy`, or of one that it wraps; None where there is none."""
-    found = [one.optimiser for _, one in wrapped(strategy) if isinstance(one, OptimiserStrategy)]
-    return found[0] if found else None
+def optimiser_strategy_in(strategy: Strategy) -> OptimiserStrategy | None:
+    """The strategy in `strategy` that aggregates with an optimiser; None if there is none."""
+    found = (one for _, one in wrapped(strategy) if isinstance(one, OptimiserStrategy))
+    return next(found, None)
 
 
 @contextmanager
@@ -201,14 +206,15 @@ def introduced(strategy: Strategy, company: Company) -> Iterator[None]:
 
     The replies that it is given have been checked.
     """
-    found = [one for _, one in wrapped(strategy) if isinstance(one, OptimiserStrategy)]
-    for one in found:
-        one._company = company
+    aggregating = optimiser_strategy_in(strategy)
+    if aggregating is None:
+        yield
+        return
+    aggregating._company = company
     try:
         yield
     finally:
-        for one in found:
-            one._company = None
+        aggregating._company = None
 
 
 def _usable(reply: Message, model: Arrays, strategy: FedAvg) -> bool:

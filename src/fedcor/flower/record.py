@@ -15,7 +15,7 @@ from fedcor.describe import describe
 from fedcor.errors import RecordError
 from fedcor.flower.checkpoint import Checkpoint, StrategyMemory
 from fedcor.flower.memory import restore, snapshot
-from fedcor.flower.optimiser_strategy import optimiser_of
+from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.flower.round import Round
 from fedcor.flower.screen import number
 from fedcor.flower.settings import RoundSettings
@@ -42,11 +42,11 @@ def describe_run(settings: RoundSettings, num_rounds: int) -> dict[str, Any]:
     """The header of the record: what a later start with the same folder must agree with."""
     described = dataclasses.asdict(settings.selector)  # type: ignore[call-overload]
     selector = selector_name(settings.selector)
-    optimiser = optimiser_of(settings.strategy)
+    aggregating = optimiser_strategy_in(settings.strategy)
     config = {
         "strategy": type(settings.strategy).__name__,
         # A strategy of Flower's, or of a user's, is named alone.
-        **({} if optimiser is None else {"optimiser": _describe_optimiser(optimiser)}),
+        **({} if aggregating is None else {"optimiser": _describe(aggregating.optimiser)}),
         "selectors": {selector: described},
         "training": {
             "rounds": num_rounds,
@@ -57,7 +57,7 @@ def describe_run(settings: RoundSettings, num_rounds: int) -> dict[str, Any]:
     return run_header(settings.selection.name, selector, settings.selection.seed, config, versions)
 
 
-def _describe_optimiser(optimiser: Optimiser) -> dict[str, Any]:
+def _describe(optimiser: Optimiser) -> dict[str, Any]:
     """Its name and its options, as the header of the simulator has them."""
     options = {key: value for key, value in describe(optimiser).items() if key != "class"}
     return {"name": OPTIMISERS.name_of(optimiser), **options}

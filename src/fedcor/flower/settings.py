@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Strategy
 from fedcor.checks import check_at_least, check_one_of, check_positive
 from fedcor.errors import ConfigError
 from fedcor.flower.memory import wrapped
-from fedcor.flower.optimiser_strategy import optimiser_of
+from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.record import RoundRecord
 from fedcor.types import Selector, optimiser_traits, selector_traits
 
@@ -107,9 +107,10 @@ def check_selector(selector: Selector, settings: SelectionSettings) -> None:
 
 def check_optimiser(strategy: Strategy, settings: SelectionSettings) -> None:
     """Refuse a strategy whose optimiser reads what `settings` hide from it."""
-    optimiser = optimiser_of(strategy)
-    if optimiser is None or not settings.secure_aggregation:
+    aggregating = optimiser_strategy_in(strategy)
+    if aggregating is None or not settings.secure_aggregation:
         return
+    optimiser = aggregating.optimiser
     if optimiser_traits(optimiser).needs_updates:
         allowed = "reads single updates, which secure aggregation hides"
         hint = "choose one that reads the mean alone, such as fedavg, or a strategy of Flower's"
