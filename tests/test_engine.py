@@ -93,12 +93,13 @@ def engine_of(model, training, seed=3, **options):
     return Engine(dataset(shape), PARTS, module, training, seed, **options)
 
 
-def train_reference(engine, clients, round, seed=3):
+def train_reference(engine, clients, round, seed=3, corrections=None):
     """The reference implementation in the place of `engine.train`."""
     training, x, y = engine.local_training, engine._x, engine._y
     steps = training.local_steps
     work = [Assignment(k, round, seed, engine._rows[k], steps) for k in clients]
-    return train_plainly(engine.module, engine.initial_model, work, x, y, training, engine.task)
+    start, task = engine.initial_model, engine.task
+    return train_plainly(engine.module, start, work, x, y, training, task, corrections)
 
 
 @pytest.mark.parametrize("proximal", [0.0, 0.7], ids=["fedavg", "fedprox"])
@@ -111,6 +112,67 @@ def test_training_equals_the_reference_implementation(model, proximal):
     fast = engine.train(engine.initial_model, clients, 6, 0.1)
     assert torch.allclose(fast, train_reference(engine, clients, 6), rtol=1e-4, atol=1e-5)
     assert (fast - engine.initial_model).abs().max() > 1e-2  # it did train
+
+
+def corrections_of(engine, clients, scale=0.3):
+    """A correction per client, of parameters alone."""
+    rng = np.random.default_rng(8)
+    drawn = scale * rng.standard_normal((len(clients), engine.vector.trained))
+    return torch.from_numpy(drawn.astype(np.float32))
+
+
+@pytest.mark.parametrize("proximal", [0.0, 0.7], ids=["fedavg", "fedprox"])
+@pytest.mark.parametrize("model", MODELS)
+def test_corrected_training_equals_the_reference_implementation(model, proximal):
+    engine = engine_of(model, LocalTraining(8, 6, 0.1, weight_decay=0.01, proximal=proximal))
+    clients = [4, 1, 2]
+    corrections = corrections_of(engine, clients)
+    fast = engine.train(engine.initial_model, clients, 6, 0.1, corrections=corrections)
+    slow = train_reference(engine, clients, 6, corrections=corrections)
+    assert torch.allclose(fast, slow, rtol=1e-4, atol=1e-5)
+    plain = engine.train(engine.initial_model, clients, 6, 0.1)
+    assert (fast - plain).abs().max() > 1e-2  # they do something
+    zeros = torch.zeros_like(corrections)
+    assert torch.equal(
+        plain, engine.train(engine.initial_model, clients, 6, 0.1, corrections=zeros)
+    )
+
+
+@pytest.mark.parametrize("model", ["mlp with dropout", "cnn", "a user's module"])
+def test_each_client_has_its_own_correction_whoever_trains_with_it(model, monkeypatch):
+    engine, clients, steps = engine_of(model, LocalTraining(8, 6, 0.1)), [1, 4, 2, 3], [6, 2, 6, 6]
+    corrections = corrections_of(engine, clients)
+    monkeypatch.setattr("fedcor.engine.engine._CLIENTS_AT_ONCE", 2)
+    together = engine.train(engine.initial_model, clients, 2, 0.1, steps, corrections)
+    for i, client in enumerate(clients):
+        alone = engine.train(
+            engine.initial_model, [client], 2, 0.1, steps[i : i + 1], corrections[i : i + 1]
+        )
+        assert torch.equal(together[i], alone[0])
+
+
+def test_a_correction_is_added_to_the_gradient_of_every_step():
+    """With a tiny learning rate, gradients do not change, and a step moves by -eta (g + e)."""
+    eta, steps = 1e-4, 7
+    engine = engine_of("logistic", LocalTraining(200, steps, eta))
+    e = corrections_of(engine, [3], scale=1.0)
+    plain = engine.train(engine.initial_model, [3], 0, eta)
+    moved = engine.train(engine.initial_model, [3], 0, eta, corrections=e) - plain
+    assert torch.allclose(moved, -eta * steps * e, rtol=0.02, atol=1e-6)
+
+
+def test_parameters_that_do_not_train_and_buffers_are_not_corrected():
+    engine = engine_of("a user's module", LocalTraining(8, 3, 0.1))
+    names = [name for name, _ in engine.module.named_parameters()]
+    engine.module.first.weight.requires_grad_(False)
+    corrections = torch.ones(1, engine.vector.trained)
+    after = engine.train(engine.initial_model, [2], 0, 0.1, corrections=corrections)[0]
+    for name, old, new in zip(
+        names, engine.vector.split(engine.initial_model), engine.vector.split(after), strict=False
+    ):
+        # The loss does not depend on `unused`.
+        assert torch.equal(old, new) == (name in ("first.weight", "unused")), name
+    engine.module.first.weight.requires_grad_(True)
 
 
 class OfDictionaries(nn.Module):

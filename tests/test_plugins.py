@@ -250,8 +250,9 @@ def test_the_full_form_is_used_as_it_is_by_object_and_by_name():
     ],
 )
 def test_attributes_of_an_optimiser_that_cannot_be(attributes, message):
-    with pytest.raises(ConfigError, match=message):
-        as_optimiser(type("Mine", (Momentum,), attributes)())
+    mine = type("Mine", (Momentum,), attributes)()
+    with pytest.raises(ConfigError, match=f"^optimiser.*{message}"):
+        changed(optimiser=mine)
 
 
 # --- partitions -----------------------------------------------------------------------------------

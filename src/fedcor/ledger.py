@@ -1,7 +1,8 @@
 """The bytes of a round, down and up, from who received which version of the model.
 
 A model costs its bytes for every client that does not hold that version yet. An update that comes
-back costs a model. An answer to a question costs one float. What comes along with an update (its
+back costs a model. An answer to a question costs one float. Some federated optimisers send further
+vectors with a training, down or up, which cost their bytes. What comes along with an update (its
 loss) is free, and protocol overhead is not counted.
 """
 
@@ -40,6 +41,10 @@ class Ledger:
         >>> ledger.question(asked=3, answered=3)
         >>> ledger.bytes_down, ledger.bytes_up
         (300, 12)
+        >>> ledger.training(2)
+        >>> ledger.vectors(sent=2, received=2, vector_bytes=100)  # SCAFFOLD: one each way
+        >>> ledger.bytes_down, ledger.bytes_up
+        (500, 412)
     """
 
     def __init__(self, clients: int, model_bytes: int, holders: BoolArray | None = None) -> None:
@@ -79,6 +84,11 @@ class Ledger:
     def training(self, delivered: int) -> None:
         """Count the updates of `delivered` clients."""
         self.bytes_up += delivered * self.model_bytes
+
+    def vectors(self, sent: int, received: int, vector_bytes: int) -> None:
+        """Count vectors that go along with a training: `sent` to clients, `received` from them."""
+        self.bytes_down += sent * vector_bytes
+        self.bytes_up += received * vector_bytes
 
     def close_round(self, adopted: int | None) -> None:
         """End the round.

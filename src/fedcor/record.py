@@ -44,6 +44,7 @@ __all__ = [
 RECORD = "rounds.jsonl"
 CHECKPOINT = Path("checkpoint") / "state.npz"
 CLIENT_NAMES = "clients.tsv"
+_NEWER = ("metrics", "memory_bytes")
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class RoundRecord:
         why: The selector's reasons: a name -> one number per chosen client.
         metrics: Further metrics of the new model on the test data. A line has them only if there
             are any.
+        memory_bytes: Bytes of what the federated optimiser remembers after the round. A line has
+            it only if there are any.
     """
 
     round: int
@@ -80,6 +83,7 @@ class RoundRecord:
     seconds: float
     why: Mapping[str, list[float | None]] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -195,8 +199,9 @@ def client_names(folder: Path | None) -> list[str]:
 
 def json_line(entry: Mapping[str, Any]) -> str:
     """`entry` as a line of the record; numbers that JSON does not have become null."""
-    clean = {key: _in_json(v) for key, v in entry.items() if key != "metrics"}
-    if entry.get("metrics"):  # newer than the first records: written only where there are any
+    # What is newer than the first records is written only where there is any.
+    clean = {key: _in_json(value) for key, value in entry.items() if value or key not in _NEWER}
+    if "metrics" in clean:
         clean["metrics"] = {name: _in_json(v) for name, v in entry["metrics"].items()}
     return json.dumps(clean, separators=(",", ":"), allow_nan=False, default=repr) + "\n"
 

@@ -173,6 +173,7 @@ class Engine:
         round: int,
         learning_rate: float,
         steps: Sequence[int] | None = None,
+        corrections: Tensor | None = None,
     ) -> Tensor:
         """Train each of `clients` from `model` on its own data.
 
@@ -182,6 +183,8 @@ class Engine:
             round: The number of the round; it names the clients' random streams.
             learning_rate: The learning rate of this round.
             steps: Mini-batches of each client; None for `local_training.local_steps` for all.
+            corrections: (len(clients), trained parameters) what each client adds to its gradients;
+                None for nothing.
 
         Returns:
             (len(clients), P) the flat model of each client.
@@ -197,7 +200,8 @@ class Engine:
                     Assignment(clients[i], round, self.seed, self._rows[clients[i]], count)
                     for i in group
                 ]
-                results[group] = self._trainer(model, work, self._x, self._y, training)
+                added = None if corrections is None else corrections[group]
+                results[group] = self._trainer(model, work, self._x, self._y, training, added)
         return results
 
     def losses(self, model: Tensor, clients: IntArray) -> FloatArray:

@@ -285,8 +285,12 @@ class ModelVector:
                 tensor.copy_(values)
 
     def split(self, vectors: Tensor) -> list[Tensor]:
-        """Views of (..., P) `vectors`: one (..., *shape) for each parameter and buffer."""
-        shapes = (*self.parameters, *self.buffers)
+        """Views of (..., P) `vectors`: one (..., *shape) for each parameter and buffer.
+
+        Vectors of `trained` numbers are of parameters alone.
+        """
+        buffers = self.buffers if vectors.shape[-1] > self.trained else []
+        shapes = (*self.parameters, *buffers)
         parts = torch.split(vectors, [math.prod(shape) for shape in shapes], dim=-1)
         lead = vectors.shape[:-1]
         return [part.reshape(*lead, *s) for part, s in zip(parts, shapes, strict=True)]

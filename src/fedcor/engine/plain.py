@@ -28,6 +28,7 @@ def train_plainly(
     y: Tensor,
     training: LocalTraining,
     task: Task | None = None,
+    corrections: Tensor | None = None,
 ) -> Tensor:
     """(len(work), P) the flat model of each client; parameters as for `Trainer`.
 
@@ -35,7 +36,7 @@ def train_plainly(
     """
     vector = ModelVector(module)
     results = []
-    for assignment in work:
+    for client, assignment in enumerate(work):
         local = copy.deepcopy(module).train()
         vector.write(local, model)
         anchors = [p.detach().clone() for p in local.parameters()]
@@ -61,6 +62,13 @@ def train_plainly(
                         if p.grad is not None:
                             distance = 0.5 * training.proximal * ((p - anchor) ** 2).sum()
                             p.grad += torch.autograd.grad(distance, p)[0]
+                if corrections is not None:
+                    start = 0
+                    for p in local.parameters():
+                        added = corrections[client, start : start + p.numel()].view(p.shape)
+                        start += p.numel()
+                        if p.grad is not None:
+                            p.grad += added
                 optimiser.step()
         results.append(vector.read(local))
     return torch.stack(results)

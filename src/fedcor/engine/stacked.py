@@ -10,6 +10,7 @@ Notation (layer i of L, C clients, mini-batches of B rows)
 
     a_{i+1} = h_i g_i,   d_L = (softmax(h_L) - onehot) q,   d_i = (d_{i+1} W_{i+1}) g_i
     W_i <- (1 - eta (lambda + mu)) W_i + eta mu W_i^0 - eta d_i' a_i    one fused product per layer
+           - eta e_i        where the client's correction e is given
 
 Dropout before or after the ReLU is the same: relu(h m) = relu(h) m for a mask m >= 0. A short batch
 is filled up to B rows with rows of weight 0. So neither the shapes nor a client's result depend on
@@ -97,7 +98,13 @@ class StackedTrainer:
 
     @torch.no_grad()
     def __call__(
-        self, model: Tensor, work: list[Assignment], x: Batch, y: Tensor, training: LocalTraining
+        self,
+        model: Tensor,
+        work: list[Assignment],
+        x: Batch,
+        y: Tensor,
+        training: LocalTraining,
+        corrections: Tensor | None = None,
     ) -> Tensor:
         """(len(work), P), as for every `Trainer`."""
         assert isinstance(x, Tensor), "trainer_for sees to it"
@@ -113,6 +120,7 @@ class StackedTrainer:
         tensors = [t.expand(C, *t.shape).clone() for t in self.vector.split(model)]
         W, b = tensors[0::2], [bias.unsqueeze(1) for bias in tensors[1::2]]
         anchors = [(Wi.clone(), bi.clone()) for Wi, bi in zip(W, b, strict=True)] if mu else []
+        e = [] if corrections is None else self.vector.split(corrections)
         for step in range(steps):
             # Forward
             a = [x.index_select(0, rows[step]).view(C, B, -1)]
@@ -135,6 +143,9 @@ class StackedTrainer:
                 if anchors:
                     W[i].add_(anchors[i][0], alpha=eta * mu)
                     b[i].add_(anchors[i][1], alpha=eta * mu)
+                if e:
+                    W[i].add_(e[2 * i], alpha=-eta)
+                    b[i].add_(e[2 * i + 1].unsqueeze(1), alpha=-eta)
                 d = d_before
         parts = [t.reshape(C, -1) for pair in zip(W, b, strict=True) for t in pair]
         return torch.cat(parts, dim=1)

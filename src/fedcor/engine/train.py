@@ -1,5 +1,7 @@
 """Local training of several clients from one model: settings, mini-batches, the general trainer.
 
+    w <- w - eta (gradient + lambda w + mu (w - w^t) + e_k)     a step of client k
+
     LocalTraining   what every client does: batch size, steps, learning rate, ...
     Assignment      the work of one client in one round: its data and its random streams
     Trainer         trains clients from one flat model; there are two, chosen once by the structure
@@ -100,7 +102,13 @@ class Trainer(Protocol):
     """Trains clients, all from the same model."""
 
     def __call__(
-        self, model: Tensor, work: list[Assignment], x: Batch, y: Tensor, training: LocalTraining
+        self,
+        model: Tensor,
+        work: list[Assignment],
+        x: Batch,
+        y: Tensor,
+        training: LocalTraining,
+        corrections: Tensor | None = None,
     ) -> Tensor:
         """Train each client from `model` on its rows of x and y.
 
@@ -110,6 +118,8 @@ class Trainer(Protocol):
             x: The samples of all clients.
             y: Their labels or targets.
             training: Settings of the local training.
+            corrections: (len(work), trained parameters) e_k, what each client adds to its gradient
+                in every step; None for nothing.
 
         Returns:
             (len(work), P) the flat model of each client.
@@ -134,14 +144,21 @@ class LoopTrainer:
         self.dropouts = [layer for layer in module.modules() if isinstance(layer, ClientDropout)]
 
     def __call__(
-        self, model: Tensor, work: list[Assignment], x: Batch, y: Tensor, training: LocalTraining
+        self,
+        model: Tensor,
+        work: list[Assignment],
+        x: Batch,
+        y: Tensor,
+        training: LocalTraining,
+        corrections: Tensor | None = None,
     ) -> Tensor:
         """(len(work), P), as for every `Trainer`."""
         self.module.train()
         results = []
-        for assignment in work:
+        for i, assignment in enumerate(work):
+            correction = None if corrections is None else corrections[i]
             try:
-                results.append(self._train(model, assignment, x, y, training))
+                results.append(self._train(model, assignment, x, y, training, correction))
             except Exception as error:  # a user's module or loss may fail on any batch
                 where = f"round {assignment.round}, client {assignment.client}"
                 known = isinstance(error, FedcorError | RuntimeError | ValueError | TypeError)
@@ -150,7 +167,13 @@ class LoopTrainer:
         return torch.stack(results)
 
     def _train(
-        self, model: Tensor, assignment: Assignment, x: Batch, y: Tensor, training: LocalTraining
+        self,
+        model: Tensor,
+        assignment: Assignment,
+        x: Batch,
+        y: Tensor,
+        training: LocalTraining,
+        correction: Tensor | None,
     ) -> Tensor:
         """(P,) the model after the training of one client."""
         self.vector.write(self.module, model)
@@ -159,7 +182,12 @@ class LoopTrainer:
         dropout = assignment.dropout_stream()
         for layer in self.dropouts:
             layer.stream = dropout
+        trainable = [i for i, p in enumerate(self.module.parameters()) if p.requires_grad]
         parameters: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
+        corrections: list[Tensor] = []
+        if correction is not None:
+            split = self.vector.split(correction)
+            corrections = [split[i] for i in trainable]
         anchors = [p.detach().clone() for p in parameters] if training.proximal else []
         # A user's functional dropout draws from torch's global stream, which is restored after it.
         with torch.random.fork_rng(devices=[]):
@@ -169,7 +197,7 @@ class LoopTrainer:
                 outputs = outputs_of(self.module(rows_of(x, rows)))
                 loss = self.task.mean_loss(outputs, y[rows])
                 gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-                _sgd_step(parameters, list(gradients), anchors, training)
+                _sgd_step(parameters, list(gradients), anchors, corrections, training)
         return self.vector.read(self.module)
 
 
@@ -178,12 +206,14 @@ def _sgd_step(
     parameters: list[Tensor],
     gradients: list[Tensor | None],
     anchors: list[Tensor],
+    corrections: list[Tensor],
     training: LocalTraining,
 ) -> None:
-    """w <- (1 - eta (lambda + mu)) w - eta gradient + eta mu w^t, in place.
+    """w <- (1 - eta (lambda + mu)) w - eta gradient + eta mu w^t - eta e, in place.
 
     As in torch.optim, a parameter that the loss does not depend on is left alone, decay included.
-    `anchors` are the parameters of w^t; empty without a proximal term.
+    `anchors` are the parameters of w^t, empty without a proximal term; `corrections` are those of
+    e, empty without one.
     """
     eta, mu = training.learning_rate, training.proximal
     used = [(i, gradient) for i, gradient in enumerate(gradients) if gradient is not None]
@@ -192,3 +222,5 @@ def _sgd_step(
     torch._foreach_add_(updated, [gradient for _, gradient in used], alpha=-eta)
     if anchors:
         torch._foreach_add_(updated, [anchors[i] for i, _ in used], alpha=eta * mu)
+    if corrections:
+        torch._foreach_add_(updated, [corrections[i] for i, _ in used], alpha=-eta)

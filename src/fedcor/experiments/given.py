@@ -135,7 +135,8 @@ def as_optimiser_setting(given: Any) -> Any:
         try:
             as_optimiser(given)
         except ConfigError as error:
-            raise error.renamed("optimiser") from None
+            about = error.renamed if error.key == "name" else error.under
+            raise about("optimiser") from None
     return given
 
 

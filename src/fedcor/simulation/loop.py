@@ -18,9 +18,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from fedcor.aggregation import init_optimiser
+from fedcor.aggregation import init_optimiser, state_bytes
 from fedcor.engine import Engine, Faults
 from fedcor.errors import FedcorError
 from fedcor.guard import LARGEST_LOSS
@@ -119,18 +118,18 @@ class Simulation:
             state, outcome = federation.close(decision.chosen, decision.state)
             observed = observe(self.selector, decision.state, outcome)
             state = dataclasses.replace(state, selector=observed)
-            yield self._record(federation, decision, outcome, state.model, started), state
+            yield self._record(federation, decision, outcome, state, started), state
 
     def _record(
         self,
         federation: SimulatedRound,
         decision: Decision,
         outcome: Outcome,
-        model: Tensor,
+        after: SimulationState,
         started: float,
     ) -> RoundRecord:
         """The line of the record for a round that is over."""
-        scores = self.engine.test(model)
+        scores = self.engine.test(after.model)
         return RoundRecord(
             round=federation.round,
             selected=outcome.selected.tolist(),
@@ -145,4 +144,5 @@ class Simulation:
             seconds=round(time.perf_counter() - started, 6),
             why=decision.why,
             metrics=scores.metrics,
+            memory_bytes=state_bytes(after.optimiser),
         )

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcor.aggregation import find_corrections
 from fedcor.engine import Engine, Faults
+from fedcor.engine.batch import as_tensor
 from fedcor.guard import check_clients, screen_losses
 from fedcor.ledger import CURRENT, Ledger
 from fedcor.rng import stream
@@ -161,10 +163,17 @@ class SimulatedRound:
         asked = np.array(new, dtype=np.int64)
         self._asked_to_train.update(asked.tolist())
         self.ledger.send(CURRENT, asked, self._alive)
-        asked = asked[self._alive[asked]]
+        told, asked = asked, asked[self._alive[asked]]
+        self.ledger.vectors(
+            sent=len(told) * self._traits.extra_down,
+            received=len(asked) * self._traits.extra_up,
+            vector_bytes=4 * self._engine.vector.trained,
+        )
         if len(asked):
             ids, steps = asked.tolist(), self._steps[asked].tolist()
-            results = self._engine.train(self._model, ids, self.round, self.learning_rate, steps)
+            results = self._engine.train(
+                self._model, ids, self.round, self.learning_rate, steps, self._corrections(asked)
+            )
             self.ledger.training(len(asked))
             usable = torch.isfinite(results).all(dim=1).tolist()
             self.refused += usable.count(False)
@@ -174,6 +183,12 @@ class SimulatedRound:
         if self._traits.weighted:
             weights *= self._engine.population.sizes[clients[delivered]]
         return clients[delivered], weights / weights.sum() if len(weights) else weights
+
+    def _corrections(self, clients: IntArray) -> Tensor | None:
+        """What each client adds to its gradients, if the optimiser says so."""
+        size = self._engine.vector.trained
+        found = find_corrections(self._optimiser, self._memory, clients, size, self.round)
+        return None if found is None else as_tensor(found).to(self._model.device)
 
     def _results(self, participants: IntArray) -> Tensor:  # (m, P)
         if not len(participants):
