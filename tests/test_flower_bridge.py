@@ -83,6 +83,7 @@ def test_flower_repeats_the_simulator_to_the_last_bit(optimiser, selector, chang
     for ours, theirs in zip(simulated, rounds, strict=True):
         for key in SAME:
             assert theirs[key] == ours[key], key
+        assert theirs.get("memory_bytes") == ours.get("memory_bytes")
     arrays = read_checkpoint(tmp_path / "simulator")
     model, state = end_of(tmp_path / "flower")
     assert model.tobytes() == arrays["model"].tobytes()

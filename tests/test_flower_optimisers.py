@@ -591,6 +591,37 @@ def test_the_default_selector_needs_to_know_how_many_clients():
     assert fedcor.selectors.selector_name(selecting.selector) == fedcor.selectors.DEFAULT_SELECTOR
 
 
+class ShortForm:
+    """A user's own optimiser with one method, on tensors: the mean of the clients, unweighted."""
+
+    def aggregate(self, model, results, weights):
+        return results.mean(dim=0)
+
+
+def test_a_short_form_is_taken_and_named(tmp_path):
+    grid = MemoryGrid(numpy_app(), 4)
+    _, result = run(Full(), grid, rounds=3, strategy=alone(ShortForm()), folder=tmp_path)
+    twin = ByHand(fedcor.optimisers.FedAvg(), [1] * 4)
+    for _ in range(3):
+        twin.train(np.arange(4))
+    assert vector(result.arrays) == pytest.approx(twin.model, abs=1e-6)
+    config = read_run(tmp_path).header["config"]
+    assert config["optimiser"] == {"name": "test_flower_optimisers:ShortForm"}
+
+
+def test_the_record_says_how_much_an_optimiser_remembers(tmp_path):
+    def sizes_of(strategy, folder):
+        run(Random(1), MemoryGrid(numpy_app(), 3), 3, strategy=strategy, folder=folder)
+        return [line.get("memory_bytes") for line in lines(folder)]
+
+    assert sizes_of(None, tmp_path / "plain") == [None] * 3
+    assert sizes_of(alone(Momentum()), tmp_path / "momentum") == [12] * 3
+    chosen = [line["selected"] for line in lines(tmp_path / "momentum")]
+    met = [len({tuple(one) for one in chosen[: i + 1]}) for i in range(3)]
+    expected = [8 + 24 + 12 * count for count in met]
+    assert sizes_of(alone(Remembering()), tmp_path / "remembering") == expected
+
+
 def test_the_header_of_another_strategy_names_no_optimiser(tmp_path):
     """Runs of before are resumed: their headers have none."""
     run(Random(2), MemoryGrid(numpy_app(), 3), rounds=1, folder=tmp_path)

@@ -103,7 +103,8 @@ class OptimiserStrategy(FedAvg):
         try:
             optimiser = build_optimiser(given) if isinstance(given, str) else as_optimiser(given)
         except ConfigError as error:
-            raise error.renamed("optimiser") from None
+            about = error.renamed if error.key == "name" else error.under
+            raise about("optimiser") from None
         if callable(getattr(optimiser, "corrections", None)):
             allowed = "corrects the local steps of clients, which your ClientApp would have to do"
             hint = "the simulator runs it; on Flower, choose one that works on the server alone"

@@ -11,6 +11,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
+from fedcor.aggregation import state_bytes
 from fedcor.describe import describe
 from fedcor.errors import RecordError
 from fedcor.flower.checkpoint import Checkpoint, StrategyMemory
@@ -59,8 +60,9 @@ def describe_run(settings: RoundSettings, num_rounds: int) -> dict[str, Any]:
 
 def _describe(optimiser: Optimiser) -> dict[str, Any]:
     """Its name and its options, as the header of the simulator has them."""
-    options = {key: value for key, value in describe(optimiser).items() if key != "class"}
-    return {"name": OPTIMISERS.name_of(optimiser), **options}
+    given = getattr(optimiser, "short_form", optimiser)  # a user's own object with `aggregate`
+    options = {key: value for key, value in describe(given).items() if key != "class"}
+    return {"name": OPTIMISERS.name_of(given), **options}
 
 
 class Recorder:
@@ -149,6 +151,7 @@ class Recorder:
         assert round.outcome is not None
         assert round.attempt is not None
         exchange, config = round.exchange, round.start.config
+        aggregating = optimiser_strategy_in(self._settings.strategy)
         given = [config.get(key) for key in _RATES]
         rates = [float(rate) for rate in given if isinstance(rate, int | float)]
         return RoundRecord(
@@ -164,6 +167,7 @@ class Recorder:
             bytes_up=exchange.bytes_up,
             seconds=_seconds_since(round.started),
             why=round.attempt.decision.why,
+            memory_bytes=0 if aggregating is None else state_bytes(aggregating.memory),
         )
 
 
