@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedcor
 from fedcor.build import build_simulation
 from fedcor.config import build_dataclass
 from fedcor.engine import Faults
@@ -99,7 +100,8 @@ def test_the_presets_are_the_papers(name, target, chosen, kind, shards):
     )
     assert training.milestones == ((150, 300) if fmnist else ())
     assert experiment.model["name"] == ("mlp" if fmnist else "cnn")
-    assert experiment.optimiser == {"name": "fedavg"}
+    assert experiment.optimiser is None
+    assert experiment.describe()["optimiser"] == {"name": "fedavg"}
     expected = (
         FedCor(chosen)
         if fmnist
@@ -489,3 +491,96 @@ def test_config_errors_are_value_errors_of_the_one_tree():
     assert isinstance(error, ValueError)
     assert isinstance(error, FedcorError)
     assert str(error.under("selectors.fedcor")) == "selectors.fedcor.beta = 2: must be less"
+
+
+# --- who aggregates -------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Momentum(fedcor.FedAvg):
+    """An optimiser of the full form, with options."""
+
+    keep: float = 0.5
+    names: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Paired(fedcor.Random):
+    """A selector that goes with an optimiser of its own."""
+
+    optimiser: str = f"{__name__}:Momentum"
+
+
+PAIRED, MOMENTUM = f"{__name__}:Paired", f"{__name__}:Momentum"
+WHOLE = {"name": MOMENTUM, "weighted": False, "keep": 0.5, "names": ()}
+
+
+def test_a_selectors_own_optimiser_aggregates_where_nobody_says_how():
+    digits = load_experiment("digits")
+    for paired in (digits.with_selector(PAIRED), digits.with_selector(Paired(10), "mine")):
+        assert paired.build_optimiser() == Momentum()
+        assert paired.describe()["optimiser"] == WHOLE
+        assert build_simulation(paired, 1).optimiser == Momentum()
+        assert paired.with_selector("random").build_optimiser() == fedcor.FedAvg()
+    other = digits.with_selector(Paired(10, optimiser="fedprox"))
+    assert other.describe()["optimiser"] == {"name": "fedprox"}
+
+
+def test_what_is_said_counts_more_than_the_selectors_own():
+    for said in ("fedavg", {"name": "fedavg"}, fedcor.FedAvg()):
+        made = fedcor.experiment("digits", optimiser=said, selector=PAIRED)
+        assert made.describe()["optimiser"] == {"name": "fedavg"}
+        again = fedcor.experiment(made, optimiser=None)
+        assert again.describe()["optimiser"] == WHOLE
+    typed = load_experiment("digits", ["optimiser.name=fedprox"], PAIRED)
+    assert typed.build_optimiser() == fedcor.FedProx()
+
+
+def test_a_table_without_a_name_sets_options_of_the_selectors_own():
+    made = fedcor.experiment("digits", optimiser={"weighted": True})
+    typed = load_experiment("digits", ["optimiser.weighted=true"])
+    assert made.describe() == typed.describe()
+    assert made.describe()["optimiser"] == {"name": "fedavg", "weighted": True}
+    paired = made.with_selector(PAIRED)
+    assert paired.describe()["optimiser"] == {**WHOLE, "weighted": True}
+    assert fedcor.experiment(paired, optimiser={"keep": 0.25}).build_optimiser() == Momentum(
+        weighted=True, keep=0.25
+    )
+    with pytest.raises(ConfigError, match="optimiser.keep = 0.5: no such key"):
+        fedcor.experiment("digits", optimiser={"keep": 0.5})
+    with pytest.raises(ConfigError, match="optimiser.name = 'none': must be one of"):
+        fedcor.experiment("digits", selector=Paired(10, optimiser="none"))
+
+
+def test_in_a_comparison_each_selector_has_its_own(tmp_path):
+    result = fedcor.compare("digits", ["random", Paired(10)], [1], rounds=1, out=tmp_path)
+    headers = {run.header["selector"]: run.header["config"]["optimiser"] for run in result.runs}
+    as_json = {**WHOLE, "names": []}
+    assert headers == {"random": {"name": "fedavg"}, PAIRED: as_json}
+    labelled = fedcor.compare(
+        "digits", {"one": "random", "two": Paired(10), "three": PAIRED}, [1], rounds=1
+    )
+    names = [run.header["config"]["optimiser"]["name"] for run in labelled.runs]
+    assert names == ["fedavg", MOMENTUM, MOMENTUM]
+
+
+def test_the_number_of_clients_may_be_left_to_the_selectors():
+    settings = {"batch_size": 8, "local_steps": 1, "learning_rate": 0.1, "rounds": 1}
+    made = fedcor.Experiment("digits", fedcor.IID(20), **settings)
+    result = fedcor.compare(made, [fedcor.Random(3), Paired(3)], [1])
+    names = [run.header["config"]["optimiser"]["name"] for run in result.runs]
+    assert names == ["fedavg", MOMENTUM]
+    named = fedcor.Experiment("digits", fedcor.IID(20), selector=PAIRED, **settings)
+    assert named.build_optimiser() == Momentum()
+
+
+def test_an_objects_optimiser_is_described_as_its_table_is():
+    for table, made in (
+        ({"name": "fedprox", "mu": 0.3}, fedcor.FedProx(mu=0.3)),
+        ({"name": "fedavg"}, fedcor.FedAvg()),
+        ({"name": MOMENTUM, "keep": 0.75}, Momentum(keep=0.75)),
+    ):
+        one, other = (fedcor.experiment("digits", optimiser=given) for given in (table, made))
+        assert one.describe() == other.describe()
+        again = fedcor.experiment("digits", optimiser=one.describe()["optimiser"])
+        assert again.build_optimiser() == made

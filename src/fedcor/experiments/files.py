@@ -100,9 +100,7 @@ def read_settings(source: str | Path) -> dict[str, Any]:
     """The nested tables of a preset or a TOML file."""
     source, names = str(source), preset_names()
     if source in names:
-        text = (_PRESETS / f"{source}.toml").read_text(encoding="utf-8")
-        # A change of an option, `optimiser.weighted=true`, leaves the name in the record.
-        return {"optimiser": {"name": "fedavg"}, **tomllib.loads(text)}
+        return tomllib.loads((_PRESETS / f"{source}.toml").read_text(encoding="utf-8"))
     path = Path(source).expanduser()
     if path.suffix != ".toml":
         allowed = f"must be a preset ({', '.join(names)}) or the path of a .toml file"

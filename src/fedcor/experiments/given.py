@@ -22,7 +22,6 @@ from fedcor.describe import Described, describe, describe_array
 from fedcor.errors import ConfigError
 from fedcor.faults import Faults
 from fedcor.model_options import load_model_factory
-from fedcor.optimisers import OPTIMISERS, as_optimiser
 from fedcor.types import Selector
 
 __all__ = [
@@ -30,10 +29,8 @@ __all__ = [
     "as_data",
     "as_faults",
     "as_model",
-    "as_optimiser_setting",
     "as_selectors",
     "describe_model",
-    "describe_optimiser",
     "describe_partition",
 ]
 
@@ -127,19 +124,6 @@ def as_model(given: Any) -> Any:
     return given
 
 
-def as_optimiser_setting(given: Any) -> Any:
-    """A table with `name`, or the object."""
-    if isinstance(given, str):
-        return {"name": given}
-    if not isinstance(given, Mapping):
-        try:
-            as_optimiser(given)
-        except ConfigError as error:
-            about = error.renamed if error.key == "name" else error.under
-            raise about("optimiser") from None
-    return given
-
-
 def as_faults(given: Any) -> Faults:
     """Faults, of a table too."""
     if isinstance(given, Faults):
@@ -175,18 +159,6 @@ def describe_model(model: Any) -> dict[str, Any]:
     if isinstance(model, Mapping):
         return {**model}
     return _as_table(model, "name")
-
-
-def describe_optimiser(optimiser: Any) -> dict[str, Any]:
-    """As the table `[optimiser]` of a file: of a built-in one, what is not its default."""
-    if isinstance(optimiser, Mapping):
-        return {**optimiser}
-    name, table = OPTIMISERS.name_of(optimiser), _as_table(optimiser, "name")
-    if name not in OPTIMISERS.built_in:
-        return table
-    default = describe(OPTIMISERS.built_in[name]())
-    changed = {k: v for k, v in table.items() if k != "name" and v != default[k]}
-    return {"name": name, **changed}
 
 
 def _as_table(given: Any, key: str) -> dict[str, Any]:

@@ -19,25 +19,26 @@ from fedcor.experiments.check import (
     check_finite,
     check_model,
     check_numbers,
-    errors_under,
 )
 from fedcor.experiments.given import (
     OwnData,
     as_data,
     as_faults,
     as_model,
-    as_optimiser_setting,
     as_selectors,
     describe_model,
-    describe_optimiser,
     describe_partition,
 )
+from fedcor.experiments.optimiser import (
+    as_optimiser_setting,
+    describe_optimiser,
+    make_optimiser,
+)
 from fedcor.faults import Faults
-from fedcor.optimisers import as_optimiser, build_optimiser
 from fedcor.schedules import LearningRate, Schedule, as_schedule
-from fedcor.selectors import SELECTORS, build_selector, selector_name
+from fedcor.selectors import SELECTORS, build_selector, selector_class, selector_name
 from fedcor.tasks import MetricSetting, describe_metrics, find_loss, find_metrics
-from fedcor.types import Optimiser, Selector, selector_traits
+from fedcor.types import Optimiser, Selector, SelectorTraits, selector_traits
 
 __all__ = ["TABLES", "Experiment"]
 
@@ -106,8 +107,9 @@ class Experiment:
         holdout: Share of each client's data, in [0, 1), that is kept out of training; the client's
             loss is measured on it.
         noisy_clients: Share of the clients, in [0, 1], whose labels are drawn at random.
-        optimiser: `FedAvg(...)`, `FedProx(...)`, an object of your own with `aggregate`; a name or
-            `module:Class`; or a table with `name` and options.
+        optimiser: How updates become the next model: `FedAvg(...)`, `FedProx(...)`, or an object of
+            your own; a name or `module:Class`; or a table with `name` and options. None, or a table
+            without a name: the one that the selector goes with, FedAvg for most.
         faults: Which faults are simulated.
         selector: The selector that runs: an object such as `FedCor(10)`, a name, or `module:Class`.
         selectors: Hyper-parameters of selectors, one table per name; those that are not given have
@@ -142,7 +144,7 @@ class Experiment:
     device: str = "cpu"
     holdout: float = 0.0
     noisy_clients: float = 0.0
-    optimiser: Any = "fedavg"
+    optimiser: Any = None
     faults: Faults = field(default_factory=Faults)
     selector: str | Selector = "fedcor"
     selectors: Mapping[str, Mapping[str, Any] | Selector] = field(default_factory=dict)
@@ -199,12 +201,16 @@ class Experiment:
 
     def build_optimiser(self) -> Optimiser:
         """The federated optimiser, with its options."""
-        if not isinstance(self.optimiser, Mapping):
-            return as_optimiser(self.optimiser)
-        options = dict(self.optimiser)
-        name = options.pop("name", "fedavg")
-        with errors_under("optimiser"):
-            return build_optimiser(name, options)
+        return make_optimiser(self.optimiser, self._selectors_optimiser)
+
+    def _selectors_optimiser(self) -> str:
+        """The name of the optimiser that the selector goes with."""
+        label = self.selector_label
+        if self.clients_per_round or not _is_table(self.selectors.get(label, {})):
+            return selector_traits(self._build_selector(label)).optimiser
+        # Only a selector object, which may follow, knows how many clients there are per round.
+        declared = getattr(selector_class(label), "optimiser", None)
+        return declared if isinstance(declared, str) else SelectorTraits().optimiser
 
     def build_schedule(self) -> Schedule:
         """The learning rate in every round."""
@@ -248,7 +254,7 @@ class Experiment:
             "partition": describe_partition(self.partition),
             "model": describe_model(self.model),
             "training": training,
-            "optimiser": describe_optimiser(self.optimiser),
+            "optimiser": describe_optimiser(self.optimiser, self._selectors_optimiser),
             "faults": dataclasses.asdict(self.faults),
             "selector": self.selector,
             "selectors": {self.selector: self._describe_selector()},

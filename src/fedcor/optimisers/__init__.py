@@ -11,6 +11,7 @@ from fedcor.optimisers.registry import (
     build_optimiser,
     optimiser_names,
 )
+from fedcor.optimisers.short import ShortForm
 from fedcor.types import Optimiser
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "FedAvg",
     "FedProx",
     "Optimiser",
+    "ShortForm",
     "as_optimiser",
     "build_optimiser",
     "optimiser_names",
