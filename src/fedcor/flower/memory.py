@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedcor import types
+from fedcor.aggregation import read_only
 from fedcor.errors import RecordError
 
 __all__ = ["Frozen", "Memory", "pack", "restore", "snapshot", "unpack", "wrapped", "writable"]
@@ -32,7 +33,7 @@ class Frozen(Mapping[str, types.Array]):
     """
 
     def __init__(self, arrays: Mapping[str, types.Array]) -> None:
-        self._arrays = {name: _read_only(array) for name, array in arrays.items()}
+        self._arrays = {name: read_only(array) for name, array in arrays.items()}
 
     def __getitem__(self, name: str) -> types.Array:
         return self._arrays[name]
@@ -45,13 +46,6 @@ class Frozen(Mapping[str, types.Array]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Frozen:
         return self
-
-
-def _read_only(array: types.Array) -> types.Array:
-    """The same numbers, which cannot be changed through what is returned."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 @dataclass(frozen=True)
