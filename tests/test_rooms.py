@@ -147,7 +147,12 @@ def test_public_names():
     }  # fmt: skip
     assert dir(fedcor) == sorted(fedcor.__all__)
     assert all(hasattr(fedcor, name) for name in fedcor.__all__)
-    assert fedcor.testing.__all__ == ["FakeFederation", "check_selector", "round_trip"]
+    assert fedcor.testing.__all__ == [
+        "FakeFederation",
+        "check_optimiser",
+        "check_selector",
+        "round_trip",
+    ]
 
 
 def undocumented(node: ast.AST) -> list[str]:

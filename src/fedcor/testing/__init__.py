@@ -1,14 +1,18 @@
-"""For tests of selectors, ours and yours: a fake federation, and the rules of every selector.
+"""For tests of selectors and federated optimisers, ours and yours: the rules that each keeps.
 
-A test of your own selector:
+A test of your own selector, and of your own optimiser:
 
-    from fedcor.testing import check_selector
+    from fedcor.testing import check_optimiser, check_selector
 
     def test_my_selector():
         check_selector(MySelector(clients_per_round=3))
+
+    def test_my_optimiser():
+        check_optimiser(MyOptimiser())
 """
 
 from fedcor.testing.fake import FakeFederation
+from fedcor.testing.optimisers import check_optimiser
 from fedcor.testing.suite import check_selector, round_trip
 
-__all__ = ["FakeFederation", "check_selector", "round_trip"]
+__all__ = ["FakeFederation", "check_optimiser", "check_selector", "round_trip"]
