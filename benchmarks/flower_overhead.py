@@ -17,14 +17,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedAvg, Strategy
 
 from fedcor.build import build_simulation
 from fedcor.experiments import load_experiment
 from fedcor.flower import select_with
-from fedcor.flower.apps import ExperimentStrategy, client_app, to_record
+from fedcor.flower.apps import client_app, to_record
 from fedcor.flower.bridge import simulate
 from fedcor.selectors import Random
 
@@ -90,13 +90,17 @@ def main() -> None:
             time.sleep(0.1)
         for _ in range(options.blocks):
             for name, timed in times.items():
-                inner = ExperimentStrategy(simulation.optimiser, simulation.learning_rate)
-                inner.fraction_train, inner.min_train_nodes = chosen / nodes, chosen
+                inner = FedAvg(
+                    fraction_train=chosen / nodes, fraction_evaluate=0.0, min_train_nodes=chosen
+                )
                 strategy: Strategy = inner
                 if name != "Flower's FedAvg":
                     strategy = select_with(inner, Random(chosen), wait_for=nodes)
                 start = to_record(simulation.engine.initial_model)
-                timed.watch(strategy).start(grid, start, options.rounds, evaluate_fn=timed.tick())
+                config = ConfigRecord({"lr": simulation.learning_rate.at(0)})
+                timed.watch(strategy).start(
+                    grid, start, options.rounds, train_config=config, evaluate_fn=timed.tick()
+                )
 
     simulate(app, client_app(experiment, 1), nodes)
     alone, ours = (statistics.median(timed.rounds) for timed in times.values())

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import (
@@ -199,6 +200,52 @@ def server_score(_round: int, arrays: ArrayRecord) -> MetricRecord:
 
 def config(**values) -> ConfigRecord:
     return ConfigRecord(values)
+
+
+# --- optimisers -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """Keeps a velocity."""
+
+    keep: float = 0.5
+    weighted: bool = False
+
+    def init(self, population, model):
+        return {"velocity": np.zeros_like(model)}
+
+    def step(self, state, delivery):
+        velocity = np.float32(self.keep) * state["velocity"] + delivery.mean
+        return delivery.model + velocity, {"velocity": velocity}
+
+
+@dataclass(frozen=True)
+class Remembering:
+    """Moves by the mean of everyone's last update, zero for a client that never came."""
+
+    needs_updates = True
+
+    def init(self, population, model):
+        return {"count": np.array(population.count), "total": np.zeros(len(model))}
+
+    def join(self, state, population):
+        return {**state, "count": np.array(population.count)}
+
+    def step(self, state, delivery):
+        after, total = dict(state), state["total"].copy()
+        for client, update in zip(delivery.clients.tolist(), delivery.updates, strict=True):
+            total += update - state.get(f"update/{client}", 0.0)
+            after[f"update/{client}"] = update.copy()
+        model = delivery.model + (total / int(state["count"])).astype(np.float32)
+        return model, {**after, "total": total}
+
+
+class Correcting(Momentum):
+    """Corrects local steps, by nothing."""
+
+    def corrections(self, state, clients):
+        return np.zeros((len(clients), 3), np.float32)
 
 
 # --- runs -----------------------------------------------------------------------------------------

@@ -1,9 +1,15 @@
 """The same selectors in a real federation, on Flower. The only room that imports flwr.
 
-In the ServerApp, FedCor around FedAvg, or any selector around any Flower strategy:
+In the ServerApp, the default selector with its own optimiser, FedCor around FedAvg, or any selector
+around any Flower strategy:
 
+    strategy = select_with(FedAvg(), clients_per_round=5)
     strategy = FedCorStrategy(clients_per_round=5)
     strategy = select_with(FedAdam(), PowerOfChoice(5))
+
+A federated optimiser of fedcor, alone or with a selector around it:
+
+    strategy = OptimiserStrategy("fedavg")
 
 In the ClientApp:
 
@@ -21,11 +27,13 @@ if find_spec("flwr") is None:
 
 from fedcor.flower.client import answers_probes
 from fedcor.flower.entry_points import FedCorStrategy, select_with
+from fedcor.flower.optimiser_strategy import OptimiserStrategy
 from fedcor.flower.settings import SelectionSettings
 from fedcor.flower.strategy import SelectingStrategy
 
 __all__ = [
     "FedCorStrategy",
+    "OptimiserStrategy",
     "SelectingStrategy",
     "SelectionSettings",
     "answers_probes",

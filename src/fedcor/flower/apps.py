@@ -14,20 +14,30 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
+from fedcor import types
+from fedcor.aggregation import init_optimiser
 from fedcor.build import build_simulation, experiment_header, use_one_thread
+from fedcor.errors import ConfigError
 from fedcor.experiments import Experiment
 from fedcor.flower.client import answers_probes
+from fedcor.flower.delivery import RATE, STEPS, Delivered
 from fedcor.flower.numbering import own_round
-from fedcor.flower.screen import number
+from fedcor.flower.optimiser_strategy import Arrays, OptimiserStrategy
 from fedcor.flower.settings import SelectionSettings
 from fedcor.flower.strategy import SelectingStrategy
 from fedcor.record import RoundRecord
-from fedcor.schedules import Schedule
 from fedcor.simulation import Simulation
-from fedcor.simulation.aggregate import next_model
-from fedcor.types import Optimiser, Selector, optimiser_traits
+from fedcor.simulation.aggregate import next_model, parameters_of
+from fedcor.types import Optimiser, Population, Selector, State, optimiser_traits
 
-__all__ = ["ExperimentStrategy", "client_app", "server_app", "to_model", "to_record"]
+__all__ = [
+    "ExperimentStrategy",
+    "check_optimiser",
+    "client_app",
+    "server_app",
+    "to_model",
+    "to_record",
+]
 
 
 @functools.lru_cache(maxsize=1)
@@ -72,7 +82,7 @@ def server_app(
             on_round=on_round,
         )
         strategy = _BridgedStrategy(
-            ExperimentStrategy(simulation.optimiser, simulation.learning_rate),
+            ExperimentStrategy(simulation),
             simulation.selector,
             settings,
             experiment_header(experiment, seed, "flower"),
@@ -106,8 +116,15 @@ def client_app(experiment: Experiment, seed: int) -> ClientApp:
         round = own_round(cast(int, config["server-round"]), finished=0)
         rate = cast(float, config["lr"])
         (result,) = simulation.engine.train(model, [client], round, rate)
-        weight = _size(simulation, client) if optimiser_traits(simulation.optimiser).weighted else 1
-        metrics = MetricRecord({"loss": _loss(simulation, model, client), "num-examples": weight})
+        weighted = optimiser_traits(simulation.optimiser).weighted
+        metrics = MetricRecord(
+            {
+                "loss": _loss(simulation, model, client),
+                "num-examples": _size(simulation, client) if weighted else 1,
+                STEPS: simulation.engine.local_training.local_steps,
+                RATE: rate,
+            }
+        )
         return Message(
             RecordDict({"arrays": to_record(result), "metrics": metrics}), reply_to=message
         )
@@ -140,50 +157,63 @@ class _BridgedStrategy(SelectingStrategy):
         return self._header
 
 
-class ExperimentStrategy(FedAvg):
+class ExperimentStrategy(OptimiserStrategy):
     """The experiment's optimiser and learning rates as a Flower strategy.
 
-    Flower's own mean differs from it in the last bits, which the fit of a Gaussian process may
-    amplify (docs/how-to/flower.md).
+    It takes the simulator's own step: another order of the sums would differ in the last bits,
+    which the fit of a Gaussian process may amplify (docs/how-to/flower.md).
+
+    Args:
+        simulation: Whose optimiser and learning rates.
     """
 
-    def __init__(self, optimiser: Optimiser, rate: Schedule) -> None:
-        super().__init__(fraction_evaluate=0.0)
-        self._optimiser, self._rate = optimiser, rate
-        self._before: ArrayRecord | None = None  # the model at the start of the round
+    def __init__(self, simulation: Simulation) -> None:
+        self._trained = simulation.engine.vector.trained  # P; float buffers follow
+        self._rate = simulation.learning_rate
+        super().__init__(simulation.optimiser, fraction_evaluate=0.0)
+
+    def _accept(self, given: Optimiser | str) -> Optimiser:
+        """Its clients train with the simulator's engine, which knows a proximal term."""
+        assert not isinstance(given, str)
+        check_optimiser(given)
+        return given
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As FedAvg, with the round's learning rate in the configuration."""
-        self._before = arrays
         config["lr"] = self._rate.at(own_round(server_round, finished=0))
         return super().configure_train(server_round, arrays, config, grid)
 
-    def aggregate_train(
-        self,
-        server_round: int,
-        replies: Iterable[Message],
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The experiment's optimiser's mean."""
-        contents = [reply.content for reply in replies]
-        given = [number(content.metric_records["metrics"], "num-examples") for content in contents]
-        weights = np.array(given)
-        results = torch.stack([to_model(content["arrays"]) for content in contents])
-        before, m = to_model(self._before), len(results)
-        model, _ = next_model(
-            self._optimiser,
-            {},
-            before,
-            results,
-            len(before),
-            round=own_round(server_round, finished=0),
-            clients=np.arange(m),
-            weights=weights / weights.sum(),
-            steps=np.ones(m, dtype=np.int64),
-            learning_rate=1.0,
+    def first_state(self, population: Population, model: Arrays) -> State:
+        """The optimiser's state before the first round, as in the simulator."""
+        parameters = parameters_of(torch.from_numpy(model["model"]), self._trained)
+        return init_optimiser(self.optimiser, population, parameters)
+
+    def next_model(
+        self, state: State, model: Arrays, delivered: Delivered
+    ) -> tuple[dict[str, types.Array], State]:
+        """The simulator's step."""
+        after, state = next_model(
+            self.optimiser,
+            state,
+            torch.from_numpy(model["model"]),
+            torch.stack([torch.from_numpy(one["model"]) for one in delivered.models()]),
+            self._trained,
+            round=delivered.round,
+            clients=delivered.clients,
+            weights=delivered.weights,
+            steps=delivered.steps,
+            learning_rate=delivered.learning_rate,
         )
-        return to_record(model), self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+        return {"model": after.cpu().numpy()}, state
+
+
+def check_optimiser(optimiser: Optimiser) -> None:
+    """Refuse one that corrects local steps: no message carries the corrections to the clients."""
+    if callable(getattr(optimiser, "corrections", None)):
+        allowed = "corrects the local steps of clients, which only fedcor's own engine can do"
+        raise ConfigError("optimiser", optimiser, allowed, "run it with the simulator")
 
 
 def _client(context: Context) -> int:

@@ -21,7 +21,7 @@ from fedcor.build import load_data, split_data
 from fedcor.errors import ConfigError, MissingExtraError, RunExistsError
 from fedcor.experiments import Experiment
 from fedcor.faults import Faults
-from fedcor.flower.apps import client_app, server_app
+from fedcor.flower.apps import check_optimiser, client_app, server_app
 from fedcor.flower.wire import LOG
 from fedcor.record import RoundRecord, has_run
 
@@ -47,7 +47,8 @@ def run_on_flower(
     """Run `experiment` in the folder `out`, as `runner.run` does, with Flower as the engine.
 
     Args:
-        experiment: What to run. Simulated faults are refused: on Flower they are real.
+        experiment: What to run. Simulated faults are refused: on Flower they are real. So is an
+            optimiser that corrects local steps.
         seed: Seed of everything that is drawn.
         out: Folder of the record and the checkpoint.
         resume: Whether a run that is already in `out` may be resumed.
@@ -56,6 +57,7 @@ def run_on_flower(
     if experiment.faults != Faults():
         allowed = "are simulated by fedcor's own engine only; on Flower they are real"
         raise ConfigError("faults", experiment.faults, allowed)
+    check_optimiser(experiment.build_optimiser())
     if find_spec("ray") is None:
         raise MissingExtraError("ray", "flower-sim")
     if has_run(out) and not resume:

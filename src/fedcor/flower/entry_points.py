@@ -10,11 +10,12 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from fedcor.config import suggests
 from fedcor.errors import ConfigError
+from fedcor.flower.optimiser_strategy import OptimiserStrategy
 from fedcor.flower.settings import SelectionSettings
 from fedcor.flower.strategy import SelectingStrategy
 from fedcor.record import RoundRecord
-from fedcor.selectors import FedCor, build_selector
-from fedcor.types import Selector
+from fedcor.selectors import FedCor, build_selector, registry
+from fedcor.types import Selector, selector_traits
 
 __all__ = ["FedCorStrategy", "select_with"]
 
@@ -104,7 +105,7 @@ class FedCorStrategy(SelectingStrategy):
 @suggests
 def select_with(
     strategy: Strategy,
-    selector: Selector | str,
+    selector: Selector | str | None = None,
     *,
     clients_per_round: int | None = None,
     checkpoint: str | Path | None = _Settings.checkpoint,
@@ -120,10 +121,17 @@ def select_with(
 ) -> SelectingStrategy:
     """`strategy` as it is, with its clients chosen by `selector`.
 
+    Without a selector, the package's default one chooses. It goes with an optimiser of its own,
+    which then aggregates in place of Flower's plain `FedAvg`. Any other strategy, and one that is
+    given with a selector, keeps its own aggregation. The log of `start` says who selects and who
+    aggregates.
+
     Args:
-        strategy: Any strategy of `flwr.serverapp.strategy`, or your own.
-        selector: A selector, or the name of one with `clients_per_round`.
-        clients_per_round: C, clients that train in each round; only with a selector's name.
+        strategy: Any strategy of `flwr.serverapp.strategy`, `OptimiserStrategy`, or your own.
+        selector: A selector, or the name of one with `clients_per_round`. None: the default one,
+            `fedcor.selectors.DEFAULT_SELECTOR`.
+        clients_per_round: C, clients that train in each round. Must be given unless `selector` is
+            an object, which says it itself.
         checkpoint, seed, wait_for, probe_timeout, attempts, loss_key, name, identity,
             secure_aggregation, on_round: As in `SelectionSettings`.
 
@@ -131,6 +139,7 @@ def select_with(
         A strategy to `start` as any other.
 
     Example:
+        strategy = select_with(FedAvg(), clients_per_round=5)
         strategy = select_with(FedAdam(eta=0.05), PowerOfChoice(5), checkpoint="runs/mine")
         strategy.start(grid, initial_arrays, num_rounds=100)
     """
@@ -146,11 +155,23 @@ def select_with(
         secure_aggregation=secure_aggregation,
         on_round=on_round,
     )
-    if isinstance(selector, str):
+    if selector is None or isinstance(selector, str):
         if clients_per_round is None:
-            raise ConfigError("clients_per_round", None, "must be given with a selector's name")
-        selector = build_selector(selector, clients_per_round)
+            where = "where no selector is" if selector is None else "with a selector's name"
+            raise ConfigError("clients_per_round", None, f"must be given {where}")
+        chosen = build_selector(selector or registry.DEFAULT_SELECTOR, clients_per_round)
     elif clients_per_round is not None:
         allowed = "is set by the selector that you gave"
         raise ConfigError("clients_per_round", clients_per_round, allowed)
-    return SelectingStrategy(strategy, selector, settings)
+    else:
+        chosen = selector
+    if selector is None and type(strategy) is FedAvg:
+        strategy = _with_optimiser(strategy, selector_traits(chosen).optimiser)
+    return SelectingStrategy(strategy, chosen, settings)
+
+
+def _with_optimiser(strategy: FedAvg, optimiser: str) -> OptimiserStrategy:
+    """`strategy` with all its settings, but aggregating with `optimiser`."""
+    made = OptimiserStrategy(optimiser)
+    vars(made).update(vars(strategy))
+    return made

@@ -1,7 +1,8 @@
 """What a Flower strategy remembers between rounds: momenta, clipping norms, counters.
 
 Flower has no such notion, so it is read from the strategy's attributes, and those of the strategies
-that it wraps.
+that it wraps. Large arrays that are replaced and never changed are held in `Frozen`, which is not
+copied.
 """
 
 from __future__ import annotations
@@ -17,18 +18,42 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedcor import types
+from fedcor.aggregation import read_only
 from fedcor.errors import RecordError
 
-__all__ = ["Memory", "pack", "restore", "snapshot", "unpack", "wrapped", "writable"]
+__all__ = ["Frozen", "Memory", "pack", "restore", "snapshot", "unpack", "wrapped", "writable"]
 
 _SCALARS = (bool, int, float, str, type(None))
+
+
+class Frozen(Mapping[str, types.Array]):
+    """Named arrays that nobody changes: a copy is the same object, so a snapshot costs nothing.
+
+    An optimiser's state is such a mapping. It may hold an update of every client.
+    """
+
+    def __init__(self, arrays: Mapping[str, types.Array]) -> None:
+        self._arrays = {name: read_only(array) for name, array in arrays.items()}
+
+    def __getitem__(self, name: str) -> types.Array:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Frozen:
+        return self
 
 
 @dataclass(frozen=True)
 class Memory:
     """A strategy's attributes at one moment, by dotted name."""
 
-    values: dict[str, Any]  # copies; without functions, other strategies, and what cannot be copied
+    # Copies; without functions, other strategies, optimisers, and what cannot be copied.
+    values: dict[str, Any]
     names: frozenset[str]  # of all attributes
 
 
@@ -48,7 +73,8 @@ def snapshot(strategy: Strategy) -> Memory:
     for path, one in wrapped(strategy):
         for name, value in vars(one).items():
             names.append(path + name)
-            if isinstance(value, Strategy) or callable(value):
+            # An optimiser never changes, and need not know when it is equal to its copy.
+            if isinstance(value, Strategy | types.Optimiser) or callable(value):
                 continue
             try:
                 values[path + name] = copy.deepcopy(value)
@@ -96,7 +122,8 @@ def pack(values: Mapping[str, Any], prefix: str) -> dict[str, types.Array]:
         if isinstance(value, ArrayRecord):
             return {"record": [[name, fold(array.numpy())] for name, array in value.items()]}
         if isinstance(value, Mapping):
-            return {"mapping": [[key, fold(item)] for key, item in value.items()]}
+            kind = "frozen" if isinstance(value, Frozen) else "mapping"
+            return {kind: [[key, fold(item)] for key, item in value.items()]}
         return {"tuple" if isinstance(value, tuple) else "list": [fold(item) for item in value]}
 
     text = json.dumps({key: fold(value) for key, value in values.items()})
@@ -117,8 +144,9 @@ def unpack(arrays: Mapping[str, types.Array], prefix: str) -> dict[str, Any]:
             return bytes.fromhex(inner)
         if kind == "record":
             return ArrayRecord({name: Array(unfold(item)) for name, item in inner})
-        if kind == "mapping":
-            return {key: unfold(item) for key, item in inner}
+        if kind in ("mapping", "frozen"):
+            mapping = {key: unfold(item) for key, item in inner}
+            return Frozen(mapping) if kind == "frozen" else mapping
         items = [unfold(item) for item in inner]
         return tuple(items) if kind == "tuple" else items
 

@@ -11,18 +11,23 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
+from fedcor.aggregation import state_bytes
+from fedcor.describe import describe
 from fedcor.errors import RecordError
 from fedcor.flower.checkpoint import Checkpoint, StrategyMemory
 from fedcor.flower.memory import restore, snapshot
+from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.flower.round import Round
 from fedcor.flower.screen import number
 from fedcor.flower.settings import RoundSettings
 from fedcor.flower.state import FederationState
 from fedcor.flower.wire import LOG
 from fedcor.header import run_header
+from fedcor.optimisers import OPTIMISERS
 from fedcor.record import RoundRecord
 from fedcor.run_folder import RunWriter, open_run, write_client_names
 from fedcor.selectors import selector_name
+from fedcor.types import Optimiser
 
 __all__ = ["Recorder", "describe_run"]
 
@@ -38,8 +43,11 @@ def describe_run(settings: RoundSettings, num_rounds: int) -> dict[str, Any]:
     """The header of the record: what a later start with the same folder must agree with."""
     described = dataclasses.asdict(settings.selector)  # type: ignore[call-overload]
     selector = selector_name(settings.selector)
+    aggregating = optimiser_strategy_in(settings.strategy)
     config = {
         "strategy": type(settings.strategy).__name__,
+        # A strategy of Flower's, or of a user's, is named alone.
+        **({} if aggregating is None else {"optimiser": _describe(aggregating.optimiser)}),
         "selectors": {selector: described},
         "training": {
             "rounds": num_rounds,
@@ -48,6 +56,13 @@ def describe_run(settings: RoundSettings, num_rounds: int) -> dict[str, Any]:
     }
     versions = {"flwr": version("flwr")}
     return run_header(settings.selection.name, selector, settings.selection.seed, config, versions)
+
+
+def _describe(optimiser: Optimiser) -> dict[str, Any]:
+    """Its name and its options, as the header of the simulator has them."""
+    given = getattr(optimiser, "short_form", optimiser)  # a user's own object with `aggregate`
+    options = {key: value for key, value in describe(given).items() if key != "class"}
+    return {"name": OPTIMISERS.name_of(given), **options}
 
 
 class Recorder:
@@ -136,6 +151,7 @@ class Recorder:
         assert round.outcome is not None
         assert round.attempt is not None
         exchange, config = round.exchange, round.start.config
+        aggregating = optimiser_strategy_in(self._settings.strategy)
         given = [config.get(key) for key in _RATES]
         rates = [float(rate) for rate in given if isinstance(rate, int | float)]
         return RoundRecord(
@@ -151,6 +167,7 @@ class Recorder:
             bytes_up=exchange.bytes_up,
             seconds=_seconds_since(round.started),
             why=round.attempt.decision.why,
+            memory_bytes=0 if aggregating is None else state_bytes(aggregating.memory),
         )
 
 

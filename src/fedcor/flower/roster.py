@@ -15,7 +15,7 @@ import numpy as np
 
 from fedcor.types import Array, FloatArray, IntArray, Population
 
-__all__ = ["Claim", "Roster"]
+__all__ = ["Claim", "Roster", "population_of"]
 
 LOG = logging.getLogger("flwr.fedcor")
 _MOST_EXAMPLES = 1e9  # beyond this it is not a number of samples
@@ -120,10 +120,7 @@ class Roster:
 
     def population(self) -> Population:
         """The clients' sizes; the mean size for clients whose own is unknown."""
-        sizes = np.array(self._sizes)
-        known = np.isfinite(sizes)
-        mean = max(1, round(float(sizes[known].mean()))) if known.any() else 1
-        return Population(np.where(known, sizes, mean).astype(np.int64))
+        return population_of(self._sizes)
 
     def reachable(self, nodes: Iterable[int], round: int) -> IntArray:
         """Sorted clients that may be chosen: on a connected node, not left alone after a failure.
@@ -165,6 +162,14 @@ class Roster:
         roster._sizes, roster._failures = sizes.tolist(), arrays["failures"].tolist()
         roster._barred = arrays["barred"].tolist()
         return roster
+
+
+def population_of(given: Iterable[float]) -> Population:
+    """Clients of these sizes; the mean size for those whose own is NaN."""
+    sizes = np.array(list(given))
+    known = np.isfinite(sizes)
+    mean = max(1, round(float(sizes[known].mean()))) if known.any() else 1
+    return Population(np.where(known, sizes, mean).astype(np.int64))
 
 
 def _natural(name: str) -> tuple[int, int, str]:

@@ -13,12 +13,14 @@ from flwr.serverapp.strategy import Strategy
 from fedcor.checks import check_at_least, check_one_of, check_positive
 from fedcor.errors import ConfigError
 from fedcor.flower.memory import wrapped
+from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.record import RoundRecord
-from fedcor.types import Selector, selector_traits
+from fedcor.types import Selector, optimiser_traits, selector_traits
 
 __all__ = [
     "RoundSettings",
     "SelectionSettings",
+    "check_optimiser",
     "check_selector",
     "check_strategy",
 ]
@@ -50,8 +52,8 @@ class SelectionSettings:
         name: Name of the experiment in the record.
         identity: `"name"`: clients are known by what they say of themselves. `"key"`: by their
             nodes' names or public keys, which the SuperLink vouches for.
-        secure_aggregation: Whether single updates are hidden from the server. A selector that reads
-            them is refused.
+        secure_aggregation: Whether single updates are hidden from the server. A selector or an
+            optimiser that reads them is refused.
         on_round: Called with the record of every finished round.
     """
 
@@ -101,6 +103,18 @@ def check_selector(selector: Selector, settings: SelectionSettings) -> None:
         allowed = "reads single updates, which secure aggregation hides"
         hint = "choose one that does not, such as random, power_of_choice or fedcor"
         raise ConfigError("selector", selector, allowed, hint)
+
+
+def check_optimiser(strategy: Strategy, settings: SelectionSettings) -> None:
+    """Refuse a strategy whose optimiser reads what `settings` hide from it."""
+    aggregating = optimiser_strategy_in(strategy)
+    if aggregating is None or not settings.secure_aggregation:
+        return
+    optimiser = aggregating.optimiser
+    if optimiser_traits(optimiser).needs_updates:
+        allowed = "reads single updates, which secure aggregation hides"
+        hint = "choose one that reads the mean alone, such as fedavg, or a strategy of Flower's"
+        raise ConfigError("optimiser", optimiser, allowed, hint)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from fedcor.flower.round import Round, open_round
 from fedcor.flower.settings import (
     RoundSettings,
     SelectionSettings,
+    check_optimiser,
     check_selector,
     check_strategy,
 )
@@ -49,6 +50,7 @@ class SelectingStrategy(Strategy):
         settings = SelectionSettings() if settings is None else settings
         check_strategy(strategy)
         check_selector(selector, settings)
+        check_optimiser(strategy, settings)
         self.strategy, self.selector, self.settings = strategy, selector, settings
         self._round_settings = RoundSettings(strategy, selector, settings)
         self._recorder = Recorder(self._round_settings)
@@ -97,8 +99,9 @@ class SelectingStrategy(Strategy):
         return describe_run(self._round_settings, num_rounds)
 
     def summary(self) -> None:
-        """Log the settings, ours and the strategy's."""
+        """Log who selects, who aggregates, and the settings, ours and the strategy's."""
         LOG.info("\t├──> Selection: %s", self.selector)
+        LOG.info("\t├──> Aggregation: %s", type(self.strategy).__name__)
         timeout = self._round_settings.probe_timeout
         LOG.info(
             "\t├──> Waits for %d nodes; probe timeout %g s",

@@ -16,11 +16,13 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedcor.errors import FedcorError
+from fedcor.flower.delivery import Company
 from fedcor.flower.exchange import Exchange
 from fedcor.flower.grids import SomeNodes, limited
 from fedcor.flower.memory import Memory, restore, snapshot
 from fedcor.flower.messages import Holders, renewed, slim
 from fedcor.flower.numbering import flower_round
+from fedcor.flower.optimiser_strategy import introduced
 from fedcor.flower.screen import (
     Unusable,
     clean_model,
@@ -106,7 +108,7 @@ class Training:
 
         A client that was drawn twice counts twice. With one order, sums are equal in every run.
         """
-        replies = []
+        replies, clients = [], {}
         for client in np.sort(selection).tolist():
             if client not in self.results:
                 continue
@@ -115,8 +117,10 @@ class Training:
             records = {key: record.copy() for key, record in reply.content.items()}
             reply.content = RecordDict(records)
             replies.append(reply)
-        round = flower_round(self.exchange.round)
-        arrays, metrics = self.settings.strategy.aggregate_train(round, replies)
+            clients[reply.metadata.src_node_id] = client
+        round, strategy = flower_round(self.exchange.round), self.settings.strategy
+        with introduced(strategy, Company(clients, self.exchange.roster.population())):
+            arrays, metrics = strategy.aggregate_train(round, replies)
         if arrays is not None:
             self._check(arrays)
         return arrays, metrics

@@ -8,6 +8,7 @@ from fedcor.selectors.complement import Complement
 from fedcor.selectors.fedcor import FedCor, Proxy
 from fedcor.selectors.power_of_choice import PowerOfChoice
 from fedcor.selectors.registry import (
+    DEFAULT_SELECTOR,
     SELECTORS,
     build_selector,
     selector_class,
@@ -18,6 +19,7 @@ from fedcor.selectors.simple import Full, Random
 
 __all__ = [
     "AFL",
+    "DEFAULT_SELECTOR",
     "SELECTORS",
     "Complement",
     "FedCor",

@@ -21,7 +21,16 @@ from fedcor.selectors.power_of_choice import PowerOfChoice
 from fedcor.selectors.simple import Full, Random
 from fedcor.types import Selector
 
-__all__ = ["SELECTORS", "build_selector", "selector_class", "selector_name", "selector_names"]
+__all__ = [
+    "DEFAULT_SELECTOR",
+    "SELECTORS",
+    "build_selector",
+    "selector_class",
+    "selector_name",
+    "selector_names",
+]
+
+DEFAULT_SELECTOR = "complement"  # who chooses where nobody says who
 
 SELECTORS = Registry(
     "selector",

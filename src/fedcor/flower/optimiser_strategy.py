@@ -1,0 +1,233 @@
+"""A federated optimiser of fedcor as a Flower strategy: what it makes of the replies of a round.
+
+It samples, configures and evaluates as Flower's FedAvg. Only what becomes of the trained models
+differs: they go through `Optimiser.step`, and what the optimiser remembers is kept here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Strategy
+
+from fedcor import types
+from fedcor.aggregation import init_optimiser, join_optimiser, take_step
+from fedcor.config import check_keys
+from fedcor.errors import ConfigError, FedcorError
+from fedcor.flower.delivery import Company, Delivered, read_delivered
+from fedcor.flower.layout import PLAIN, layout_of
+from fedcor.flower.memory import Frozen, wrapped
+from fedcor.flower.numbering import flower_round
+from fedcor.flower.roster import population_of
+from fedcor.flower.screen import Unusable, clean_model, metrics_of, number
+from fedcor.flower.wire import LOG
+from fedcor.optimisers import as_optimiser, build_optimiser
+from fedcor.types import Optimiser, Population, State, optimiser_traits
+
+__all__ = ["Arrays", "OptimiserStrategy", "introduced", "optimiser_strategy_in"]
+
+# A model by the names of its arrays.
+Arrays: TypeAlias = Mapping[str, types.Array]
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """What a round starts from. Nobody changes it, so a copy is the same object."""
+
+    model: Arrays
+    nodes: frozenset[int]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Begun:
+        return self
+
+
+class OptimiserStrategy(FedAvg):
+    """A Flower strategy that aggregates with a federated optimiser of fedcor.
+
+    A client's weight in the mean is its `num-examples` (`weighted_by_key`), as in Flower's FedAvg,
+    whatever the optimiser's own `weighted` says. Arrays that are not of floats, those that are not
+    finite (a mask of -inf), and those that `plain` names do not go through the optimiser: they are
+    averaged, and keep their type.
+
+    Some optimisers use how far a client trained. A client says it with the metrics `local-steps`
+    and `learning-rate` of its reply to a train message. Without them, both are taken to be 1.
+
+    Used alone, a client is a node: one that comes back with another id is a new client, and every
+    `start` begins with the optimiser's initial state. Within `select_with`, a client is known by
+    its name, and the state is written to the checkpoint.
+
+    An optimiser that changes local training is refused, since the ClientApp would have to do it.
+
+    Args:
+        optimiser: An optimiser, or the name of one.
+        plain: Patterns of the names of arrays that are averaged, as `*running_mean`. The default
+            names the statistics of batch normalisation in torch.
+        settings: The keywords of Flower's `FedAvg`.
+
+    Example:
+        strategy = OptimiserStrategy(FedVARP(), fraction_train=0.1)
+        strategy.start(grid, initial_arrays, num_rounds=100)
+    """
+
+    def __init__(
+        self, optimiser: Optimiser | str, *, plain: Sequence[str] = PLAIN, **settings: Any
+    ) -> None:
+        check_keys(settings, [*list(inspect.signature(FedAvg).parameters), "plain"])
+        if isinstance(plain, str) or not all(isinstance(pattern, str) for pattern in plain):
+            raise ConfigError("plain", plain, "must be a list of patterns of names")
+        super().__init__(**settings)
+        self.optimiser = self._accept(optimiser)
+        self.plain = tuple(plain)
+        self._begun: _Begun | None = None  # the round under way
+        self._memory: Frozen | None = None  # the optimiser's state; None before its first round
+        self._count = 0  # clients that the state was made for
+        # Used alone: node -> number of samples, NaN where it is unknown. A node's place in it is
+        # the number of its client.
+        self._met: dict[int, float] = {}
+        self._company: Company | None = None  # within `introduced`
+
+    @property
+    def memory(self) -> State:
+        """What the optimiser remembers: its state after the last round."""
+        return {} if self._memory is None else self._memory
+
+    def _accept(self, given: Optimiser | str) -> Optimiser:
+        """The optimiser, if it leaves local training alone."""
+        try:
+            optimiser = build_optimiser(given) if isinstance(given, str) else as_optimiser(given)
+        except ConfigError as error:
+            about = error.renamed if error.key == "name" else error.under
+            raise about("optimiser") from None
+        if callable(getattr(optimiser, "corrections", None)):
+            allowed = "corrects the local steps of clients, which your ClientApp would have to do"
+            hint = "the simulator runs it; on Flower, choose one that works on the server alone"
+            raise ConfigError("optimiser", given, allowed, hint)
+        if optimiser_traits(optimiser).proximal:
+            allowed = "needs a proximal term in local training, which your ClientApp has to add"
+            hint = "use flwr.serverapp.strategy.FedProx, which sends it proximal-mu"
+            raise ConfigError("optimiser", given, allowed, hint)
+        return optimiser
+
+    def summary(self) -> None:
+        """Log the settings, the optimiser first."""
+        LOG.info("\t├──> Optimiser: %s", self.optimiser)
+        super().summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As FedAvg. The first round of a run begins without a memory."""
+        messages = super().configure_train(server_round, arrays, config, grid)
+        if server_round == 1:
+            self._memory, self._count, self._met = None, 0, {}
+        model = {name: array.numpy() for name, array in arrays.items()}
+        self._begun = _Begun(model, frozenset(grid.get_node_ids()))
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The optimiser's step with the models in `replies`; metrics as FedAvg aggregates them."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            raise FedcorError("aggregate_train was called without configure_train before it")
+        replies = list(replies)
+        if self._company is None:  # nobody has checked them
+            replies = [one for one in replies if one.has_error() or _usable(one, begun.model, self)]
+        # FedAvg logs errors, and averages the metrics and the arrays that no optimiser sees.
+        averages, metrics = super().aggregate_train(server_round, replies)
+        if averages is None:
+            return None, metrics
+        replies = [reply for reply in replies if not reply.has_error()]
+        company = self._company or self._meet(begun.nodes, replies)
+        delivered = read_delivered(server_round, replies, company, self.weighted_by_key)
+        state = self._state_for(company.population, begun.model)
+        made, state = self.next_model(state, begun.model, delivered)
+        self._memory = Frozen(state)
+        arrays = {
+            name: made[name] if name in made else _cast(averages[name].numpy(), like.dtype)
+            for name, like in begun.model.items()
+        }
+        return ArrayRecord({name: Array(values) for name, values in arrays.items()}), metrics
+
+    def first_state(self, population: Population, model: Arrays) -> State:
+        """The optimiser's state before the first round."""
+        flat = layout_of(model, self.plain).flatten(model)
+        return init_optimiser(self.optimiser, population, flat)
+
+    def next_model(
+        self, state: State, model: Arrays, delivered: Delivered
+    ) -> tuple[dict[str, types.Array], State]:
+        """The arrays that the optimiser works on after its step, and its state after it."""
+        layout = layout_of(model, self.plain)
+        delivery = delivered.as_delivery(layout, model)
+        vector, state = take_step(self.optimiser, state, delivery, flower_round(delivery.round))
+        return layout.unflatten(vector), state
+
+    def _state_for(self, population: Population, model: Arrays) -> State:
+        """What the optimiser remembers, for the clients that there are by now."""
+        if self._memory is None:
+            state = self.first_state(population, model)
+        else:
+            state = dict(self._memory)
+            if population.count > self._count:
+                state = join_optimiser(self.optimiser, state, population)
+        self._count = population.count
+        return state
+
+    def _meet(self, nodes: Iterable[int], replies: Iterable[Message]) -> Company:
+        """Who is who where nobody says it: each node is a client, numbered as they come."""
+        met = dict(self._met)
+        for node in sorted(nodes):
+            met.setdefault(node, float("nan"))
+        for reply in replies:
+            examples = number(metrics_of(reply.content), self.weighted_by_key)
+            met[reply.metadata.src_node_id] = max(1.0, examples)
+        self._met = met
+        numbers = {node: client for client, node in enumerate(met)}
+        return Company(numbers, population_of(met.values()))
+
+
+def optimiser_strategy_in(strategy: Strategy) -> OptimiserStrategy | None:
+    """The strategy in `strategy` that aggregates with an optimiser; None if there is none."""
+    found = (one for _, one in wrapped(strategy) if isinstance(one, OptimiserStrategy))
+    return next(found, None)
+
+
+@contextmanager
+def introduced(strategy: Strategy, company: Company) -> Iterator[None]:
+    """Within it, an optimiser in `strategy` knows clients by their numbers in `company`.
+
+    The replies that it is given have been checked.
+    """
+    aggregating = optimiser_strategy_in(strategy)
+    if aggregating is None:
+        yield
+        return
+    aggregating._company = company
+    try:
+        yield
+    finally:
+        aggregating._company = None
+
+
+def _usable(reply: Message, model: Arrays, strategy: FedAvg) -> bool:
+    """Whether a reply has a model that fits; its arrays then have the model's types."""
+    try:
+        reply.content = clean_model(reply.content, model, strategy.weighted_by_key, ())
+    except Unusable as wrong:
+        LOG.warning("the reply of node %d is left out: %s", reply.metadata.src_node_id, wrong)
+        return False
+    return True
+
+
+def _cast(values: types.Array, dtype: np.dtype[Any]) -> types.Array:
+    """A mean in the type of the model; whole numbers are rounded."""
+    return np.asarray(values if dtype.kind == "f" else np.rint(values)).astype(dtype)

@@ -1,0 +1,120 @@
+"""Experiments of the simulator on a grid in memory: the same records, whoever aggregates."""
+
+from __future__ import annotations
+
+import pytest
+from flwr.app import Context, RecordDict
+from torch import nn
+
+import fedcor
+from fedcor.errors import ConfigError
+from fedcor.flower.apps import client_app, server_app
+from fedcor.flower.bridge import run_on_flower
+from fedcor.flower.memory import unpack
+from fedcor.optimisers import FedAvg, FedProx
+from fedcor.record import read_checkpoint, read_run
+from fedcor.runner import run
+from flower_grid import Correcting, MemoryGrid, Momentum, Remembering
+
+CLIENTS, ROUNDS = 6, 6
+# fmt: off
+SAME = (
+    "round", "selected", "participated", "probed", "refused", "learning_rate",
+    "test_accuracy", "test_loss", "why",
+)
+# fmt: on
+
+
+class Killed(BaseException):
+    """As kill -9: nothing of ours gets to clean up in between."""
+
+
+class Normalised(nn.Sequential):
+    """Has float buffers, which no optimiser sees."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+
+
+def experiment(optimiser, selector="random", **changes):
+    return fedcor.experiment(
+        "digits",
+        selector=selector,
+        optimiser=optimiser,
+        partition={"clients": CLIENTS},
+        clients_per_round=2,
+        rounds=ROUNDS,
+        selectors={"fedcor": {"warmup": 2, "interval": 2}},
+        **changes,
+    )
+
+
+def on_flower(one, out, on_round=None, seed=0):
+    grid = MemoryGrid(client_app(one, 1), CLIENTS, seed)
+    server_app(one, 1, out, on_round)(grid, Context(1, 1, {}, RecordDict(), {}))
+    return read_run(out).rounds
+
+
+def end_of(out):
+    """(the model, the optimiser's state) in the checkpoint of a run on Flower."""
+    arrays = read_checkpoint(out)
+    return arrays["model/0"], unpack(arrays, "strategy").get("_memory", {})
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "selector", "changes"),
+    [
+        (FedAvg(), "fedcor", {}),
+        (FedAvg(weighted=True), "random", {}),
+        (FedProx(mu=0.5), "random", {}),
+        (Momentum(), "fedcor", {}),
+        (Momentum(weighted=True), "power_of_choice", {}),
+        (Remembering(), "fedcor", {}),
+        (Remembering(), "random", {"model": Normalised}),
+    ],
+    ids=lambda given: given if isinstance(given, str) else None,
+)
+def test_flower_repeats_the_simulator_to_the_last_bit(optimiser, selector, changes, tmp_path):
+    one = experiment(optimiser, selector, **changes)
+    run(one, 1, tmp_path / "simulator")
+    rounds = on_flower(one, tmp_path / "flower")
+    simulated = read_run(tmp_path / "simulator").rounds
+    assert len(simulated) == len(rounds) == ROUNDS
+    for ours, theirs in zip(simulated, rounds, strict=True):
+        for key in SAME:
+            assert theirs[key] == ours[key], key
+        assert theirs.get("memory_bytes") == ours.get("memory_bytes")
+    arrays = read_checkpoint(tmp_path / "simulator")
+    model, state = end_of(tmp_path / "flower")
+    assert model.tobytes() == arrays["model"].tobytes()
+    kept = {name for name in arrays if name.startswith("optimiser/")}
+    assert {f"optimiser/{name}" for name in state} == kept
+    for name, array in state.items():
+        assert array.tobytes() == arrays[f"optimiser/{name}"].tobytes(), name
+
+
+def test_a_run_that_was_killed_resumes_as_if_it_was_not(tmp_path):
+    one = experiment(Remembering(), "fedcor")
+
+    def kill(record):
+        if record.round == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        on_flower(one, tmp_path / "killed", kill)
+    resumed, whole = (on_flower(one, tmp_path / name, seed=5) for name in ("killed", "whole"))
+    assert [[line[key] for key in SAME] for line in resumed] == [
+        [line[key] for key in SAME] for line in whole
+    ]
+    (model, state), (expected, expected_state) = (
+        end_of(tmp_path / name) for name in ("killed", "whole")
+    )
+    assert model.tobytes() == expected.tobytes()
+    assert state.keys() == expected_state.keys() > {"total"}
+    assert all(state[name].tobytes() == expected_state[name].tobytes() for name in state)
+
+
+def test_an_optimiser_that_corrects_local_steps_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="optimiser = Correcting.*run it with the simulator"):
+        run_on_flower(experiment(Correcting()), 1, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
