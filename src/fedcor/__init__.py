@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         FedExP,
         FedNova,
         FedProx,
+        FedRecall,
         FedStale,
         FedVARP,
         FedYogi,
@@ -33,12 +34,14 @@ if TYPE_CHECKING:
     from fedcor.results import Result
     from fedcor.selectors import (
         AFL,
+        Aligned,
         Complement,
         FedCor,
         Full,
         PowerOfChoice,
         Proxy,
         Random,
+        RoundRobin,
         build_selector,
     )
     from fedcor.types import Delivery, Federation, Optimiser, Outcome, Population, Selector, State
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AFL",
+    "Aligned",
     "IID",
     "MIFA",
     "Complement",
@@ -63,6 +67,7 @@ __all__ = [
     "FedExP",
     "FedNova",
     "FedProx",
+    "FedRecall",
     "FedStale",
     "FedVARP",
     "FedYogi",
@@ -75,6 +80,7 @@ __all__ = [
     "Proxy",
     "Random",
     "Result",
+    "RoundRobin",
     "Scaffold",
     "Selector",
     "Shards",
@@ -98,6 +104,7 @@ _NAMES = {
     "optimisers": (
         "FedAvg",
         "FedProx",
+        "FedRecall",
         "FedAvgM",
         "FedAdagrad",
         "FedAdam",
@@ -112,7 +119,8 @@ _NAMES = {
     ),
     "results": ("Result",),
     "selectors": (
-        *("AFL", "Complement", "FedCor", "Full", "PowerOfChoice", "Proxy", "Random"),
+        *("AFL", "Aligned", "Complement", "FedCor", "Full", "PowerOfChoice", "Proxy", "Random"),
+        "RoundRobin",
         "build_selector",
     ),
     "types": (

@@ -36,7 +36,7 @@ from fedcor.experiments.optimiser import (
 )
 from fedcor.faults import Faults
 from fedcor.schedules import LearningRate, Schedule, as_schedule
-from fedcor.selectors import SELECTORS, build_selector, selector_class, selector_name
+from fedcor.selectors import DEFAULT_SELECTOR, SELECTORS, build_selector, selector_class, selector_name
 from fedcor.tasks import MetricSetting, describe_metrics, find_loss, find_metrics
 from fedcor.types import Optimiser, Selector, SelectorTraits, selector_traits
 
@@ -146,7 +146,7 @@ class Experiment:
     noisy_clients: float = 0.0
     optimiser: Any = None
     faults: Faults = field(default_factory=Faults)
-    selector: str | Selector = "fedcor"
+    selector: str | Selector = DEFAULT_SELECTOR
     selectors: Mapping[str, Mapping[str, Any] | Selector] = field(default_factory=dict)
     target_accuracy: float | None = None
 

@@ -11,6 +11,7 @@ from fedcor.optimisers.feddyn import FedDyn
 from fedcor.optimisers.last_updates import MIFA, FedStale, FedVARP
 from fedcor.optimisers.momentum import FedAvgM
 from fedcor.optimisers.normalised import FedNova
+from fedcor.optimisers.recall import FedRecall
 from fedcor.optimisers.registry import (
     OPTIMISERS,
     as_optimiser,
@@ -32,6 +33,7 @@ __all__ = [
     "FedExP",
     "FedNova",
     "FedProx",
+    "FedRecall",
     "FedStale",
     "FedVARP",
     "FedYogi",

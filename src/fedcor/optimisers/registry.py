@@ -14,6 +14,7 @@ from fedcor.optimisers.feddyn import FedDyn
 from fedcor.optimisers.last_updates import MIFA, FedStale, FedVARP
 from fedcor.optimisers.momentum import FedAvgM
 from fedcor.optimisers.normalised import FedNova
+from fedcor.optimisers.recall import FedRecall
 from fedcor.optimisers.scaffold import Scaffold
 from fedcor.optimisers.short import ShortForm
 from fedcor.plugins import Registry
@@ -38,6 +39,7 @@ OPTIMISERS = Registry(
         "fedvarp": FedVARP,
         "fedstale": FedStale,
         "fedexp": FedExP,
+        "fedrecall": FedRecall,
     },
     ("init", "step"),
     ("aggregate",),

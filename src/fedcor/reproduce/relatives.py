@@ -135,7 +135,7 @@ class UpdateProcess(Complement):
         """None: complement's distances play no part here."""
         return {}
 
-    def _group(
+    def choose_known(
         self, state: State, federation: Federation, known: IntArray, wanted: int
     ) -> IntArray:
         # Everyone's loss counts, but only those who are available can be picked.

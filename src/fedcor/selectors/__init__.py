@@ -4,6 +4,7 @@ A selector sees the federation it asks and the maths in `gp`. It knows nothing o
 """
 
 from fedcor.selectors.afl import AFL
+from fedcor.selectors.aligned import Aligned
 from fedcor.selectors.complement import Complement
 from fedcor.selectors.fedcor import FedCor, Proxy
 from fedcor.selectors.power_of_choice import PowerOfChoice
@@ -15,18 +16,20 @@ from fedcor.selectors.registry import (
     selector_name,
     selector_names,
 )
-from fedcor.selectors.simple import Full, Random
+from fedcor.selectors.simple import Full, Random, RoundRobin
 
 __all__ = [
     "AFL",
     "DEFAULT_SELECTOR",
     "SELECTORS",
+    "Aligned",
     "Complement",
     "FedCor",
     "Full",
     "PowerOfChoice",
     "Proxy",
     "Random",
+    "RoundRobin",
     "build_selector",
     "selector_class",
     "selector_name",

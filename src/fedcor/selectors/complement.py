@@ -22,36 +22,23 @@ The matching of steps 3 and 4 is in `matching.py`, the random projection in `ske
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
 from fedcor.checks import check_at_least, check_fraction, check_one_of, check_positive
 from fedcor.config import plain_keywords
-from fedcor.guard import LARGEST_LOSS
-from fedcor.selectors.base import extend_clients, fraction_of, uniform
+from fedcor.selectors.base import fraction_of, uniform
 from fedcor.selectors.matching import match
-from fedcor.selectors.sketch import count_sketch
-from fedcor.types import (
-    BoolArray,
-    Federation,
-    FloatArray,
-    IntArray,
-    Outcome,
-    Population,
-    Reasons,
-    State,
-)
+from fedcor.selectors.remembered import RememberingSelector
+from fedcor.types import Federation, FloatArray, IntArray, Outcome, Reasons, State
 
 __all__ = ["Complement"]
-
-# A client that failed again and again is left out for 2^10 rounds, and no longer.
-_LONGEST_BACKOFF = 10
 
 
 @plain_keywords
 @dataclass(frozen=True)
-class Complement:
+class Complement(RememberingSelector):
     """The group of clients whose mean update is closest to the mean update of all clients.
 
     It remembers the last update of every client, which clients send anyway: it asks nothing, and
@@ -87,8 +74,6 @@ class Complement:
         12
     """
 
-    clients_per_round: int
-    sketch: Literal["head", "full"] | int = "head"
     start: Literal["random", "oldest"] = "random"
     normalised: bool = False
     ageing: float = 1.0
@@ -96,15 +81,8 @@ class Complement:
     sweep: float = 1.0
     explore: float = 0.0
 
-    # An engine that hides the updates of single clients refuses this selector.
-    needs_updates: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
-        check_at_least("clients_per_round", self.clients_per_round, 1)
-        if isinstance(self.sketch, str):
-            check_one_of("sketch", self.sketch, ("head", "full"))
-        else:
-            check_at_least("sketch", self.sketch, 1)
+        super().__post_init__()
         check_one_of("start", self.start, ("random", "oldest"))
         check_fraction("ageing", self.ageing, closed=True)
         check_at_least("swaps", self.swaps, 0)
@@ -112,62 +90,10 @@ class Complement:
         check_fraction("sweep", self.sweep, closed=True)
         check_fraction("explore", self.explore, closed=True)
 
-    def init(self, population: Population) -> State:
-        """The state in which no direction is known."""
-        count = population.count
-        return {
-            "round": np.array(0),
-            "directions": np.empty((count, 0)),  # (N, s) u_k; no columns before the first update
-            "shares": np.ones(count),  # (N,) a_k
-            "seen": np.full(count, -1),  # (N,) round of the last usable update, -1 for never
-            "asked": np.full(count, -1),  # (N,) round in which it was last chosen
-            "failed": np.zeros(count, dtype=np.int64),  # (N,) times chosen since it last delivered
-        }
-
-    def join(self, state: State, population: Population) -> State:
-        """The state with new clients, which the next sweep brings in."""
-        count, known = population.count, state["directions"]
-        return {
-            **state,
-            "directions": np.concatenate([known, np.zeros((count - len(known), known.shape[1]))]),
-            "shares": extend_clients(state["shares"], count, 1.0),
-            "seen": extend_clients(state["seen"], count, -1),
-            "asked": extend_clients(state["asked"], count, -1),
-            "failed": extend_clients(state["failed"], count, 0),
-        }
-
-    def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
-        """(C,) clients: those that never trained, then a matching group; and the new state."""
-        available, rng, t = federation.available, federation.rng, int(state["round"])
-        count = min(self.clients_per_round, len(available))
-        ready = available[~self.resting(state)[available]]
-        seen = state["seen"][ready] >= 0
-        new, known = ready[~seen], ready[seen]
-        chosen = uniform(rng, new, max(1, fraction_of(self.sweep, count)))
-        if len(chosen) < count and len(known):
-            group = self._group(state, federation, known, count - len(chosen))
-            chosen = np.concatenate([chosen, group])
-        for others in (new, available):  # where too few are known, or ready
-            if len(chosen) < count:
-                more = uniform(rng, np.setdiff1d(others, chosen), count - len(chosen))
-                chosen = np.concatenate([chosen, more])
-        asked, failed = state["asked"].copy(), state["failed"].copy()
-        asked[chosen] = t
-        failed[chosen] += 1  # until it delivers
-        return chosen, {**state, "round": np.array(t + 1), "asked": asked, "failed": failed}
-
-    @staticmethod
-    def resting(state: State) -> BoolArray:
-        """(N,) clients that failed to deliver and are left out for now: 2^failures rounds."""
-        backoff = 2 ** np.minimum(state["failed"], _LONGEST_BACKOFF)
-        resting: BoolArray = (state["failed"] > 0) & (state["round"] - state["asked"] < backoff)
-        return resting
-
-    def _group(
+    def choose_known(
         self, state: State, federation: Federation, known: IntArray, wanted: int
     ) -> IntArray:
-        """Up to `wanted` of the `known` clients; new clients in the same round are not matched."""
-        wanted = min(wanted, len(known))
+        """A matching group; new clients in the same round are not matched."""
         oldest = known[np.argsort(state["asked"][known], kind="stable")]
         if self.explore > 0:
             explored = max(1, fraction_of(self.explore, self.clients_per_round))
@@ -183,19 +109,6 @@ class Complement:
             state["shares"][known],
         )
         return known[rows]
-
-    def target(self, state: State, weights: FloatArray) -> FloatArray:
-        """(s,) t, the mean direction of all clients whose direction is known.
-
-        Args:
-            state: The state before or after `select`.
-            weights: (N,) p_k.
-        """
-        age = np.maximum(state["round"] - 1 - state["seen"], 0)
-        weights = np.where(state["seen"] >= 0, weights * self.ageing**age, 0.0)
-        total = float(weights.sum())
-        target: FloatArray = weights @ state["directions"] / (total if total > 0 else 1.0)
-        return target
 
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
         """How close the group comes to the target, and how old its directions are.
@@ -218,33 +131,19 @@ class Complement:
         age[known] = state["round"] - 1 - state["seen"][members]
         return {"distance": distance, "age": age}
 
-    def observe(self, state: State, outcome: Outcome) -> State:
-        """The state with the directions of those who delivered; unusable updates are ignored."""
-        if not len(outcome.participated):
-            return state
-        directions, weights = self._directions(outcome), outcome.aggregation_weights
-        usable = (np.abs(directions) <= LARGEST_LOSS).all(axis=1)
-        usable &= np.isfinite(weights) & (weights > 0)
-        if not usable.any():
-            return state
-        state = {key: value.copy() for key, value in state.items()}
-        if state["directions"].shape[1] != directions.shape[1]:
-            # The first update, or the model has changed its size: nothing else is known.
-            state["directions"] = np.zeros((len(state["seen"]), directions.shape[1]))
-            state["seen"][:] = -1
-        clients = outcome.participated[usable]
-        state["directions"][clients] = directions[usable]
-        state["shares"][clients] = weights[usable]
-        state["seen"][clients] = int(state["round"]) - 1
-        state["failed"][clients] = 0
-        return state
+    def new_per_round(self, count: int) -> int:
+        """The sweep's share of a round; at least one client."""
+        return max(1, fraction_of(self.sweep, count))
 
-    def _directions(self, outcome: Outcome) -> FloatArray:
-        """(m, s) u_k of those who delivered."""
-        updates = outcome.updates[:, outcome.head] if self.sketch == "head" else outcome.updates
-        directions = updates.astype(np.float64) / outcome.step_sizes[:, None]
-        if not isinstance(self.sketch, str):
-            directions = count_sketch(directions, self.sketch)
+    def ageing_weights(self, state: State) -> FloatArray:
+        """(N,) `ageing` to the power of each direction's age in rounds."""
+        age = np.maximum(state["round"] - 1 - state["seen"], 0)
+        weights: FloatArray = self.ageing**age
+        return weights
+
+    def read_directions(self, outcome: Outcome) -> FloatArray:
+        """(m, s) u_k of those who delivered, perhaps scaled to length one."""
+        directions = super().read_directions(outcome)
         if self.normalised:
             lengths = np.linalg.norm(directions, axis=1, keepdims=True)
             directions = directions / np.where(lengths > 0, lengths, 1.0)

@@ -1,4 +1,4 @@
-"""Mean matching: choose rows whose weighted mean comes close to a target.
+"""Matching: choose rows that together come close to a target, or point where it points.
 
 Notation
     u_i     direction i, a row                                              (n, s)
@@ -7,9 +7,14 @@ Notation
     K       the group of chosen rows, C of them
     S, A    sum_K a_i u_i and sum_K a_i: the mean of the group is S / A
 
-The squared distance of the mean from the target is, up to the constant |t|^2,
+What is made small, the gap, is one of two. The squared distance of the mean from the target, up to
+the constant |t|^2:
 
     gap = |S|^2 / A^2 - 2 S't / A
+
+Or minus the cosine of the angle between them, times |t|, which does not depend on the mean's length:
+
+    gap = -S't / |S|
 
 If row k joins the group (or leaves it, with the other sign), |S|^2, S't and A change by numbers
 that are known before the change:
@@ -22,16 +27,19 @@ that comes in: O(n s).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from fedcor.types import FloatArray, IntArray
 
-__all__ = ["match"]
+__all__ = ["Criterion", "match"]
 
-# A swap that lowers the squared distance by less than this fraction of |t|^2 + |S/A|^2 is a
-# rounding error, and swaps end.
+Criterion: TypeAlias = Literal["distance", "direction"]
+
+# A swap that lowers the gap by less than this fraction of its scale is a rounding error, and swaps
+# end. A sum of rows whose squared length is below this fraction of the longest row's is zero but
+# for rounding errors, and has no direction.
 _ROUNDING = 1e-12
 
 
@@ -42,8 +50,9 @@ def match(
     count: int,
     swaps: int = 0,
     weights: FloatArray | None = None,
+    criterion: Criterion = "distance",
 ) -> IntArray:
-    """Rows of `directions` whose mean comes close to `target`: chosen greedily, then swapped.
+    """Rows of `directions` whose mean is like `target`: chosen greedily, then swapped.
 
     Args:
         directions: (n, s) u_i, the candidates.
@@ -51,14 +60,16 @@ def match(
         first: Rows that are in the group whatever their directions are. No swap removes them.
         count: C, the size of the group; all rows where there are fewer.
         swaps: At most so many times, one member is exchanged for another row, the best exchange
-            first, while the mean comes closer to the target.
+            first, while the gap becomes smaller.
         weights: (n,) a_i > 0, the weight of each row in the mean; None for equal weights.
+        criterion: "distance" brings the mean close to the target; "direction" lets it point where
+            the target points, however long it is.
 
     Returns:
         (C,) row numbers: `first`, then the others in the order in which they were chosen.
     """
     count = min(count, len(directions))
-    group = _Group(directions, target, first[:count], count, weights)
+    group = _Group(directions, target, first[:count], count, weights, criterion)
     while len(group.members) < count:
         group.add_best()
     if group.outside.any() and group.fixed < count:
@@ -87,13 +98,17 @@ class _Group:
         first: IntArray,
         count: int,
         weights: FloatArray | None,
+        criterion: Criterion,
     ) -> None:
         n = len(directions)
+        self.criterion = criterion
         self.weights = np.ones(n) if weights is None else weights  # (n,) a_i
         self.rows = (
             directions if weights is None else weights[:, None] * directions
         )  # (n, s) a_i u_i
         self.squares = np.einsum("ns,ns->n", self.rows, self.rows)  # (n,) |a_i u_i|^2
+        longest = float(self.squares.max(initial=0.0))
+        self.shortest = max(_ROUNDING * longest, np.finfo(np.float64).tiny)  # of |S|^2
         self.aims = self.rows @ target  # (n,) (a_i u_i)'t
         self.target_squared = target @ target  # |t|^2
         self.fixed = len(first)  # the first members, which are never swapped
@@ -104,14 +119,14 @@ class _Group:
         self.outside[self.members] = False
 
     def add_best(self) -> None:
-        """Add the row that brings the mean closest to the target."""
+        """Add the row that makes the gap smallest."""
         now = self._sums()
         squared = now.squared + 2 * now.with_rows + self.squares
-        gap = _gap(squared, now.aim + self.aims, now.weight + self.weights)  # (n,)
+        gap = self._gap(squared, now.aim + self.aims, now.weight + self.weights)  # (n,)
         self._put(int(np.argmin(np.where(self.outside, gap, np.inf))), len(self.members))
 
     def swap_best(self) -> bool:
-        """Make the exchange that brings the mean closest to the target; False if none helps."""
+        """Make the exchange that makes the gap smallest; False if none helps."""
         now = self._sums()
         out = self.members[self.fixed :]
         # |S|^2 without each member that may leave (C,), then with each row in its place (n, C).
@@ -119,11 +134,11 @@ class _Group:
         cross = now.with_rows[:, None] - self.products[:, self.fixed :]
         squared = without + 2 * cross + self.squares[:, None]
         aim = now.aim - self.aims[out] + self.aims[:, None]
-        gap = _gap(squared, aim, now.weight - self.weights[out] + self.weights[:, None])
+        gap = self._gap(squared, aim, now.weight - self.weights[out] + self.weights[:, None])
         gap[~self.outside] = np.inf
         row, leaving = divmod(int(np.argmin(gap)), len(out))
-        rounding = _ROUNDING * float(self.target_squared + now.squared / now.weight**2)
-        if not gap[row, leaving] < _gap(now.squared, now.aim, now.weight) - rounding:
+        rounding = _ROUNDING * self._scale(now)
+        if not gap[row, leaving] < self._gap(now.squared, now.aim, now.weight) - rounding:
             return False
         self.outside[out[leaving]] = True
         self._put(row, self.fixed + leaving)
@@ -145,7 +160,14 @@ class _Group:
         self.products[:, place] = self.rows @ self.rows[row]
         self.outside[row] = False
 
+    def _gap(self, squared: Any, aim: Any, weight: Any) -> Any:
+        """What is made small, from |S|^2, S't and A."""
+        if self.criterion == "distance":
+            return squared / weight**2 - 2 * aim / weight
+        return -aim / np.sqrt(np.maximum(squared, self.shortest))
 
-def _gap(squared: Any, aim: Any, weight: Any) -> Any:
-    """|S/A - t|^2 - |t|^2, from |S|^2, S't and A."""
-    return squared / weight**2 - 2 * aim / weight
+    def _scale(self, now: _Sums) -> float:
+        """The size of the numbers that a gap is the difference of."""
+        if self.criterion == "distance":
+            return float(self.target_squared + now.squared / now.weight**2)
+        return float(np.sqrt(self.target_squared))

@@ -15,10 +15,11 @@ from typing import Any
 from fedcor.config import build_dataclass
 from fedcor.plugins import Registry
 from fedcor.selectors.afl import AFL
+from fedcor.selectors.aligned import Aligned
 from fedcor.selectors.complement import Complement
 from fedcor.selectors.fedcor import FedCor, Proxy
 from fedcor.selectors.power_of_choice import PowerOfChoice
-from fedcor.selectors.simple import Full, Random
+from fedcor.selectors.simple import Full, Random, RoundRobin
 from fedcor.types import Selector
 
 __all__ = [
@@ -30,17 +31,19 @@ __all__ = [
     "selector_names",
 ]
 
-DEFAULT_SELECTOR = "complement"  # who chooses where nobody says who
+DEFAULT_SELECTOR = "aligned"  # who chooses where nobody says who
 
 SELECTORS = Registry(
     "selector",
     "fedcor.selectors",
     {
         "random": Random,
+        "round_robin": RoundRobin,
         "afl": AFL,
         "power_of_choice": PowerOfChoice,
         "fedcor": FedCor,
         "complement": Complement,
+        "aligned": Aligned,
         "proxy": Proxy,
         "full": Full,
     },

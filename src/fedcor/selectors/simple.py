@@ -1,15 +1,17 @@
-"""`random` and `full`: the two selectors that ask nothing and remember nothing."""
+"""`random`, `round_robin` and `full`: the selectors that ask nothing and learn nothing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedcor.checks import check_at_least
 from fedcor.config import plain_keywords
-from fedcor.selectors.base import StatelessSelector, uniform
-from fedcor.types import Federation, IntArray, State
+from fedcor.selectors.base import StatelessSelector, extend_clients, uniform
+from fedcor.types import Federation, IntArray, Outcome, Population, State
 
-__all__ = ["Full", "Random"]
+__all__ = ["Full", "Random", "RoundRobin"]
 
 
 @plain_keywords
@@ -45,6 +47,52 @@ class Random(StatelessSelector):
         if self.replacement:
             return federation.rng.choice(available, size=count, replace=True), state
         return uniform(federation.rng, available, count), state
+
+
+@plain_keywords
+@dataclass(frozen=True)
+class RoundRobin:
+    """Everyone in turn: the clients that were chosen longest ago, in random order among equals.
+
+    Args:
+        clients_per_round: C, the number of clients that train in a round. All train when fewer are
+            available.
+
+    Example:
+        >>> from fedcor import RoundRobin
+        >>> from fedcor.testing import FakeFederation
+        >>> federation = FakeFederation.example(clients=12)
+        >>> selector = RoundRobin(clients_per_round=6)
+        >>> first, state = selector.select(selector.init(federation.population), federation)
+        >>> second, state = selector.select(state, federation)
+        >>> sorted([*first.tolist(), *second.tolist()]) == list(range(12))
+        True
+    """
+
+    clients_per_round: int
+
+    def __post_init__(self) -> None:
+        check_at_least("clients_per_round", self.clients_per_round, 1)
+
+    def init(self, population: Population) -> State:
+        """The state in which nobody was chosen yet."""
+        return {"round": np.array(0), "asked": np.full(population.count, -1)}
+
+    def join(self, state: State, population: Population) -> State:
+        """The state with new clients, who come first."""
+        return {**state, "asked": extend_clients(state["asked"], population.count, -1)}
+
+    def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
+        """(C,) clients that were chosen longest ago, and the state in which they were chosen."""
+        available, asked = federation.available, state["asked"].copy()
+        order = np.lexsort((federation.rng.random(len(available)), asked[available]))
+        chosen = available[order[: self.clients_per_round]]
+        asked[chosen] = int(state["round"])
+        return chosen, {"round": np.array(int(state["round"]) + 1), "asked": asked}
+
+    def observe(self, state: State, outcome: Outcome) -> State:
+        """The same state: it does not matter who delivered."""
+        return state
 
 
 @plain_keywords

@@ -1,0 +1,151 @@
+"""FedRecall: everyone's step, from what the chosen clients sent and what all others sent last.
+
+u_k       update of client k per unit of local training: Delta_k / (eta E_k), for who delivered
+y_k       what k sent last, in the same unit; y itself for who was never seen
+y         sum_i p_i y_i / sum_i p_i over all who were seen: everyone's mean, as it is remembered
+c         sum_i p_i over all who were seen: how much of the federation is remembered
+news      sum_k a_k (u_k - y_k): how far the chosen clients' updates differ from their last ones
+
+step      d = y + g news,   with the gain g = 1 - c (1 - gain)
+rate      r <- r exp(k c (cos(y + news, d_before) - wanted)), within its limits
+model     w^{t+1} = w^t + eta E r d,   E the mean number of local steps
+
+With nothing remembered, g = 1 and d is FedAvg's mean. With everyone remembered, g = 1 is FedVARP's
+step, and a gain of C/N is MIFA's: the smaller the gain, the less a step depends on who was chosen.
+
+The rate is the server's. While fresh news points where the last step went, steps were too short,
+and it grows; where it points back, they were too long, or the news is noise, and it falls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, get_args
+
+import numpy as np
+
+from fedcor.checks import check_between, check_fraction, check_one_of, check_positive
+from fedcor.config import plain_keywords
+from fedcor.errors import ConfigError
+from fedcor.optimisers.memory import (
+    StoredAs,
+    empty_memory,
+    recall,
+    remember,
+    resize,
+    weighted_mean,
+)
+from fedcor.types import Array, Delivery, FloatArray, Population, State
+
+__all__ = ["FedRecall"]
+
+
+@plain_keywords
+@dataclass(frozen=True)
+class FedRecall:
+    """The step of everyone, remembered from their last updates and renewed by the chosen clients.
+
+    It needs a memory of one update per client at the server, and sends nothing more than FedAvg.
+    The selector `Aligned` is made for it. What was measured is in docs/results/memory.md.
+
+    Args:
+        weighted: Whether the chosen clients' news counts in proportion to their data. Everyone's
+            remembered mean always does: it stands for the loss of all data.
+        gain: Weight of the chosen clients' news once everyone was seen, in (0, 1]. 1 is FedVARP.
+        rate: Server's learning rate at the start.
+        smallest_rate: It is never smaller.
+        largest_rate: It is never larger.
+        adaptation: k, how fast it follows the agreement of the news with the last step; 0 keeps it
+            as it is at the start.
+        agreement: The cosine of the two at which it stays as it is.
+        dtype: float32, or float16 to keep the memory in half of the space.
+
+    Example:
+        >>> from fedcor import FedRecall
+        >>> FedRecall(rate=1.0, adaptation=0.0).gain
+        0.3
+    """
+
+    weighted: bool = False
+    gain: float = 0.3
+    rate: float = 1.5
+    smallest_rate: float = 0.5
+    largest_rate: float = 4.0
+    adaptation: float = 0.2
+    agreement: float = 0.1
+    dtype: StoredAs = "float32"
+
+    needs_updates: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_positive("gain", self.gain)
+        check_fraction("gain", self.gain, closed=True)
+        check_positive("smallest_rate", self.smallest_rate)
+        check_between("largest_rate", self.largest_rate, 0.0, 1e6)
+        if not self.smallest_rate <= self.rate <= self.largest_rate:
+            allowed = f"must be from {self.smallest_rate:g} to {self.largest_rate:g}, its limits"
+            raise ConfigError("rate", self.rate, allowed)
+        check_between("adaptation", self.adaptation, 0.0, 10.0)
+        check_between("agreement", self.agreement, -1.0, 1.0)
+        check_one_of("dtype", self.dtype, get_args(StoredAs))
+
+    def init(self, population: Population, model: Array) -> State:
+        """Nobody was seen, and no step was made."""
+        return {
+            **empty_memory(population, model, weighted=True),
+            "seen": np.zeros(population.count, dtype=np.bool_),
+            "rate": np.array(self.rate),
+            "last_step": np.zeros(len(model), dtype=np.float32),  # (P,) d of the round before
+        }
+
+    def join(self, state: State, population: Population) -> State:
+        """The memory with clients who joined, of whom nothing is known yet."""
+        new = np.zeros(population.count - len(state["seen"]), dtype=np.bool_)
+        return {
+            **resize(state, population, weighted=True),
+            "seen": np.concatenate([state["seen"], new]),
+        }
+
+    def step(self, state: State, delivery: Delivery) -> tuple[Array, State]:
+        """(P,) w^t + eta E r d."""
+        paces = delivery.learning_rate * delivery.steps.astype(np.float64)  # (m,) eta E_k
+        fresh = delivery.updates / paces[:, None]  # (m, P) u_k
+        covered = float(state["scales"] @ state["seen"] / state["scales"].sum())
+        everyone, news = self._news(state, delivery, fresh, covered)
+        step = everyone + (1.0 - covered * (1.0 - self.gain)) * news
+        rate = self._adapted(state, everyone + news, covered)
+        model = delivery.model + float(delivery.weights @ paces) * rate * step
+        seen = state["seen"].copy()
+        seen[delivery.clients] = True
+        after = {
+            **remember(state, delivery.clients, fresh, self.dtype),
+            "seen": seen,
+            "rate": np.array(rate),
+            "last_step": step.astype(np.float32),
+        }
+        return model.astype(delivery.model.dtype), after
+
+    @staticmethod
+    def _news(
+        state: State, delivery: Delivery, fresh: FloatArray, covered: float
+    ) -> tuple[FloatArray, FloatArray]:
+        """(P,) y, and (P,) how far the chosen clients' updates differ from their last ones."""
+        mean = weighted_mean(delivery.weights, fresh)
+        if covered == 0.0:  # nothing is remembered: all that is known is new
+            return np.zeros_like(mean), mean
+        last, seen = recall(state, delivery.clients)
+        everyone: FloatArray = state["total"] / (state["scales"] @ state["seen"])
+        remembered = weighted_mean(delivery.weights * seen, last)
+        remembered += float(delivery.weights @ ~seen) * everyone
+        return everyone, mean - remembered
+
+    def _adapted(self, state: State, expected: FloatArray, covered: float) -> float:
+        """The server's rate, after the agreement of what is expected now with the last step."""
+        last = state["last_step"].astype(np.float64)
+        lengths = float(np.linalg.norm(expected) * np.linalg.norm(last))
+        rate = float(state["rate"])
+        if lengths == 0.0:
+            return rate
+        cosine = float(expected @ last) / lengths
+        rate *= float(np.exp(self.adaptation * covered * (cosine - self.agreement)))
+        return min(max(rate, self.smallest_rate), self.largest_rate)

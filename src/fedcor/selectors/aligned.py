@@ -1,0 +1,112 @@
+"""Aligned: choose the group whose updates, added up, point where everyone's mean update points.
+
+The memory u_k, the weights a_k and the mean t of everyone are those of `remembered.py`.
+
+1. sweep     clients that never trained come first, in random order;
+2. oldest    then all clients that have waited too long, and at least the one that was chosen
+             longest ago;
+3. greedy    add the client that makes the cosine of sum_K a u and t largest, where K is the group;
+4. swap      exchange a member, but not those of step 2, for another client, while that makes the
+             cosine larger still.
+
+The length of the sum does not matter. Where a few clients cannot stand for everyone, the group whose
+mean is closest to t is one of short updates, which teach little; the best aligned one is not. How
+long the step then is, the optimiser says: `FedRecall` is made for this selector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedcor.checks import check_at_least, check_positive
+from fedcor.config import plain_keywords
+from fedcor.selectors.matching import match
+from fedcor.selectors.remembered import RememberingSelector
+from fedcor.types import Federation, IntArray, Reasons, State
+
+__all__ = ["Aligned"]
+
+
+@plain_keywords
+@dataclass(frozen=True)
+class Aligned(RememberingSelector):
+    """The group of clients whose updates together point where the mean update of everyone points.
+
+    It remembers the last update of every client, which clients send anyway: it asks nothing, and
+    costs the same bytes as random selection. Where the experiment names no optimiser, `FedRecall`
+    aggregates, which uses the same memory for the step. It is not from the FedCor paper: what was
+    measured is in docs/results/memory.md.
+
+    Args:
+        clients_per_round: C, the number of clients that train in a round.
+        sketch: What is remembered of an update: "head", the part of the output layer; "full", all
+            of it; or a number s, a random projection (count sketch) to s numbers.
+        swaps: Largest number of exchanges after the greedy choice, at least 0.
+        longest_wait: After this many times N / C rounds without being chosen, a client is chosen
+            before all others that were seen. In a round of random selection, a client waits N / C
+            rounds on average.
+
+    Example:
+        >>> from fedcor import Aligned
+        >>> from fedcor.testing import FakeFederation
+        >>> federation = FakeFederation.example(clients=12)
+        >>> selector = Aligned(clients_per_round=3)
+        >>> state = selector.init(federation.population)
+        >>> for _ in range(4):  # every client trains once
+        ...     chosen, state = selector.select(state, federation)
+        ...     state = selector.observe(state, federation.train(chosen))
+        >>> int((state["seen"] >= 0).sum())
+        12
+    """
+
+    swaps: int = 20
+    longest_wait: float = 3.0
+
+    optimiser: ClassVar[str] = "fedrecall"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("swaps", self.swaps, 0)
+        check_positive("longest_wait", self.longest_wait)
+
+    def choose_known(
+        self, state: State, federation: Federation, known: IntArray, wanted: int
+    ) -> IntArray:
+        """Those who waited too long, at least one, and the clients that align the group best."""
+        asked = state["asked"][known]
+        # Those chosen in the same round have waited equally long: chance decides among them.
+        order = known[np.lexsort((federation.rng.random(len(known)), asked))]
+        limit = self.longest_wait * len(state["asked"]) / self.clients_per_round
+        overdue = int(np.count_nonzero(int(state["round"]) - asked >= limit))
+        first = order[: min(max(overdue, 1), wanted)]
+        rows = match(
+            state["directions"][known],
+            self.target(state, federation.weights),
+            np.flatnonzero(np.isin(known, first)),
+            wanted,
+            self.swaps,
+            state["shares"][known],
+            "direction",
+        )
+        return known[rows]
+
+    def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
+        """How well the group is aligned with everyone, and how old its directions are.
+
+        `cosine` is that of the sum of the first, of the first two, ... clients' directions and
+        everyone's mean; `age` is in rounds. Clients without a known direction have NaN.
+        """
+        known = state["seen"][chosen] >= 0
+        if not known.any():
+            return {}
+        members = chosen[known]
+        target = self.target(state, federation.weights)
+        sums = np.cumsum(state["shares"][members, None] * state["directions"][members], axis=0)
+        lengths = np.linalg.norm(sums, axis=1) * np.linalg.norm(target)
+        cosine, age = np.full(len(chosen), np.nan), np.full(len(chosen), np.nan)
+        cosine[known] = sums @ target / np.where(lengths > 0, lengths, 1.0)
+        age[known] = state["round"] - 1 - state["seen"][members]
+        return {"cosine": cosine, "age": age}

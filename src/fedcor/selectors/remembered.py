@@ -1,0 +1,168 @@
+"""What selectors share that choose by the updates which clients sent.
+
+    u_k     the last update direction of client k: its model change divided by
+            (learning rate x local steps), or a part or a sketch of it                  (s,)
+    a_k     the weight of client k in the aggregated mean                               (N,)
+    t       the mean direction of everyone: sum_i p_i u_i over all who were seen         (s,)
+
+Clients that never trained come first, in random order: every client trains, and nothing is asked.
+A client that was chosen and did not deliver is left out for some rounds: twice as long each time,
+but never forever. A subclass says which of the known clients fill the rest of a round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedcor.checks import check_at_least, check_one_of
+from fedcor.guard import LARGEST_LOSS
+from fedcor.selectors.base import extend_clients, uniform
+from fedcor.selectors.sketch import count_sketch
+from fedcor.types import (
+    BoolArray,
+    Federation,
+    FloatArray,
+    IntArray,
+    Outcome,
+    Population,
+    State,
+)
+
+__all__ = ["RememberingSelector"]
+
+# A client that failed again and again is left out for 2^10 rounds, and no longer.
+_LONGEST_BACKOFF = 10
+
+
+@dataclass(frozen=True)
+class RememberingSelector:
+    """Base of selectors that remember the last update of every client: add `choose_known`.
+
+    Args:
+        clients_per_round: C, the number of clients that train in a round.
+        sketch: What is remembered of an update: "head", the part of the output layer; "full", all
+            of it; or a number s, a random projection (count sketch) to s numbers.
+    """
+
+    clients_per_round: int
+    sketch: Literal["head", "full"] | int = "head"
+
+    # An engine that hides the updates of single clients refuses this selector.
+    needs_updates: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_at_least("clients_per_round", self.clients_per_round, 1)
+        if isinstance(self.sketch, str):
+            check_one_of("sketch", self.sketch, ("head", "full"))
+        else:
+            check_at_least("sketch", self.sketch, 1)
+
+    def choose_known(
+        self, state: State, federation: Federation, known: IntArray, wanted: int
+    ) -> IntArray:
+        """`wanted` of the `known` clients, who are at least as many."""
+        raise NotImplementedError
+
+    def new_per_round(self, count: int) -> int:
+        """How many of `count` clients may be new ones, while there are any."""
+        return count
+
+    def ageing_weights(self, state: State) -> FloatArray | float:
+        """(N,) How much each remembered direction still counts in the mean of everyone."""
+        return 1.0
+
+    def init(self, population: Population) -> State:
+        """The state in which no direction is known."""
+        count = population.count
+        return {
+            "round": np.array(0),
+            "directions": np.empty((count, 0)),  # (N, s) u_k; no columns before the first update
+            "shares": np.ones(count),  # (N,) a_k
+            "seen": np.full(count, -1),  # (N,) round of the last usable update, -1 for never
+            "asked": np.full(count, -1),  # (N,) round in which it was last chosen
+            "failed": np.zeros(count, dtype=np.int64),  # (N,) times chosen since it last delivered
+        }
+
+    def join(self, state: State, population: Population) -> State:
+        """The state with new clients, which the next sweep brings in."""
+        count, known = population.count, state["directions"]
+        return {
+            **state,
+            "directions": np.concatenate([known, np.zeros((count - len(known), known.shape[1]))]),
+            "shares": extend_clients(state["shares"], count, 1.0),
+            "seen": extend_clients(state["seen"], count, -1),
+            "asked": extend_clients(state["asked"], count, -1),
+            "failed": extend_clients(state["failed"], count, 0),
+        }
+
+    def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
+        """(C,) clients: those that never trained, then known ones; and the new state."""
+        available, rng, t = federation.available, federation.rng, int(state["round"])
+        count = min(self.clients_per_round, len(available))
+        ready = available[~self.resting(state)[available]]
+        seen = state["seen"][ready] >= 0
+        new, known = ready[~seen], ready[seen]
+        chosen = uniform(rng, new, self.new_per_round(count))
+        if len(chosen) < count and len(known):
+            wanted = min(count - len(chosen), len(known))
+            group = self.choose_known(state, federation, known, wanted)
+            chosen = np.concatenate([chosen, group])
+        for others in (new, available):  # where too few are known, or ready
+            if len(chosen) < count:
+                more = uniform(rng, np.setdiff1d(others, chosen), count - len(chosen))
+                chosen = np.concatenate([chosen, more])
+        asked, failed = state["asked"].copy(), state["failed"].copy()
+        asked[chosen] = t
+        failed[chosen] += 1  # until it delivers
+        return chosen, {**state, "round": np.array(t + 1), "asked": asked, "failed": failed}
+
+    @staticmethod
+    def resting(state: State) -> BoolArray:
+        """(N,) clients that failed to deliver and are left out for now: 2^failures rounds."""
+        backoff = 2 ** np.minimum(state["failed"], _LONGEST_BACKOFF)
+        resting: BoolArray = (state["failed"] > 0) & (state["round"] - state["asked"] < backoff)
+        return resting
+
+    def target(self, state: State, weights: FloatArray) -> FloatArray:
+        """(s,) t, the mean direction of all clients whose direction is known.
+
+        Args:
+            state: The state before or after `select`.
+            weights: (N,) p_k.
+        """
+        weights = np.where(state["seen"] >= 0, weights * self.ageing_weights(state), 0.0)
+        total = float(weights.sum())
+        target: FloatArray = weights @ state["directions"] / (total if total > 0 else 1.0)
+        return target
+
+    def observe(self, state: State, outcome: Outcome) -> State:
+        """The state with the directions of those who delivered; unusable updates are ignored."""
+        if not len(outcome.participated):
+            return state
+        directions, weights = self.read_directions(outcome), outcome.aggregation_weights
+        usable = (np.abs(directions) <= LARGEST_LOSS).all(axis=1)
+        usable &= np.isfinite(weights) & (weights > 0)
+        if not usable.any():
+            return state
+        state = {key: value.copy() for key, value in state.items()}
+        if state["directions"].shape[1] != directions.shape[1]:
+            # The first update, or the model has changed its size: nothing else is known.
+            state["directions"] = np.zeros((len(state["seen"]), directions.shape[1]))
+            state["seen"][:] = -1
+        clients = outcome.participated[usable]
+        state["directions"][clients] = directions[usable]
+        state["shares"][clients] = weights[usable]
+        state["seen"][clients] = int(state["round"]) - 1
+        state["failed"][clients] = 0
+        return state
+
+    def read_directions(self, outcome: Outcome) -> FloatArray:
+        """(m, s) u_k of those who delivered."""
+        updates = outcome.updates[:, outcome.head] if self.sketch == "head" else outcome.updates
+        directions = updates.astype(np.float64) / outcome.step_sizes[:, None]
+        if not isinstance(self.sketch, str):
+            directions = count_sketch(directions, self.sketch)
+        return directions
