@@ -23,6 +23,7 @@ __all__ = [
     "Runs",
     "Variant",
     "preset_fedcor",
+    "read_cut",
     "run_variants",
 ]
 
@@ -96,7 +97,7 @@ def run_variants(
     return {
         scenario.name: {
             variant.label: [
-                _read(_folder(plan, scenario, variant, seed), rounds) for seed in plan.seeds
+                read_cut(_folder(plan, scenario, variant, seed), rounds) for seed in plan.seeds
             ]
             for variant in variants
         }
@@ -110,7 +111,7 @@ def _folder(plan: Plan, scenario: Scenario, variant: Variant, seed: int) -> Path
     return plan.out / "runs" / name / variant.folder / f"seed-{seed}"
 
 
-def _read(folder: Path, rounds: int) -> RunRecord:
+def read_cut(folder: Path, rounds: int) -> RunRecord:
     """The run, cut to the plan's rounds: an earlier command may have run it further."""
     run = read_run(folder)
     return dataclasses.replace(run, rounds=run.rounds[:rounds])

@@ -1,0 +1,117 @@
+"""The runs: every pair of selector and optimiser in every scenario on every seed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedcor.errors import ConfigError
+from fedcor.experiments import Experiment
+from fedcor.progress import refresh
+from fedcor.record import count_rounds
+from fedcor.reproduce.memory.scenarios import CIFAR10, DIGITS, FMNIST, TABLES, MemoryScenario
+from fedcor.reproduce.plan import Plan
+from fedcor.reproduce.variants import Runs, read_cut
+from fedcor.runner import Job, run_jobs
+
+__all__ = ["EVERYONE", "OURS", "PAIRS", "RANDOM", "Pair", "run_pairs", "scenarios_of"]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A selector and an optimiser.
+
+    Attributes:
+        label: Its name in tables and figures.
+        selector: Registered name.
+        optimiser: Registered name.
+        folder: Its name below a scenario's folder.
+    """
+
+    label: str
+    selector: str
+    optimiser: str = "fedavg"
+
+    @property
+    def folder(self) -> str:
+        """Of its runs, below the scenario's folder."""
+        return self.selector if self.optimiser == "fedavg" else f"{self.selector}+{self.optimiser}"
+
+
+RANDOM = Pair("random", "random")
+OURS = Pair("aligned + FedRecall", "aligned", "fedrecall")
+EVERYONE = Pair("everyone", "full")
+PAIRS = [
+    RANDOM,
+    Pair("power-of-choice", "power_of_choice"),
+    Pair("FedCor", "fedcor"),
+    Pair("complement", "complement"),
+    Pair("random + FedVARP", "random", "fedvarp"),
+    Pair("round-robin + FedVARP", "round_robin", "fedvarp"),
+    OURS,
+]
+
+
+def scenarios_of(plan: Plan) -> list[MemoryScenario]:
+    """All scenarios but CIFAR-10's, which are slow; those of the digits and tables are fast."""
+    chosen = {"fmnist": [*FMNIST, *DIGITS, *TABLES], "digits": [*DIGITS, *TABLES]}
+    return chosen.get(plan.dataset, CIFAR10)
+
+
+def run_pairs(plan: Plan, pairs: Sequence[Pair], scenarios: Sequence[MemoryScenario]) -> Runs:
+    """Run every pair in every scenario on every seed, resuming what is there; and read the runs."""
+    jobs = [
+        Job(_experiment(plan, scenario, pair), seed, _folder(plan, scenario, pair, seed), True)
+        for seed in plan.seeds
+        for scenario in scenarios
+        for pair in _pairs(pairs, scenario)
+    ]
+    finished: list[Job] = []
+    with plan.progress("runs", sum(job.experiment.rounds for job in jobs)) as update:
+
+        def show() -> None:
+            done = sum(min(count_rounds(j.out), j.experiment.rounds) for j in jobs)
+            update(done, f"{len(finished)}/{len(jobs)} runs")
+
+        with refresh(show):
+            finished.extend(run_jobs(jobs, plan.jobs))
+    return {
+        scenario.name: {
+            pair.label: [
+                read_cut(_folder(plan, scenario, pair, seed), _rounds(plan, scenario))
+                for seed in plan.seeds
+            ]
+            for pair in _pairs(pairs, scenario)
+        }
+        for scenario in scenarios
+    }
+
+
+def _pairs(pairs: Sequence[Pair], scenario: MemoryScenario) -> list[Pair]:
+    return [pair for pair in pairs if scenario.everyone or pair != EVERYONE]
+
+
+def _rounds(plan: Plan, scenario: MemoryScenario) -> int:
+    return min(plan.rounds or scenario.rounds, scenario.rounds)
+
+
+def _experiment(plan: Plan, scenario: MemoryScenario, pair: Pair) -> Experiment:
+    changes = [f"training.rounds={_rounds(plan, scenario)}"]
+    if plan.device is not None:
+        changes.append(f"training.device={plan.device}")
+    experiment = scenario.build(changes)
+    try:
+        return dataclasses.replace(
+            experiment,
+            name=f"memory-{scenario.name}",
+            selector=pair.selector,
+            optimiser={"name": pair.optimiser},
+        )
+    except ConfigError as error:  # say which of many
+        raise error.under(f"{scenario.name}, {pair.label}") from None
+
+
+def _folder(plan: Plan, scenario: MemoryScenario, pair: Pair, seed: int) -> Path:
+    return plan.out / "runs" / f"memory-{scenario.name}" / pair.folder / f"seed-{seed}"
