@@ -7,7 +7,7 @@ c         sum_i p_i over all who were seen: how much of the federation is rememb
 news      sum_k a_k (u_k - y_k): how far the chosen clients' updates differ from their last ones
 
 step      d = y + g news,   with the gain g = 1 - c (1 - gain)
-rate      r <- r exp(k c (cos(y + news, d_before) - wanted)), within its limits
+rate      r <- r exp(k c cos(y + news, d_before)), within its limits
 model     w^{t+1} = w^t + eta E r d,   E the mean number of local steps
 
 With nothing remembered, g = 1 and d is FedAvg's mean. With everyone remembered, g = 1 is FedVARP's
@@ -57,7 +57,6 @@ class FedRecall:
         largest_rate: It is never larger.
         adaptation: k, how fast it follows the agreement of the news with the last step; 0 keeps it
             as it is at the start.
-        agreement: The cosine of the two at which it stays as it is.
         dtype: float32, or float16 to keep the memory in half of the space.
 
     Example:
@@ -72,7 +71,6 @@ class FedRecall:
     smallest_rate: float = 0.5
     largest_rate: float = 4.0
     adaptation: float = 0.2
-    agreement: float = 0.1
     dtype: StoredAs = "float32"
 
     needs_updates: ClassVar[bool] = True
@@ -86,7 +84,6 @@ class FedRecall:
             allowed = f"must be from {self.smallest_rate:g} to {self.largest_rate:g}, its limits"
             raise ConfigError("rate", self.rate, allowed)
         check_between("adaptation", self.adaptation, 0.0, 10.0)
-        check_between("agreement", self.agreement, -1.0, 1.0)
         check_one_of("dtype", self.dtype, get_args(StoredAs))
 
     def init(self, population: Population, model: Array) -> State:
@@ -147,5 +144,5 @@ class FedRecall:
         if lengths == 0.0:
             return rate
         cosine = float(expected @ last) / lengths
-        rate *= float(np.exp(self.adaptation * covered * (cosine - self.agreement)))
+        rate *= float(np.exp(self.adaptation * covered * cosine))
         return min(max(rate, self.smallest_rate), self.largest_rate)
