@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AFL",
-    "Aligned",
     "IID",
     "MIFA",
+    "Aligned",
     "Complement",
     "Delivery",
     "Dirichlet",

@@ -36,7 +36,13 @@ from fedcor.experiments.optimiser import (
 )
 from fedcor.faults import Faults
 from fedcor.schedules import LearningRate, Schedule, as_schedule
-from fedcor.selectors import DEFAULT_SELECTOR, SELECTORS, build_selector, selector_class, selector_name
+from fedcor.selectors import (
+    DEFAULT_SELECTOR,
+    SELECTORS,
+    build_selector,
+    selector_class,
+    selector_name,
+)
 from fedcor.tasks import MetricSetting, describe_metrics, find_loss, find_metrics
 from fedcor.types import Optimiser, Selector, SelectorTraits, selector_traits
 

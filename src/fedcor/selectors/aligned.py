@@ -9,9 +9,9 @@ The memory u_k, the weights a_k and the mean t of everyone are those of `remembe
 4. swap      exchange a member, but not those of step 2, for another client, while that makes the
              cosine larger still.
 
-The length of the sum does not matter. Where a few clients cannot stand for everyone, the group whose
-mean is closest to t is one of short updates, which teach little; the best aligned one is not. How
-long the step then is, the optimiser says: `FedRecall` is made for this selector.
+The length of the sum does not matter. Where a few clients cannot stand for everyone, the group
+whose mean is closest to t is one of short updates, which teach little; the best aligned one is not.
+How long the step then is, the optimiser says: `FedRecall` is made for this selector.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ the constant |t|^2:
 
     gap = |S|^2 / A^2 - 2 S't / A
 
-Or minus the cosine of the angle between them, times |t|, which does not depend on the mean's length:
+Or minus the cosine of the angle between them, times |t|, whatever the length of the mean:
 
     gap = -S't / |S|
 

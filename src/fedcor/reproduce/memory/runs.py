@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fedcor.errors import ConfigError
 from fedcor.experiments import Experiment
@@ -16,7 +17,16 @@ from fedcor.reproduce.plan import Plan
 from fedcor.reproduce.variants import Runs, read_cut
 from fedcor.runner import Job, run_jobs
 
-__all__ = ["EVERYONE", "OURS", "PAIRS", "RANDOM", "Pair", "run_pairs", "scenarios_of"]
+__all__ = [
+    "EVERYONE",
+    "OURS",
+    "PAIRS",
+    "RANDOM",
+    "Pair",
+    "experiment_of",
+    "run_pairs",
+    "scenarios_of",
+]
 
 
 @dataclass(frozen=True)
@@ -27,17 +37,19 @@ class Pair:
         label: Its name in tables and figures.
         selector: Registered name.
         optimiser: Registered name.
-        folder: Its name below a scenario's folder.
+        options: Settings of the optimiser that differ from its defaults.
     """
 
     label: str
     selector: str
     optimiser: str = "fedavg"
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def folder(self) -> str:
         """Of its runs, below the scenario's folder."""
-        return self.selector if self.optimiser == "fedavg" else f"{self.selector}+{self.optimiser}"
+        name = self.selector if self.optimiser == "fedavg" else f"{self.selector}+{self.optimiser}"
+        return "-".join([name, *(f"{key}-{value:g}" for key, value in self.options.items())])
 
 
 RANDOM = Pair("random", "random")
@@ -63,7 +75,7 @@ def scenarios_of(plan: Plan) -> list[MemoryScenario]:
 def run_pairs(plan: Plan, pairs: Sequence[Pair], scenarios: Sequence[MemoryScenario]) -> Runs:
     """Run every pair in every scenario on every seed, resuming what is there; and read the runs."""
     jobs = [
-        Job(_experiment(plan, scenario, pair), seed, _folder(plan, scenario, pair, seed), True)
+        Job(experiment_of(plan, scenario, pair), seed, _folder(plan, scenario, pair, seed), True)
         for seed in plan.seeds
         for scenario in scenarios
         for pair in _pairs(pairs, scenario)
@@ -97,7 +109,8 @@ def _rounds(plan: Plan, scenario: MemoryScenario) -> int:
     return min(plan.rounds or scenario.rounds, scenario.rounds)
 
 
-def _experiment(plan: Plan, scenario: MemoryScenario, pair: Pair) -> Experiment:
+def experiment_of(plan: Plan, scenario: MemoryScenario, pair: Pair) -> Experiment:
+    """The scenario with the pair."""
     changes = [f"training.rounds={_rounds(plan, scenario)}"]
     if plan.device is not None:
         changes.append(f"training.device={plan.device}")
@@ -107,7 +120,7 @@ def _experiment(plan: Plan, scenario: MemoryScenario, pair: Pair) -> Experiment:
             experiment,
             name=f"memory-{scenario.name}",
             selector=pair.selector,
-            optimiser={"name": pair.optimiser},
+            optimiser={"name": pair.optimiser, **pair.options},
         )
     except ConfigError as error:  # say which of many
         raise error.under(f"{scenario.name}, {pair.label}") from None
