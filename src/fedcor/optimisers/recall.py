@@ -8,10 +8,10 @@ news      sum_k a_k (u_k - y_k): how far the chosen clients' updates differ from
 
 step      d = y + g news,   with the gain g = 1 - c (1 - gain)
 rate      r <- r exp(k c cos(y + news, d_before)), within its limits
-model     w^{t+1} = w^t + eta E r d,   E the mean number of local steps
+model     w^{t+1} = w^t + eta E (1 + c (r - 1)) d,   E the mean number of local steps
 
-With nothing remembered, g = 1 and d is FedAvg's mean. With everyone remembered, g = 1 is FedVARP's
-step, and a gain of C/N is MIFA's: the smaller the gain, the less a step depends on who was chosen.
+With nothing remembered, this is FedAvg's step. With everyone remembered, a gain of 1 is FedVARP's,
+and one of C/N is MIFA's: the smaller the gain, the less a step depends on who was chosen.
 
 The rate is the server's. While fresh news points where the last step went, steps were too short,
 and it grows; where it points back, they were too long, or the news is noise, and it falls.
@@ -52,10 +52,11 @@ class FedRecall:
         weighted: Whether the chosen clients' news counts in proportion to their data. Everyone's
             remembered mean always does: it stands for the loss of all data.
         gain: Weight of the chosen clients' news once everyone was seen, in (0, 1]. 1 is FedVARP.
-        rate: Server's learning rate at the start.
-        smallest_rate: It is never smaller.
-        largest_rate: It is never larger.
-        adaptation: k, how fast it follows the agreement of the news with the last step; 0 keeps it
+        rate: r at the start, the server's learning rate once everyone was seen. Before, it is
+            between 1 and r.
+        smallest_rate: r is never smaller.
+        largest_rate: r is never larger.
+        adaptation: k, how fast r follows the agreement of the news with the last step; 0 keeps it
             as it is at the start.
         dtype: float32, or float16 to keep the memory in half of the space.
 
@@ -67,7 +68,7 @@ class FedRecall:
 
     weighted: bool = False
     gain: float = 0.3
-    rate: float = 1.5
+    rate: float = 2.0
     smallest_rate: float = 0.5
     largest_rate: float = 4.0
     adaptation: float = 0.2
@@ -104,14 +105,15 @@ class FedRecall:
         }
 
     def step(self, state: State, delivery: Delivery) -> tuple[Array, State]:
-        """(P,) w^t + eta E r d."""
+        """(P,) w^t + eta E (1 + c (r - 1)) d."""
         paces = delivery.learning_rate * delivery.steps.astype(np.float64)  # (m,) eta E_k
         fresh = delivery.updates / paces[:, None]  # (m, P) u_k
         covered = float(state["scales"] @ state["seen"] / state["scales"].sum())
         everyone, news = self._news(state, delivery, fresh, covered)
         step = everyone + (1.0 - covered * (1.0 - self.gain)) * news
         rate = self._adapted(state, everyone + news, covered)
-        model = delivery.model + float(delivery.weights @ paces) * rate * step
+        length = float(delivery.weights @ paces) * (1.0 + covered * (rate - 1.0))
+        model = delivery.model + length * step
         seen = state["seen"].copy()
         seen[delivery.clients] = True
         after = {

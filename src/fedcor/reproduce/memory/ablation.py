@@ -27,7 +27,7 @@ PARTS = [
     Pair("ours, rate always 1", "aligned", "fedrecall", _FIXED),
     Pair("ours, rate 1, gain 1", "aligned", "fedrecall", {**_FIXED, "gain": 1.0}),
     Pair("ours, rate starts at 1", "aligned", "fedrecall", {"rate": 1.0}),
-    Pair("ours, rate always 2", "aligned", "fedrecall", {"adaptation": 0.0, "rate": 2.0}),
+    Pair("ours, rate always 2", "aligned", "fedrecall", {"adaptation": 0.0}),
     Pair("random, server rate 2", "random", "fedavgm", {"momentum": 0.0, "learning_rate": 2.0}),
     Pair("random, server momentum .5", "random", "fedavgm", {"momentum": 0.5}),
 ]
