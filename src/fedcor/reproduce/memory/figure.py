@@ -21,7 +21,7 @@ _LOOKS = {
     EVERYONE.label: (line_style("full", 0)["color"], "o"),
 }
 WIDTH = 6.4  # inches: about 1000 pixels
-ROW = 0.085  # inches per pair
+ROW = 0.066  # inches per pair
 
 
 def draw(rows: Mapping[str, Mapping[str, Mapping[str, Any]]], caption: str) -> Figure:

@@ -18,8 +18,8 @@ from fedcor.reproduce.memory.values import ACCURACIES, Comparison, average_diffe
 
 __all__ = ["accuracy_table", "cost_table", "goal_lines"]
 
-_NOTE = """The column `random` has its mean accuracy over all rounds; the others, their differences to
-it, paired over seeds. In round brackets: the same over the last tenth of the rounds. In square
+_NOTE = """The column `random` has its mean accuracy over all rounds; the others, their differences
+to it, paired over seeds. In round brackets: the same over the last tenth of the rounds. In square
 brackets: the 95 % interval. Bold: the best of a row, not counting everyone training.
 
 """
