@@ -13,6 +13,7 @@ from fedcor.reproduce.memory.runs import EVERYONE, OURS, RANDOM
 from fedcor.reproduce.memory.values import ACCURACIES, Comparison, average_difference
 
 __all__ = [
+    "NEGLIGIBLE",
     "Goal",
     "Share",
     "accuracy_text",
@@ -112,7 +113,8 @@ def _never_below_random(comparisons: Sequence[Comparison]) -> Goal:
         below += [f"{title} ({name})" for title, paired in found.items() if is_below(paired)]
         where = min(found, key=lambda title: found[title].mean or 0.0)
         lowest.append(f"{name} {paired_text(found[where])} ({where})")
-    figures = f"lowest: {'; '.join(lowest)}; below random: {', '.join(below) or 'nowhere'}"
+    # Titles have commas in them.
+    figures = f"Lowest: {'; '.join(lowest)}. Below random: {'; '.join(below) or 'nowhere'}"
     return Goal("(1) never below random", not below, figures)
 
 
@@ -120,7 +122,7 @@ def _like_everyone(comparisons: Sequence[Comparison]) -> list[Goal]:
     by_name = {c.name: c for c in comparisons if EVERYONE.label in c.runs}
     measured = [by_name[name] for name in EVERYONE_SCENARIOS if name in by_name]
     if not measured:
-        return [Goal("(2) like everyone training", None, "everyone was not run here")]
+        return [Goal("(2) like everyone training", None, "Everyone was not run here")]
     return [_like_everyone_in(comparison) for comparison in measured]
 
 
@@ -132,18 +134,19 @@ def _like_everyone_in(comparison: Comparison) -> Goal:
         comparison.estimate(label, "spread").mean for label in (OURS.label, EVERYONE.label)
     )
     ratio = spread / of_everyone if spread is not None and of_everyone else None
+    shown = "–" if ratio is None else f"{ratio:.2f}"
     turns = comparison.turns_waited(OURS.label)
     parts = [
-        (not is_below(to_everyone), f"minus everyone {paired_text(to_everyone)}"),
+        (not is_below(to_everyone), f"Minus everyone {paired_text(to_everyone)}"),
         (
             ratio is not None and ratio <= MOST_SPREAD,
-            f"spread {'–' if ratio is None else f'{ratio:.2f}'} of everyone's",
+            f"spread {shown} of everyone's, at most {MOST_SPREAD}",
         ),
         (
             to_complement.mean is not None and to_complement.mean > 0,
-            f"minus complement {paired_text(to_complement)}",
+            f"minus complement {paired_text(to_complement)}, above 0",
         ),
-        (turns <= MOST_TURNS, f"longest wait {turns:.1f} N/C"),
+        (turns <= MOST_TURNS, f"longest wait {turns:.2f} N/C, at most {MOST_TURNS}"),
     ]
     figures = "; ".join(text + ("" if reached else " (not met)") for reached, text in parts)
     title = f"(2) like everyone training, {comparison.title}"
@@ -154,22 +157,22 @@ def _share_of_best(comparisons: Sequence[Comparison]) -> Goal:
     shares = {c.title: share_of_gain(c) for c in comparisons}
     short = [f"{title} ({s.text})" for title, s in shares.items() if not s.enough]
     shared = {title: s.share for title, s in shares.items() if s.share is not None}
-    figures = [f"too little: {', '.join(short) or 'nowhere'}"]
+    figures = [f"Too little: {'; '.join(short) or 'nowhere'}"]
     if shared:
         where = min(shared, key=lambda title: shared[title])
-        figures.insert(0, f"lowest: {shares[where].text} ({where})")
+        figures.insert(0, f"Lowest: {shares[where].text} ({where})")
     none = len(shares) - len(shared)
     if none:
-        figures.append(f"no gain to share in {none} of {len(shares)}, compared by difference")
+        figures.append(f"No gain to share in {none} of {len(shares)}, compared by difference")
     title = f"(3) at least {percent(LEAST_SHARE)} of the best rival's gain in each scenario"
-    return Goal(title, not short, "; ".join(figures))
+    return Goal(title, not short, ". ".join(figures))
 
 
 def _ahead_on_average(comparisons: Sequence[Comparison]) -> Goal:
     ahead = {
         rival: average_difference(comparisons, OURS.label, rival) for rival in comparisons[0].rivals
     }
-    figures = [f"minus {rival} {paired_text(paired)}" for rival, paired in ahead.items()]
+    figures = [f"Minus {rival} {paired_text(paired)}" for rival, paired in ahead.items()]
     met = all(paired.mean is not None and paired.mean > 0 for paired in ahead.values())
     return Goal("(3) ahead of every rival on average", met, "; ".join(figures))
 
@@ -178,10 +181,10 @@ def _no_more_bytes(comparisons: Sequence[Comparison]) -> Goal:
     # Where clients die, chance decides how many come back.
     ratios = {c.title: c.bytes_ratio(OURS.label) for c in comparisons if c.reliable}
     if not ratios:
-        return Goal("the bytes of random", None, "clients fail in every scenario")
+        return Goal("the bytes of random", None, "Clients fail in every scenario")
     where = max(ratios, key=lambda title: ratios[title])
-    figures = f"at most {ratios[where]:.2f} of random's ({where})"
-    return Goal("the bytes of random", ratios[where] < 1 + NEGLIGIBLE, figures)
+    figures = f"At most {ratios[where]:.2f} of random's ({where})"
+    return Goal("the bytes of random", round(ratios[where], 2) <= 1, figures)
 
 
 def accuracy_text(value: float) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from fedcor.report.estimates import mean_estimate
 from fedcor.report.numbers import bytes_text
 from fedcor.report.text import markdown
 from fedcor.reproduce.memory.goals import (
+    NEGLIGIBLE,
     Goal,
     accuracy_text,
     paired_text,
@@ -21,6 +23,12 @@ __all__ = ["accuracy_table", "cost_table", "goal_lines"]
 _NOTE = """The column `random` has its mean accuracy over all rounds; the others, their differences
 to it, paired over seeds. In round brackets: the same over the last tenth of the rounds. In square
 brackets: the 95 % interval. Bold: the best of a row, not counting everyone training.
+
+"""
+
+_BELOW = f"""
+Ours is below another where the 95 % interval of the difference is below zero, or its mean below
+{paired_text(mean_estimate([-NEGLIGIBLE]))}.
 
 """
 
@@ -53,7 +61,7 @@ def accuracy_table(title: str, comparisons: Sequence[Comparison]) -> str:
 def goal_lines(goals: Sequence[Goal]) -> str:
     """One line per goal: its verdict, and the figures behind it."""
     lines = [f"- {goal.title}: **{goal.verdict}**. {goal.figures}.\n" for goal in goals]
-    return "### Goals\n\n" + "".join(lines) + "\n"
+    return "### Goals\n\n" + "".join(lines) + _BELOW
 
 
 def cost_table(comparisons: Sequence[Comparison]) -> str:
