@@ -31,6 +31,7 @@ from fedcor.reproduce import EXPERIMENTS, NAMES, Plan, load_function, reproduce
 from fedcor.reproduce.beyond.table import _share_text
 from fedcor.reproduce.comparison import mean_std
 from fedcor.reproduce.curves import BETAS, _fedcor_variant
+from fedcor.reproduce.memory import runs as memory_runs
 from fedcor.reproduce.paper import TABLE_1
 from fedcor.reproduce.plan import _DIGITS
 
@@ -48,6 +49,7 @@ FIGURES = {
     "beyond-limits": ["beyond-limits-digits"],
     "beyond-fairness": ["beyond-fairness-digits"],
     "beyond-confirmation": ["beyond-confirmation-digits"],
+    "memory": ["memory-digits"],
 }
 
 
@@ -58,9 +60,12 @@ PAPER, BEYOND = ("1spc", "dir"), ("2spc",)
 
 @pytest.fixture(autouse=True, scope="module")
 def _fewer_steps():
-    """Of FedCor's process."""
+    """Of FedCor's process; and one scenario for the comparison of optimisers, which has its own
+    tests."""
     fewer = ["selectors.fedcor.warmup_steps=40", "selectors.fedcor.refit_steps=40"]
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_runs, "DIGITS", memory_runs.DIGITS[:1])
+        patch.setattr(memory_runs, "TABLES", [])
         for setting, changes in _DIGITS.items():
             patch.setitem(_DIGITS, setting, [*changes, *fewer])
         yield
@@ -107,7 +112,7 @@ print({"torch", "matplotlib", "sklearn"} & set(sys.modules))
     [
         ("torch", "PyTorch", "sim", {"toy"}),
         ("matplotlib", "matplotlib", "plot", {"table1"}),
-        ("sklearn", "scikit-learn", "sim", set(EXPERIMENTS) - {"embedding"}),
+        ("sklearn", "scikit-learn", "sim", set(EXPERIMENTS) - {"embedding", "memory"}),
     ],
 )
 def test_a_missing_package_is_named_before_anything_runs(

@@ -49,5 +49,7 @@ REPRODUCE_EXAMPLES = """examples:
   fedcor reproduce all --quick         everything, as a rehearsal
   fedcor reproduce table1 --jobs 2     60 runs of 500 rounds; can be interrupted and run again
   fedcor reproduce beyond --jobs 2     the selector `complement`: its gain, its parts, its limits
+  fedcor reproduce memory --seeds 31-35 --jobs 2
+                                       `aligned` with FedRecall, on seeds that nothing was chosen on
   fedcor reproduce table1 --dataset cifar10 --settings 2spc --seeds 1 --rounds 600
 """

@@ -48,10 +48,18 @@ EXPERIMENTS: dict[str, Entry] = {
     "beyond-limits": Entry("beyond.limits", "limits", "where it may fail"),
     "beyond-fairness": Entry("beyond.fairness", "fairness", "which clients it serves"),
     "beyond-confirmation": Entry("beyond.table", "confirmation", "the same on fresh seeds"),
+    "memory": Entry(
+        "memory.table",
+        "memory",
+        "aligned with FedRecall beside other selectors with other optimisers",
+        ("torch", "sklearn", "matplotlib"),
+    ),
 }
+# What goes beyond the paper has packages of its own.
+_BEYOND = tuple(name for name, entry in EXPERIMENTS.items() if "." in entry.module)
 GROUPS: dict[str, tuple[str, ...]] = {
-    "paper": tuple(name for name in EXPERIMENTS if not name.startswith("beyond-")),
-    "beyond": tuple(name for name in EXPERIMENTS if name.startswith("beyond-")),
+    "paper": tuple(name for name in EXPERIMENTS if name not in _BEYOND),
+    "beyond": _BEYOND,
     "all": tuple(EXPERIMENTS),
 }
 NAMES: tuple[str, ...] = (*EXPERIMENTS, *GROUPS)

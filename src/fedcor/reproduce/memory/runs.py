@@ -24,6 +24,7 @@ __all__ = [
     "RANDOM",
     "Pair",
     "experiment_of",
+    "rounds_of",
     "run_pairs",
     "scenarios_of",
 ]
@@ -92,7 +93,7 @@ def run_pairs(plan: Plan, pairs: Sequence[Pair], scenarios: Sequence[MemoryScena
     return {
         scenario.name: {
             pair.label: [
-                read_cut(_folder(plan, scenario, pair, seed), _rounds(plan, scenario))
+                read_cut(_folder(plan, scenario, pair, seed), rounds_of(plan, scenario))
                 for seed in plan.seeds
             ]
             for pair in _pairs(pairs, scenario)
@@ -105,13 +106,14 @@ def _pairs(pairs: Sequence[Pair], scenario: MemoryScenario) -> list[Pair]:
     return [pair for pair in pairs if scenario.everyone or pair != EVERYONE]
 
 
-def _rounds(plan: Plan, scenario: MemoryScenario) -> int:
+def rounds_of(plan: Plan, scenario: MemoryScenario) -> int:
+    """Of each run: the scenario's, or fewer if the plan says so."""
     return min(plan.rounds or scenario.rounds, scenario.rounds)
 
 
 def experiment_of(plan: Plan, scenario: MemoryScenario, pair: Pair) -> Experiment:
     """The scenario with the pair."""
-    changes = [f"training.rounds={_rounds(plan, scenario)}"]
+    changes = [f"training.rounds={rounds_of(plan, scenario)}"]
     if plan.device is not None:
         changes.append(f"training.device={plan.device}")
     experiment = scenario.build(changes)

@@ -139,16 +139,19 @@ def _generated(
         from fedcor.experiments import experiment
 
         numbers = dict(change.removeprefix("training.").split("=") for change in changes)
-        rounds = {"rounds": int(numbers["rounds"])} if "rounds" in numbers else {}
-        return experiment(_table(classes, partition, weights), **rounds)
+        given: dict[str, Any] = {}
+        if "rounds" in numbers:
+            given["rounds"] = int(numbers["rounds"])
+        return experiment(_table(classes, partition, weights), **given)
 
     return MemoryScenario(f"table-{classes}", title, rounds, build)
 
 
 def _falling(classes: int, ratio: float) -> Array:
     """(classes,) shares of classes, each `ratio` times the one before."""
-    shares: Array = ratio ** np.arange(classes)
-    return shares / shares.sum()
+    powers = ratio ** np.arange(classes)
+    shares: Array = powers / powers.sum()
+    return shares
 
 
 TABLES = [
