@@ -54,6 +54,21 @@ EXPERIMENTS: dict[str, Entry] = {
         "aligned with FedRecall beside other selectors with other optimisers",
         ("torch", "sklearn", "matplotlib"),
     ),
+    "memory-ablation": Entry(
+        "memory.ablation", "ablation", "which parts of the pair matter", ("torch", "sklearn")
+    ),
+    "memory-stress": Entry(
+        "memory.ablation",
+        "stress",
+        "the pair at other learning rates and local steps",
+        ("torch", "sklearn"),
+    ),
+    "memory-anatomy": Entry(
+        "memory.anatomy",
+        "anatomy",
+        "how far a round's step is from the step of everyone",
+        ("torch", "sklearn"),
+    ),
 }
 # What goes beyond the paper has packages of its own.
 _BEYOND = tuple(name for name, entry in EXPERIMENTS.items() if "." in entry.module)

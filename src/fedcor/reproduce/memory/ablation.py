@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from fedcor.experiments import Experiment
 from fedcor.report.text import markdown
-from fedcor.reproduce.beyond.shared import difference_rows, draw_differences
-from fedcor.reproduce.comparison import summarise_variants
-from fedcor.reproduce.memory.runs import OURS, RANDOM, Pair, run_pairs
+from fedcor.reproduce.memory.goals import accuracy_text, paired_text
+from fedcor.reproduce.memory.runs import OURS, RANDOM, Pair, rounds_of, run_pairs
 from fedcor.reproduce.memory.scenarios import DIGITS, FMNIST, TABLES, MemoryScenario
+from fedcor.reproduce.memory.values import ACCURACIES, Comparison, compare
 from fedcor.reproduce.plan import Plan
 
 __all__ = ["ablation", "stress"]
@@ -25,13 +27,13 @@ PARTS = [
     Pair("round-robin + FedRecall", "round_robin", "fedrecall"),
     Pair("random + FedRecall", "random", "fedrecall"),
     Pair("ours, rate always 1", "aligned", "fedrecall", _FIXED),
-    Pair("ours, rate 1, gain 1", "aligned", "fedrecall", {**_FIXED, "gain": 1.0}),
+    Pair("ours, rate always 1, gain 1", "aligned", "fedrecall", {**_FIXED, "gain": 1.0}),
     Pair("ours, rate starts at 1", "aligned", "fedrecall", {"rate": 1.0}),
     Pair("ours, rate always 2", "aligned", "fedrecall", {"adaptation": 0.0}),
     Pair("random, server rate 2", "random", "fedavgm", {"momentum": 0.0, "learning_rate": 2.0}),
     Pair("random, server momentum .5", "random", "fedavgm", {"momentum": 0.5}),
 ]
-RIVALS = [
+STRESSED = [
     RANDOM,
     OURS,
     Pair("complement", "complement"),
@@ -41,58 +43,70 @@ RIVALS = [
 
 def ablation(plan: Plan) -> list[Path]:
     """The pair with one part changed, on the paper's settings, the digits and the tables."""
-    main = (
-        [scenario for scenario in FMNIST if scenario.everyone] if plan.dataset != "digits" else []
-    )
-    return _compared(plan, "memory-ablation", PARTS, [*main, *DIGITS, *TABLES])
+    main = [scenario for scenario in FMNIST if scenario.everyone]
+    scenarios = [*DIGITS, *TABLES] if plan.dataset == "digits" else [*main, *DIGITS, *TABLES]
+    return _compare(plan, "memory-ablation", PARTS, scenarios)
 
 
 def stress(plan: Plan) -> list[Path]:
     """Learning rates of 4 and 16 times the preset's; one local step, and fifty."""
     few = [*DIGITS, TABLES[0]]
-    changes = {"rate × 4": 4.0, "rate × 16": 16.0}
-    scenarios = [_with_rate(one, title, by) for title, by in changes.items() for one in few]
+    scenarios = [_with_rate(one, factor) for factor in (4, 16) for one in few]
     scenarios += [_with_steps(one, steps) for steps in (1, 50) for one in few]
-    return _compared(plan, "memory-stress", RIVALS, scenarios)
+    return _compare(plan, "memory-stress", STRESSED, scenarios)
 
 
-def _compared(
+def _compare(
     plan: Plan, what: str, pairs: Sequence[Pair], scenarios: Sequence[MemoryScenario]
 ) -> list[Path]:
-    summaries = summarise_variants(run_pairs(plan, pairs, scenarios), RANDOM.label)
-    titles = {scenario.name: scenario.title for scenario in scenarios}
-    heads = ["", *(titles[name] for name in summaries), "bytes / random's"]
-    table = markdown(
-        f"mean accuracy, − random, {plan.seeds_text}",
-        heads,
-        difference_rows(summaries, RANDOM.label),
-    )
-    return [
-        *draw_differences(plan, what, summaries, "random", titles),
-        plan.save_page(what, [table]),
-    ]
+    runs = run_pairs(plan, pairs, scenarios)
+    comparisons = [compare(s, rounds_of(plan, s), runs[s.name]) for s in scenarios]
+    numbers = {
+        "plan": {**plan.describe(), "settings": [c.name for c in comparisons]},
+        "scenarios": {c.name: c.numbers() for c in comparisons},
+    }
+    labels = [pair.label for pair in pairs]
+    if len(labels) < len(comparisons):  # the shorter list becomes the columns
+        rows = [[c.title, *(_cell(c, label) for label in labels)] for c in comparisons]
+        head = ["", *labels]
+    else:
+        rows = [[label, *(_cell(c, label) for c in comparisons)] for label in labels]
+        head = ["", *(c.title for c in comparisons)]
+    title = f"{plan.seeds_text}: mean accuracy (last tenth of the rounds), − random"
+    return [plan.save(what, numbers), plan.save_page(what, [markdown(title, head, rows)])]
 
 
-def _with_rate(scenario: MemoryScenario, title: str, factor: float) -> MemoryScenario:
-    def build(changes: list[str]):  # type: ignore[no-untyped-def]
-        made = scenario.build(changes)
-        return dataclasses.replace(made, learning_rate=made.learning_rate * factor)
+def _cell(comparison: Comparison, label: str) -> str:
+    """Random's accuracy; of the others, the difference to it."""
+    if label == RANDOM.label:
+        means = (comparison.estimate(label, key).mean for key in ACCURACIES)
+        mean, last = (accuracy_text(value or 0.0) for value in means)
+        return f"{mean} ({last})"
+    first, then = (comparison.difference(label, RANDOM.label, key) for key in ACCURACIES)
+    return f"{paired_text(first)} ({paired_text(then, False)})"
 
-    return dataclasses.replace(
-        scenario,
-        name=f"{scenario.name}-rate-{factor:g}",
-        title=f"{scenario.title}, {title}",
-        build=build,
-    )
+
+def _with_rate(scenario: MemoryScenario, factor: int) -> MemoryScenario:
+    def change(made: Experiment) -> dict[str, Any]:
+        assert isinstance(made.learning_rate, float)
+        return {"learning_rate": made.learning_rate * factor}
+
+    return _changed(scenario, f"rate-{factor}", f"learning rate × {factor}", change)
 
 
 def _with_steps(scenario: MemoryScenario, steps: int) -> MemoryScenario:
-    def build(changes: list[str]):  # type: ignore[no-untyped-def]
-        return dataclasses.replace(scenario.build(changes), local_steps=steps)
+    title = f"{steps} local step{'s' if steps > 1 else ''}"
+    return _changed(scenario, f"steps-{steps}", title, lambda _: {"local_steps": steps})
+
+
+def _changed(scenario: MemoryScenario, name: str, title: str, change: Any) -> MemoryScenario:
+    def build() -> Experiment:
+        made = scenario.build()
+        return dataclasses.replace(made, **change(made))
 
     return dataclasses.replace(
         scenario,
-        name=f"{scenario.name}-steps-{steps}",
-        title=f"{scenario.title}, {steps} local step{'s' if steps > 1 else ''}",
+        name=f"{scenario.name}-{name}",
+        title=f"{scenario.title}, {title}",
         build=build,
     )

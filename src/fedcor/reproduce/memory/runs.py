@@ -113,14 +113,13 @@ def rounds_of(plan: Plan, scenario: MemoryScenario) -> int:
 
 def experiment_of(plan: Plan, scenario: MemoryScenario, pair: Pair) -> Experiment:
     """The scenario with the pair."""
-    changes = [f"training.rounds={rounds_of(plan, scenario)}"]
-    if plan.device is not None:
-        changes.append(f"training.device={plan.device}")
-    experiment = scenario.build(changes)
+    experiment = scenario.build()
     try:
         return dataclasses.replace(
             experiment,
             name=f"memory-{scenario.name}",
+            rounds=rounds_of(plan, scenario),
+            device=plan.device or experiment.device,
             selector=pair.selector,
             optimiser={"name": pair.optimiser, **pair.options},
         )

@@ -27,19 +27,19 @@ class MemoryScenario:
         name: Part of the folder's name.
         title: In tables and figures.
         rounds: Of each run.
-        build: Makes the experiment from its settings' changes, `key=value`.
+        build: Makes the experiment, with any selector and any number of rounds.
         everyone: Whether full participation is run as well.
     """
 
     name: str
     title: str
     rounds: int
-    build: Callable[[list[str]], Experiment]
+    build: Callable[[], Experiment]
     everyone: bool = False
 
 
-def _preset(preset: str, *changes: str) -> Callable[[list[str]], Experiment]:
-    return lambda more: load_experiment(preset, [*changes, *more], "random")
+def _preset(preset: str, *changes: str) -> Callable[[], Experiment]:
+    return lambda: load_experiment(preset, changes, "random")
 
 
 def _fmnist(
@@ -135,14 +135,8 @@ def _table(classes: int, partition: Any, weights: Array | None = None) -> Experi
 def _generated(
     classes: int, title: str, rounds: int, partition: Any, weights: Array | None = None
 ) -> MemoryScenario:
-    def build(changes: list[str]) -> Experiment:
-        from fedcor.experiments import experiment
-
-        numbers = dict(change.removeprefix("training.").split("=") for change in changes)
-        given: dict[str, Any] = {}
-        if "rounds" in numbers:
-            given["rounds"] = int(numbers["rounds"])
-        return experiment(_table(classes, partition, weights), **given)
+    def build() -> Experiment:
+        return _table(classes, partition, weights)
 
     return MemoryScenario(f"table-{classes}", title, rounds, build)
 
