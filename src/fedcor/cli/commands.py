@@ -38,12 +38,13 @@ PAPER_SELECTORS = ("random", "afl", "power_of_choice", "fedcor")  # those that t
 
 
 def demo(options: argparse.Namespace) -> None:
-    """Five selectors on the embedded digits, three seeds."""
+    """Six selectors on the embedded digits, three seeds."""
     from fedcor.experiments import load_experiment
     from fedcor.runner import compare_jobs
+    from fedcor.selectors import DEFAULT_SELECTOR
 
     check_plot(options.plot)
-    selectors, seeds = [*PAPER_SELECTORS, "complement"], [1, 2, 3]
+    selectors, seeds = [*PAPER_SELECTORS, "complement", DEFAULT_SELECTOR], [1, 2, 3]
     jobs = compare_jobs(load_experiment("digits"), selectors, seeds, options.out, resume=True)
     rounds = jobs[0].experiment.rounds
     plan = f"{len(selectors)} selectors on {len(seeds)} seeds, {rounds} rounds each"

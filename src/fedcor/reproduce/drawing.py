@@ -15,7 +15,7 @@ from fedcor.reproduce.comparison import summarise_variants, summary_numbers
 from fedcor.reproduce.plan import Plan
 from fedcor.reproduce.variants import Runs
 
-__all__ = ["draw_curves"]
+__all__ = ["draw_curves", "smooth_curve"]
 
 SMOOTH = 10  # rounds per point of a curve
 
@@ -26,7 +26,7 @@ def draw_curves(
     """Save each variant's curve, its summary compared with random selection, and `extra` numbers;
     and draw the curves."""
     panels = {
-        scenario: {label: _curve(seed_runs) for label, seed_runs in by_label.items()}
+        scenario: {label: smooth_curve(seed_runs) for label, seed_runs in by_label.items()}
         for scenario, by_label in runs.items()
     }
     summaries = summarise_variants(runs, "random")
@@ -37,7 +37,7 @@ def draw_curves(
     return [saved, *save_figure(figure, plan.out / f"{what}-{plan.dataset}")]
 
 
-def _curve(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
+def smooth_curve(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
     """Mean over seeds of the ten-round mean accuracy, and one standard deviation around it."""
     length = min(len(run.rounds) for run in runs)
     accuracy = np.array(

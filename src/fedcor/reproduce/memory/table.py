@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcor.report.style import save_figure
+from fedcor.reproduce.drawing import smooth_curve
 from fedcor.reproduce.memory.figure import draw
 from fedcor.reproduce.memory.goals import goals, share_of_gain
 from fedcor.reproduce.memory.page import accuracy_table, cost_table, goal_lines
@@ -29,6 +30,7 @@ from fedcor.reproduce.plan import Plan
 
 __all__ = ["memory"]
 
+DRAWN = ("2spc", "1spc", "dir", "table-20")  # the scenarios whose curves are kept
 CIFAR10_PAIRS = (RANDOM.label, "complement", OURS.label)
 
 
@@ -46,6 +48,11 @@ def memory(plan: Plan) -> list[Path]:
         "scenarios": {c.name: _numbers(c) for c in comparisons},
         "average_paired_to_random": _averages(comparisons),
         "goals": [asdict(goal) for goal in reached],
+        "curves": {
+            name: {label: smooth_curve(of_pair) for label, of_pair in runs[name].items()}
+            for name in DRAWN
+            if name in runs
+        },
     }
     saved = plan.save("memory", numbers)
     title = f"{plan.dataset}, {plan.seeds_text}: mean accuracy over rounds (over the last tenth)"
