@@ -22,6 +22,7 @@ __all__ = [
     "StoredAs",
     "all_seen",
     "empty_memory",
+    "forget",
     "mean_of_all",
     "recall",
     "remember",
@@ -87,6 +88,15 @@ def remember(
     return new
 
 
+def forget(state: State, clients: IntArray, name: str = "update") -> State:
+    """The state in which nothing is stored of `clients`, who all have a vector."""
+    new, total = dict(state), state["total"].copy()
+    for client in clients:
+        total -= state["scales"][client] * new.pop(f"{name}/{client}").astype(np.float64)
+    new["total"] = total
+    return new
+
+
 def mean_of_all(state: State) -> FloatArray:
     """(P,) The mean of y_k over all clients; who was never seen counts as zero."""
     mean: FloatArray = state["total"] / state["scales"].sum()
@@ -122,8 +132,6 @@ def _scales(population: Population, weighted: bool) -> FloatArray:
 
 
 def _stored(vector: Array, dtype: StoredAs) -> Array:
-    """A copy, so that the state holds no view of all m vectors."""
-    if dtype == "float16":
-        largest = float(np.finfo(np.float16).max)
-        vector = np.clip(vector, -largest, largest)
-    return vector.astype(dtype)
+    """A copy, so that the state holds no view of all m vectors; finite whatever the type."""
+    largest = float(np.finfo(dtype).max)
+    return np.clip(vector, -largest, largest).astype(dtype)

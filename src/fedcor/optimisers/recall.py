@@ -10,8 +10,10 @@ step      d = y + g news,   with the gain g = 1 - c (1 - gain)
 rate      r <- r exp(k c cos(y + news, d_before)), within its limits
 model     w^{t+1} = w^t + eta E (1 + c (r - 1)) d,   E the mean number of local steps
 
-With nothing remembered, this is FedAvg's step. With everyone remembered, a gain of 1 is FedVARP's,
-and one of C/N is MIFA's: the smaller the gain, the less a step depends on who was chosen.
+With nothing remembered, this is FedAvg's step, or FedNova's where clients took unequal numbers of
+local steps. With everyone remembered, a gain of 1 is FedVARP's,
+and one of C/N is MIFA's: the smaller the gain, the less a step depends on who was chosen. A client
+that was not seen for very long may have left, and is forgotten.
 
 The rate is the server's. While fresh news points where the last step went, steps were too short,
 and it grows; where it points back, they were too long, or the news is noise, and it falls.
@@ -30,14 +32,17 @@ from fedcor.errors import ConfigError
 from fedcor.optimisers.memory import (
     StoredAs,
     empty_memory,
+    forget,
     recall,
     remember,
     resize,
     weighted_mean,
 )
-from fedcor.types import Array, Delivery, FloatArray, Population, State
+from fedcor.types import Array, Delivery, FloatArray, IntArray, Population, State
 
 __all__ = ["FedRecall"]
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @plain_keywords
@@ -58,6 +63,8 @@ class FedRecall:
         largest_rate: r is never larger.
         adaptation: k, how fast r follows the agreement of the news with the last step; 0 keeps it
             as it is at the start.
+        longest_absence: After this many times N / m rounds in which it did not deliver, a client is
+            forgotten; m is how many deliver per round on average.
         dtype: float32, or float16 to keep the memory in half of the space.
 
     Example:
@@ -72,6 +79,7 @@ class FedRecall:
     smallest_rate: float = 0.5
     largest_rate: float = 4.0
     adaptation: float = 0.2
+    longest_absence: float = 10.0
     dtype: StoredAs = "float32"
 
     needs_updates: ClassVar[bool] = True
@@ -79,10 +87,14 @@ class FedRecall:
     def __post_init__(self) -> None:
         check_positive("gain", self.gain)
         check_fraction("gain", self.gain, closed=True)
-        check_positive("smallest_rate", self.smallest_rate)
-        check_between("largest_rate", self.largest_rate, 0.0, 1e6)
+        for name in ("rate", "smallest_rate", "largest_rate", "longest_absence"):
+            check_positive(name, getattr(self, name))
+        if not self.smallest_rate <= self.largest_rate:
+            allowed = f"must be at most largest_rate = {self.largest_rate:g}"
+            raise ConfigError("smallest_rate", self.smallest_rate, allowed)
         if not self.smallest_rate <= self.rate <= self.largest_rate:
-            allowed = f"must be from {self.smallest_rate:g} to {self.largest_rate:g}, its limits"
+            low, high = self.smallest_rate, self.largest_rate
+            allowed = f"must be from smallest_rate = {low:g} to largest_rate = {high:g}"
             raise ConfigError("rate", self.rate, allowed)
         check_between("adaptation", self.adaptation, 0.0, 10.0)
         check_one_of("dtype", self.dtype, get_args(StoredAs))
@@ -91,14 +103,16 @@ class FedRecall:
         """Nobody was seen, and no step was made."""
         return {
             **empty_memory(population, model, weighted=True),
-            "seen": np.zeros(population.count, dtype=np.bool_),
+            "seen": np.full(population.count, -1),  # (N,) the step it last took part in, or -1
+            "steps": np.array(0),  # so far
+            "delivered": np.array(0),  # updates so far
             "rate": np.array(self.rate),
             "last_step": np.zeros(len(model), dtype=np.float32),  # (P,) d of the round before
         }
 
     def join(self, state: State, population: Population) -> State:
         """The memory with clients who joined, of whom nothing is known yet."""
-        new = np.zeros(population.count - len(state["seen"]), dtype=np.bool_)
+        new = np.full(population.count - len(state["seen"]), -1)
         return {
             **resize(state, population, weighted=True),
             "seen": np.concatenate([state["seen"], new]),
@@ -108,21 +122,36 @@ class FedRecall:
         """(P,) w^t + eta E (1 + c (r - 1)) d."""
         paces = delivery.learning_rate * delivery.steps.astype(np.float64)  # (m,) eta E_k
         fresh = delivery.updates / paces[:, None]  # (m, P) u_k
-        covered = float(state["scales"] @ state["seen"] / state["scales"].sum())
+        covered = float(state["scales"] @ (state["seen"] >= 0) / state["scales"].sum())
         everyone, news = self._news(state, delivery, fresh, covered)
         step = everyone + (1.0 - covered * (1.0 - self.gain)) * news
         rate = self._adapted(state, everyone + news, covered)
         length = float(delivery.weights @ paces) * (1.0 + covered * (rate - 1.0))
         model = delivery.model + length * step
-        seen = state["seen"].copy()
-        seen[delivery.clients] = True
         after = {
-            **remember(state, delivery.clients, fresh, self.dtype),
-            "seen": seen,
+            **self._remembered(state, delivery.clients, fresh),
             "rate": np.array(rate),
-            "last_step": step.astype(np.float32),
+            "last_step": np.clip(step, -_LARGEST, _LARGEST).astype(np.float32),
         }
         return model.astype(delivery.model.dtype), after
+
+    def _remembered(self, state: State, clients: IntArray, fresh: FloatArray) -> State:
+        """The memory with what came, and without those who were away for too long."""
+        steps, delivered = int(state["steps"]) + 1, int(state["delivered"]) + len(clients)
+        seen = state["seen"].copy()
+        seen[clients] = steps - 1
+        state = remember(state, clients, fresh, self.dtype)
+        longest = self.longest_absence * len(seen) * steps / delivered
+        gone = np.flatnonzero((seen >= 0) & (steps - 1 - seen > longest))
+        if len(gone):
+            state = forget(state, gone)
+            seen[gone] = -1
+        return {
+            **state,
+            "seen": seen,
+            "steps": np.array(steps),
+            "delivered": np.array(delivered),
+        }
 
     @staticmethod
     def _news(
@@ -133,7 +162,7 @@ class FedRecall:
         if covered == 0.0:  # nothing is remembered: all that is known is new
             return np.zeros_like(mean), mean
         last, seen = recall(state, delivery.clients)
-        everyone: FloatArray = state["total"] / (state["scales"] @ state["seen"])
+        everyone: FloatArray = state["total"] / (state["scales"] @ (state["seen"] >= 0))
         remembered = weighted_mean(delivery.weights * seen, last)
         remembered += float(delivery.weights @ ~seen) * everyone
         return everyone, mean - remembered

@@ -23,6 +23,7 @@ import numpy as np
 
 from fedcor.checks import check_at_least, check_positive
 from fedcor.config import plain_keywords
+from fedcor.selectors.base import uniform
 from fedcor.selectors.matching import match
 from fedcor.selectors.remembered import RememberingSelector
 from fedcor.types import Federation, IntArray, Reasons, State
@@ -82,9 +83,14 @@ class Aligned(RememberingSelector):
         limit = self.longest_wait * len(state["asked"]) / self.clients_per_round
         overdue = int(np.count_nonzero(int(state["round"]) - asked >= limit))
         first = order[: min(max(overdue, 1), wanted)]
+        target = self.target(state, federation.weights)
+        if not target.any():  # nothing points anywhere: a part of the model that is not trained
+            others = np.setdiff1d(known, first)
+            more = uniform(federation.rng, others, wanted - len(first))
+            return np.concatenate([first, more])
         rows = match(
             state["directions"][known],
-            self.target(state, federation.weights),
+            target,
             np.flatnonzero(np.isin(known, first)),
             wanted,
             self.swaps,

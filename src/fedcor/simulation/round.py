@@ -16,7 +16,7 @@ from fedcor.ledger import CURRENT, Ledger
 from fedcor.rng import stream
 from fedcor.simulation.aggregate import next_model
 from fedcor.simulation.state import SimulationState
-from fedcor.types import FloatArray, IntArray, Optimiser, Outcome, State, optimiser_traits
+from fedcor.types import Array, FloatArray, IntArray, Optimiser, Outcome, State, optimiser_traits
 
 __all__ = ["SimulatedRound"]
 
@@ -131,7 +131,7 @@ class SimulatedRound:
             step_sizes=self.learning_rate * self._steps[participants].astype(np.float64),
             aggregation_weights=sizes if self._traits.weighted else np.ones(len(participants)),
             read_losses=lambda: self._screened(self._engine.losses(self._model, participants)),
-            read_updates=lambda: (self._results(participants) - self._model).cpu().numpy(),
+            read_updates=lambda: self._updates(participants),
             head=self._engine.vector.head,
         )
         self.ledger.close_round(adopted.version)
@@ -175,7 +175,8 @@ class SimulatedRound:
                 self._model, ids, self.round, self.learning_rate, steps, self._corrections(asked)
             )
             self.ledger.training(len(asked))
-            usable = torch.isfinite(results).all(dim=1).tolist()
+            # Of the changes: two finite numbers can be too far apart for their type.
+            usable = torch.isfinite(results - self._model).all(dim=1).tolist()
             self.refused += usable.count(False)
             self._trained |= {k: r for k, r, ok in zip(ids, results, usable, strict=True) if ok}
         delivered = np.array([k in self._trained for k in clients.tolist()], dtype=bool)
@@ -189,6 +190,12 @@ class SimulatedRound:
         size = self._engine.vector.trained
         found = find_corrections(self._optimiser, self._memory, clients, size, self.round)
         return None if found is None else as_tensor(found).to(self._model.device)
+
+    def _updates(self, participants: IntArray) -> Array:  # (m, P), without buffers
+        trained = self._engine.vector.trained
+        changes = self._results(participants)[:, :trained] - self._model[:trained]
+        updates: Array = changes.cpu().numpy()
+        return updates
 
     def _results(self, participants: IntArray) -> Tensor:  # (m, P)
         if not len(participants):

@@ -50,7 +50,7 @@ def anatomy(plan: Plan) -> list[Path]:
             for _, state in simulation.run(experiment.rounds):
                 done += 1
                 update(done, scenario.title)
-                if state.round % every == 0 and state.optimiser["seen"].all():
+                if state.round % every == 0 and (state.optimiser["seen"] >= 0).all():
                     for group, step, values in _estimates(simulation, state):
                         found.setdefault(group, {}).setdefault(step, []).append(values)
             means = {g: {s: np.mean(v, axis=0) for s, v in by.items()} for g, by in found.items()}
