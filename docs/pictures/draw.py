@@ -30,30 +30,28 @@ GROUPS = {"A": BLUE, "B": ORANGE, "C": GREEN}
 
 
 def headline() -> Figure:
-    """Accuracy over rounds and over bytes, from the measured curves of docs/results/beyond."""
-    results = HERE.parent / "results" / "beyond" / "selectors-fmnist.json"
-    data = json.loads(results.read_text(encoding="utf-8"))
-    curves, summary = data["curves"]["2spc"], data["summary"]["2spc"]
-    figure, (left, right) = panel_row(2, 4.2, 3.3)
-    names = {"random": "random", "fedcor": "FedCor", "complement": "complement"}
-    # 500 rounds of FedCor: bytes of each round by the rules of the ledger, scaled by nothing.
-    spent = {"fedcor": np.cumsum(fedcor_bytes(500)) / 1e9}
-    spent["random"] = spent["complement"] = np.cumsum(random_bytes(500)) / 1e9
-    for i, (name, label) in enumerate(names.items()):
-        style = line_style(name, i)
-        curve = {key: np.array(values)[::4] for key, values in curves[name].items()}
-        rounds = curve["round"]
-        totals = summary[name]["estimates"]
-        total = (totals["bytes_down"]["mean"] + totals["bytes_up"]["mean"]) / 1e9
-        assert math.isclose(spent[name][-1], total, rel_tol=0.01), (name, spent[name][-1], total)
-        for ax, x in ((left, rounds), (right, spent[name][rounds - 1])):
-            ax.plot(x, curve["mean"], label=label, linewidth=1.8, **style)
-            ax.fill_between(x, curve["low"], curve["high"], color=style["color"], alpha=0.12, lw=0)
-    left.set(xlabel="rounds", ylabel="test accuracy (mean of ten rounds)")
-    right.set(xlabel="gigabytes sent and received", xlim=(0, 2.0))
-    left.legend(frameon=False, loc="lower right")
-    for ax in (left, right):
-        ax.set_ylim(0.3, 0.8)
+    """Accuracy over rounds, from the measured curves of docs/results/memory."""
+    results = HERE.parent / "results" / "memory" / "memory-fmnist.json"
+    curves = json.loads(results.read_text(encoding="utf-8"))["curves"]
+    figure, axes = panel_row(2, 4.2, 3.3)
+    names = {
+        "random": "random",
+        "FedCor": "fedcor",
+        "complement": "complement",
+        "aligned + FedRecall": "aligned",
+    }
+    panels = {"2spc": "Fashion-MNIST, two shards per client", "table-20": "20 generated classes"}
+    for ax, (scenario, title) in zip(axes, panels.items(), strict=True):
+        for i, (label, name) in enumerate(names.items()):
+            style = line_style(name, i)
+            curve = {key: np.array(v)[::2] for key, v in curves[scenario][label].items()}
+            ax.plot(curve["round"], curve["mean"], label=label, linewidth=1.8, **style)
+            bounds = (curve["low"], curve["high"])
+            ax.fill_between(curve["round"], *bounds, color=style["color"], alpha=0.12, lw=0)
+        ax.set_title(title, fontsize=10)
+        ax.set(xlabel="rounds")
+    axes[0].set(ylabel="test accuracy (mean of ten rounds)")
+    axes[0].legend(frameon=False, loc="lower right")
     return figure
 
 
