@@ -1,0 +1,51 @@
+"""What runs are called in a table: by their selector, and by their optimiser where it differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedcor.optimisers import OPTIMISERS
+from fedcor.record import RunRecord
+
+__all__ = ["optimiser_settings", "series_names"]
+
+_USUAL = "fedavg"  # goes without saying
+
+
+def series_names(runs: Sequence[RunRecord]) -> list[str]:
+    """One name per run. Runs of one experiment that share a name are one row of its table.
+
+    It is the name of the selector. Where runs of an experiment differ in their optimiser, too, it
+    says which one aggregated: `aligned + FedRecall`; of FedAvg it says nothing. A run that was
+    given another name than its selector's keeps it.
+
+    Args:
+        runs: Of one experiment, or of several.
+    """
+    used: dict[str, set[str]] = {}
+    for run in runs:
+        used.setdefault(str(run.header.get("experiment")), set()).add(_optimiser(run))
+    return [_name(run, len(used[str(run.header.get("experiment"))]) > 1) for run in runs]
+
+
+def optimiser_settings(run: RunRecord) -> Mapping[str, Any]:
+    """The settings of a run's optimiser, with its `name`; empty where the record has none."""
+    config = run.header.get("config")
+    settings = config.get("optimiser") if isinstance(config, Mapping) else None
+    return settings if isinstance(settings, Mapping) else {}
+
+
+def _name(run: RunRecord, differing: bool) -> str:
+    selector, optimiser = str(run.header.get("selector")), _optimiser(run)
+    config = run.header.get("config")
+    ran = config.get("selector", selector) if isinstance(config, Mapping) else selector
+    if not differing or optimiser in ("", _USUAL) or selector != ran:
+        return selector
+    known = OPTIMISERS.built_in.get(optimiser)
+    shown = optimiser.rpartition(":")[2] if known is None else known.__name__
+    return f"{selector} + {shown}"
+
+
+def _optimiser(run: RunRecord) -> str:
+    return str(optimiser_settings(run).get("name", ""))
