@@ -24,11 +24,6 @@ from optimiser_plays import Play, Quadratics, Round, models, plays
 FIXED = {"rate": 1.0, "adaptation": 0.0}
 
 
-def steady_cosine(it: FedRecall) -> float:
-    """The cosine at which the rate stays as it is."""
-    return it.agreement
-
-
 def twin(it: FedRecall, play: Play) -> Iterator[tuple[np.ndarray, float]]:
     """The model and the rate after each round, as the module's docstring says, client by client."""
     w, rate, d_before = play.model.astype(float), it.rate, np.zeros(len(play.model))
@@ -47,7 +42,7 @@ def twin(it: FedRecall, play: Play) -> Iterator[tuple[np.ndarray, float]]:
         lengths = np.sqrt(((y + news) ** 2).sum() * (d_before**2).sum())
         if lengths > 0:
             cosine = ((y + news) * d_before).sum() / lengths
-            rate *= np.exp(it.adaptation * c * (cosine - steady_cosine(it)))
+            rate *= np.exp(it.adaptation * c * cosine)
             rate = max(it.smallest_rate, min(rate, it.largest_rate))
         w = w + pace * rate * d
         y_of |= {k: u.astype(it.dtype).astype(float) for k, u in sent.items()}
@@ -167,7 +162,7 @@ def test_the_rate_grows_while_updates_stay_the_same():
     optimiser = FedRecall(rate=1.5, largest_rate=4.0)
     found = rates(optimiser, [[1.0, 2.0]] * 40)
     assert found[0] == 1.5  # nothing was remembered
-    factor = np.exp(optimiser.adaptation * (1.0 - steady_cosine(optimiser)))
+    factor = np.exp(optimiser.adaptation)
     assert_allclose(found[:4], 1.5 * factor ** np.arange(4))
     assert found == sorted(found)
     assert found[-1] == 4.0
@@ -176,7 +171,7 @@ def test_the_rate_grows_while_updates_stay_the_same():
 def test_the_rate_falls_while_updates_point_back():
     optimiser = FedRecall(gain=1.0, rate=1.5, smallest_rate=0.5)
     found = rates(optimiser, [[1.0, 2.0], [-1.0, -2.0]] * 20)
-    factor = np.exp(optimiser.adaptation * (-1.0 - steady_cosine(optimiser)))
+    factor = np.exp(-optimiser.adaptation)
     assert_allclose(found[:4], 1.5 * factor ** np.arange(4))
     assert found == sorted(found, reverse=True)
     assert found[-1] == 0.5
