@@ -59,7 +59,7 @@ def test_the_default_folder_is_where_report_looks(capsys):
 
 
 def test_a_run_that_ends_in_the_warmup_is_noted(capsys):
-    assert fedcor("run digits --rounds 2 --out o") == 0
+    assert fedcor("run digits --selector fedcor --rounds 2 --out o") == 0
     assert "fedcor chooses at random in its first 10 rounds" in capsys.readouterr().err
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from fedcor.optimisers import OPTIMISERS
 from fedcor.record import RunRecord
 
-__all__ = ["optimiser_settings", "series_names"]
+__all__ = ["optimiser_settings", "optimiser_title", "series_names"]
 
 _USUAL = "fedavg"  # goes without saying
 
@@ -36,15 +36,24 @@ def optimiser_settings(run: RunRecord) -> Mapping[str, Any]:
     return settings if isinstance(settings, Mapping) else {}
 
 
+def optimiser_title(name: str) -> str:
+    """What an optimiser is called in tables, by its registered name or `module:Class`.
+
+    Example:
+        >>> optimiser_title("fedrecall"), optimiser_title("my_module:Mine")
+        ('FedRecall', 'Mine')
+    """
+    known = OPTIMISERS.built_in.get(name)
+    return name.rpartition(":")[2] if known is None else known.__name__
+
+
 def _name(run: RunRecord, differing: bool) -> str:
     selector, optimiser = str(run.header.get("selector")), _optimiser(run)
     config = run.header.get("config")
     ran = config.get("selector", selector) if isinstance(config, Mapping) else selector
     if not differing or optimiser in ("", _USUAL) or selector != ran:
         return selector
-    known = OPTIMISERS.built_in.get(optimiser)
-    shown = optimiser.rpartition(":")[2] if known is None else known.__name__
-    return f"{selector} + {shown}"
+    return f"{selector} + {optimiser_title(optimiser)}"
 
 
 def _optimiser(run: RunRecord) -> str:
