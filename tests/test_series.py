@@ -80,6 +80,10 @@ def test_a_run_that_was_given_a_name_keeps_it():
         run.header["config"]["selector"] = run.header["selector"]
     named = dataclasses.replace(runs[3], header={**runs[3].header, "selector": "our pair"})
     assert series_names([*runs[:3], named])[3] == "our pair"
+    # Then its name may also stand for other options of the same optimiser.
+    runs[2].header["config"]["optimiser"] = {"name": "fedrecall", "gain": 1.0}
+    (experiment,) = summarise([*runs[:3], named]).experiments
+    assert level(experiment, "our pair") == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize("name", OPTIMISERS.built_in)

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedcor.errors import RecordError
 from fedcor.record import RunRecord
-from fedcor.report.series import optimiser_settings
+from fedcor.report.series import optimiser_settings, was_renamed
 from fedcor.types import FloatArray
 
 __all__ = ["Curve", "read_curve"]
@@ -34,6 +34,7 @@ class Curve:
         settings: what runs must share to be compared
         options: the selector's own settings, which its runs must share to count as one selector
         optimiser: the settings of the optimiser, with its name; empty where the record has none
+        renamed: whether it was given another name than its selector's
         measures: name -> (T,) values: `accuracy`, `loss` and the user's own; NaN where a round was
             not measured, infinite where the loss was not finite because the model diverged
         down: (T,) bytes sent to clients in each round
@@ -49,6 +50,7 @@ class Curve:
     settings: Mapping[str, Any]
     options: Mapping[str, Any]
     optimiser: Mapping[str, Any]
+    renamed: bool
     measures: Mapping[str, FloatArray]
     down: FloatArray
     up: FloatArray
@@ -115,6 +117,7 @@ def read_curve(run: RunRecord) -> Curve:
             settings=_shared_settings(config),
             options=config.get("selectors") or {},
             optimiser=optimiser_settings(run),
+            renamed=was_renamed(run),
             measures=_measures(run),
             down=_column(run, "bytes_down"),
             up=_column(run, "bytes_up"),

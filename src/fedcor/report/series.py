@@ -8,7 +8,7 @@ from typing import Any
 from fedcor.optimisers import OPTIMISERS
 from fedcor.record import RunRecord
 
-__all__ = ["optimiser_settings", "optimiser_title", "series_names"]
+__all__ = ["optimiser_settings", "optimiser_title", "series_names", "was_renamed"]
 
 _USUAL = "fedavg"  # goes without saying
 
@@ -36,6 +36,12 @@ def optimiser_settings(run: RunRecord) -> Mapping[str, Any]:
     return settings if isinstance(settings, Mapping) else {}
 
 
+def was_renamed(run: RunRecord) -> bool:
+    """Whether a run was given another name than its selector's, which then says what it is."""
+    config, name = run.header.get("config"), run.header.get("selector")
+    return isinstance(config, Mapping) and config.get("selector", name) != name
+
+
 def optimiser_title(name: str) -> str:
     """What an optimiser is called in tables, by its registered name or `module:Class`.
 
@@ -49,9 +55,7 @@ def optimiser_title(name: str) -> str:
 
 def _name(run: RunRecord, differing: bool) -> str:
     selector, optimiser = str(run.header.get("selector")), _optimiser(run)
-    config = run.header.get("config")
-    ran = config.get("selector", selector) if isinstance(config, Mapping) else selector
-    if not differing or optimiser in ("", _USUAL) or selector != ran:
+    if not differing or optimiser in ("", _USUAL) or was_renamed(run):
         return selector
     return f"{selector} + {optimiser_title(optimiser)}"
 

@@ -210,13 +210,9 @@ def _check_comparable(name: str, curves: Mapping[str, Mapping[int, Curve]]) -> N
     """Refuse runs whose settings differ in more than the selector and the optimiser, and runs of
     one selector or of one optimiser whose own options differ."""
     first, *others = (curve for by_seed in curves.values() for curve in by_seed.values())
-    of_optimiser: dict[Any, Curve] = {first.optimiser.get("name"): first}
     for other in others:
         _check_equal(name, first.settings, other.settings)
-        # One without a name may be any: it is compared with the others as it is.
-        named = "name" in first.optimiser and "name" in other.optimiser
-        rival = of_optimiser.setdefault(other.optimiser["name"], other) if named else first
-        _check_equal(name, {"optimiser": rival.optimiser}, {"optimiser": other.optimiser})
+    _check_optimisers(name, [curve for curve in (first, *others) if not curve.renamed])
     for series, by_seed in curves.items():
         first, *others = by_seed.values()
         for other in others:
@@ -225,6 +221,17 @@ def _check_comparable(name: str, curves: Mapping[str, Mapping[int, Curve]]) -> N
                 {**first.options, "optimiser": first.optimiser},
                 {**other.options, "optimiser": other.optimiser},
             )
+
+
+def _check_optimisers(name: str, curves: Sequence[Curve]) -> None:
+    """Refuse what the names of the series do not tell: other options of an optimiser, or none."""
+    first_with: dict[Any, Curve] = {}
+    for curve in curves:
+        own = curve.optimiser.get("name")
+        rivals = [first_with.setdefault(own, curve), first_with.get(None, curve)]
+        rivals += first_with.values() if own is None else []
+        for rival in rivals:
+            _check_equal(name, {"optimiser": rival.optimiser}, {"optimiser": curve.optimiser})
 
 
 def _check_equal(what: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
