@@ -44,7 +44,7 @@ def twin(it: FedRecall, play: Play) -> Iterator[tuple[np.ndarray, float]]:
             cosine = ((y + news) * d_before).sum() / lengths
             rate *= np.exp(it.adaptation * c * cosine)
             rate = max(it.smallest_rate, min(rate, it.largest_rate))
-        w = w + pace * rate * d
+        w = w + pace * (1 + c * (rate - 1)) * d
         y_of |= {k: u.astype(it.dtype).astype(float) for k, u in sent.items()}
         d_before = d
         yield w, rate
@@ -89,17 +89,25 @@ def test_an_engine_is_told_what_it_needs():
 # --- what it is equal to --------------------------------------------------------------------------
 
 
-@given(play=plays(equal_steps=True))
-def test_the_first_step_is_fedavgs_times_the_rate(play):
-    first, _ = next(states(FedRecall(rate=1.5), play))
-    plain = next(models(FedAvg(), play))
-    assert_allclose(first - play.model, 1.5 * (plain - play.model), rtol=1e-4, atol=1e-5)
+@given(play=plays(equal_steps=True), rate=st.floats(0.5, 4.0))
+def test_the_first_step_is_fedavgs_whatever_the_rate(play, rate):
+    first, _ = next(states(FedRecall(rate=rate), play))
+    assert_allclose(first, next(models(FedAvg(), play)), rtol=1e-5, atol=1e-5)
 
 
-@given(play=plays())
-def test_the_first_step_after_unequal_training_is_fednovas(play):
-    first, _ = next(states(FedRecall(rate=1.0), play))
+@given(play=plays(), rate=st.floats(0.5, 4.0))
+def test_the_first_step_after_unequal_training_is_fednovas(play, rate):
+    first, _ = next(states(FedRecall(rate=rate), play))
     assert_allclose(first, next(models(FedNova(), play)), rtol=1e-5, atol=1e-5)
+
+
+@given(play=plays(everyone=True, equal_steps=True, by_data=True), rate=st.floats(0.5, 4.0))
+def test_once_everyone_was_seen_the_whole_step_is_times_the_rate(play, rate):
+    optimiser = FedRecall(gain=1.0, rate=rate, adaptation=0.0)
+    w = play.model.astype(float)
+    for number, (came, model) in enumerate(zip(play.rounds, models(optimiser, play), strict=True)):
+        w = w + (rate if number else 1.0) * came.weights @ came.updates
+        assert_allclose(model, w, rtol=1e-4, atol=1e-4)
 
 
 @given(play=plays(everyone_first=True, equal_steps=True, equal_rates=True))
