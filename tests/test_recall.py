@@ -218,6 +218,31 @@ def test_it_goes_where_the_mean_of_all_data_leads(options, weighted, chosen):
     assert_allclose(found, clients.fedavg_limit(weighted=True), atol=atol)
 
 
+@pytest.mark.parametrize("chosen", [5, 7, 9])
+def test_a_rate_at_which_models_diverge_falls_by_itself(chosen):
+    """Clients that go nearly all the way to their optimum: four times as far is far too far."""
+    rng = np.random.default_rng(0)
+    optima = rng.normal(size=(10, 5))
+
+    def distance(optimiser):
+        draw, w = np.random.default_rng(1), np.zeros(5, dtype=np.float32)
+        state = optimiser.init(Population(np.full(10, 7)), w)
+        for number in range(200):
+            clients = np.sort(draw.choice(10, size=chosen, replace=False))
+            updates = (0.95 * (optima[clients] - w)).astype(np.float32)
+            equal = np.full(chosen, 1 / chosen), np.full(chosen, 5)
+            came = Round(clients, *equal, 0.1, updates)
+            w, state = optimiser.step(state, came.delivery(number, w))
+            if np.abs(w).max() > 1e6:
+                return np.inf, state
+        return float(np.linalg.norm(w - optima.mean(axis=0))), state
+
+    assert distance(FedRecall(rate=4.0, adaptation=0.0))[0] == np.inf
+    found, state = distance(FedRecall(rate=4.0))
+    assert found < 1e-3
+    assert state["rate"] < 2.5
+
+
 # --- clients that join ----------------------------------------------------------------------------
 
 
