@@ -22,13 +22,20 @@ def fake_run(
     metrics: Mapping[str, Sequence[float | None]] | None = None,
     better: Mapping[str, str | None] | None = None,
     versions: Mapping[str, str] | None = None,
+    optimiser: str | Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> RunRecord:
     """A run in memory with these accuracies; `better` names metrics in the settings, and says which
-    direction is better, or None."""
+    direction is better, or None; `optimiser` is its name or its settings, `options` those of the
+    selector."""
     config: dict[str, Any] = {
         "training": {"rounds": len(accuracy) if planned is None else planned},
         "target_accuracy": target,
     }
+    if optimiser is not None:
+        config["optimiser"] = {"name": optimiser} if isinstance(optimiser, str) else optimiser
+    if options is not None:
+        config["selectors"] = {selector: options}
     if better:
         config["metrics"] = {
             name: f"m:{name}" if said is None else {"function": f"m:{name}", "better": said}

@@ -270,7 +270,7 @@ def test_keywords_change_a_preset_a_file_or_an_experiment(tmp_path):
     changed = fedcor.experiment("digits", rounds=50, selectors={"fedcor": {"beta": 0.9}})
     typed = load_experiment("digits", ["training.rounds=50", "selectors.fedcor.beta=0.9"])
     assert changed.describe() == typed.describe()
-    assert changed.build_selector().warmup == 10
+    assert changed.with_selector("fedcor").build_selector().warmup == 10
     again = fedcor.experiment(
         changed,
         partition={"kind": "dirichlet", "minimum_size": 3},

@@ -44,12 +44,20 @@ def test_run_prints_one_json_line_and_nothing_else(capfd):
     out, err = capfd.readouterr()
     line = json.loads(out)
     assert (line["selector"], line["seed"], line["rounds"]) == ("fedcor", 3, 4)
+    assert line["optimiser"] == "fedavg"
     assert err == ""
     run = read_run(Path("r"))
     keys = "round selected participated test_accuracy test_loss learning_rate probed seconds"
     assert {*keys.split(), "bytes_down", "bytes_up"} <= set(run.rounds[0])
     assert run.header["config"]["training"]["rounds"] == 4
     assert run.header["versions"]["fedcor"]
+
+
+def test_without_a_selector_the_default_pair_runs(capsys):
+    assert fedcor("run digits --rounds 2") == 0
+    line = json.loads(capsys.readouterr().out)
+    assert (line["selector"], line["optimiser"]) == ("aligned", "fedrecall")
+    assert line["run"] == os.path.join("runs", "digits", "aligned", "seed-1")
 
 
 def test_the_default_folder_is_where_report_looks(capsys):
@@ -59,7 +67,7 @@ def test_the_default_folder_is_where_report_looks(capsys):
 
 
 def test_a_run_that_ends_in_the_warmup_is_noted(capsys):
-    assert fedcor("run digits --rounds 2 --out o") == 0
+    assert fedcor("run digits --selector fedcor --rounds 2 --out o") == 0
     assert "fedcor chooses at random in its first 10 rounds" in capsys.readouterr().err
 
 
@@ -136,6 +144,8 @@ def test_help_names_what_there_is(capsys, monkeypatch):
     run = help_of("run", capsys)
     assert ", ".join(preset_names()) in run
     assert ", ".join(selector_names()) in run
+    assert {"aligned", "round_robin"} < set(selector_names())
+    assert "(default: the experiment's, else aligned)" in run
     reproduce = help_of("reproduce", capsys)
     assert ", ".join(NAMES) in reproduce
     assert "digits, fmnist, cifar10" in reproduce

@@ -54,6 +54,7 @@ options = "--selectors random --seeds 1 --rounds 6 --out c {small_data}".split()
 assert main(["compare", "digits", *options]) == 0
 """
     run, comparison = show_on_a_terminal(program, tmp_path).split("=== comparison")
+    assert "digits: random selects, FedAvg aggregates" in run
     assert "150/150" in run
     assert "rounds/s" in run
     assert "0:00:0" in run  # time left

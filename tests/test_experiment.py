@@ -34,7 +34,7 @@ from fedcor.errors import (
 )
 from fedcor.experiments import load_experiment, parse_experiment, preset_names
 from fedcor.model_options import MODEL_OPTIONS
-from fedcor.optimisers import build_optimiser, optimiser_names
+from fedcor.optimisers import OPTIMISERS, build_optimiser, optimiser_names
 from fedcor.runner import compare_jobs
 from fedcor.selectors import AFL, FedCor, PowerOfChoice
 from fedcor.simulation import LearningRate
@@ -132,10 +132,21 @@ def test_a_preset_states_only_what_differs_from_the_defaults(name):
         del table[key]
         selector = tables[1] if tables and tables[0] == "selectors" else "fedcor"
         try:
-            changed = parse_experiment(without).with_selector(selector).describe()
+            changed = parse_experiment(without)
         except ConfigError:
             continue  # it has no default
-        assert changed != load_experiment(name, selector=selector).describe(), (tables, key)
+        if key != "selector":
+            changed = changed.with_selector(selector)
+        whole = load_experiment(name, selector=selector)
+        assert changed.describe() != whole.describe(), (tables, key)
+
+
+def test_the_papers_presets_choose_with_fedcor_and_the_others_with_the_default_pair():
+    for name in PRESETS:
+        experiment = load_experiment(name)
+        pair = experiment.selector, type(experiment.build_optimiser())
+        ours = ("aligned", fedcor.FedRecall)
+        assert pair == (ours if name == "digits" else ("fedcor", fedcor.FedAvg))
 
 
 def test_settings_are_read_without_torch(tmp_path):
@@ -162,9 +173,10 @@ def test_the_options_of_the_built_in_models_are_those_of_their_factories():
 
 
 def test_every_optimiser_is_built_by_its_name():
-    assert optimiser_names() == ["fedavg", "fedprox"]
-    traits = [optimiser_traits(build_optimiser(name)) for name in optimiser_names()]
-    assert [one.proximal for one in traits] == [0.0, 0.01]
+    for name in optimiser_names():
+        assert OPTIMISERS.name_of(build_optimiser(name)) == name
+    found = {name: optimiser_traits(build_optimiser(name)).proximal for name in optimiser_names()}
+    assert {name: mu for name, mu in found.items() if mu} == {"fedprox": 0.01, "feddyn": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -540,7 +552,9 @@ def test_a_table_without_a_name_sets_options_of_the_selectors_own():
     made = fedcor.experiment("digits", optimiser={"weighted": True})
     typed = load_experiment("digits", ["optimiser.weighted=true"])
     assert made.describe() == typed.describe()
-    assert made.describe()["optimiser"] == {"name": "fedavg", "weighted": True}
+    assert made.build_optimiser() == fedcor.FedRecall(weighted=True)
+    plain = made.with_selector("random")
+    assert plain.describe()["optimiser"] == {"name": "fedavg", "weighted": True}
     paired = made.with_selector(PAIRED)
     assert paired.describe()["optimiser"] == {**WHOLE, "weighted": True}
     assert fedcor.experiment(paired, optimiser={"keep": 0.25}).build_optimiser() == Momentum(

@@ -112,3 +112,18 @@ def test_complement_says_how_close_the_group_came_and_leaves_out_who_is_new(tmp_
     shown = capsys.readouterr().out
     assert "distance: of the group's mean update from everyone's" in shown
     assert "age: rounds since" in shown
+
+
+def test_aligned_says_how_well_the_group_is_aligned(tmp_path, capsys):
+    run(load_experiment("digits", ["training.rounds=8"], "aligned"), 1, tmp_path)
+    rounds = read_run(tmp_path).rounds
+    assert rounds[4]["why"] == {}  # the sweep: nobody was known
+    why = rounds[7]["why"]
+    assert -1 <= min(why["cosine"]) < why["cosine"][-1] == max(why["cosine"]) <= 1
+    assert max(why["age"]) == 7  # at least one of those chosen longest ago
+    assert main(["explain", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "aligned, round 7" in shown
+    assert shown.splitlines()[1].split() == ["client", "delivered", "cosine", "age"]
+    assert "cosine: of the group's summed update" in shown
+    assert "age: rounds since" in shown

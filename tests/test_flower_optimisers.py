@@ -523,7 +523,7 @@ def test_secure_aggregation_refuses_an_optimiser_that_reads_single_updates():
     with pytest.raises(ConfigError, match="optimiser = Remembering.*choose one that reads the me"):
         select_with(alone(Remembering()), Random(2), secure_aggregation=True)
     select_with(alone(Momentum()), Random(2), secure_aggregation=True)
-    with pytest.raises(ConfigError, match="selector = Complement.*choose one that does not"):
+    with pytest.raises(ConfigError, match="selector = Aligned.*choose one that does not"):
         select_with(FedAvg(), clients_per_round=2, secure_aggregation=True)
 
 

@@ -29,7 +29,8 @@ CHANGES = [
 
 def arguments(out, *more):
     changes = [word for change in CHANGES for word in ("--set", change)]
-    return ["run", "digits", "--engine", "flower", "--out", str(out), *changes, *more]
+    run = ["run", "digits", "--engine", "flower", "--selector", "fedcor"]
+    return [*run, "--out", str(out), *changes, *more]
 
 
 def command(out, *more):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -31,69 +31,7 @@ from fedcor.optimisers import OPTIMISERS, build_optimiser
 from fedcor.optimisers.memory import all_seen, empty_memory, mean_of_all, recall, remember, resize
 from fedcor.testing import check_optimiser
 from fedcor.types import Delivery, Optimiser, Population, optimiser_traits
-
-
-@dataclass(frozen=True)
-class Round:
-    """What came back in one round of a play."""
-
-    clients: np.ndarray
-    weights: np.ndarray
-    steps: np.ndarray
-    rate: float
-    updates: np.ndarray
-
-    def delivery(self, number: int, model: np.ndarray) -> Delivery:
-        return Delivery(
-            number, model, self.clients, self.weights, self.steps, self.rate, lambda: self.updates
-        )
-
-
-@dataclass(frozen=True)
-class Play:
-    """A federation and what its clients send, whatever the optimiser makes of it."""
-
-    population: Population
-    model: np.ndarray
-    rounds: list[Round]
-
-    @property
-    def count(self) -> int:
-        return self.population.count
-
-    def shares(self, weighted: bool) -> np.ndarray:
-        """(N,) How much each client counts in a mean over all."""
-        return self.population.weights if weighted else np.full(self.count, 1.0 / self.count)
-
-
-@st.composite
-def plays(draw, everyone=False, equal_steps=False, equal_weights=False):
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    count, size = draw(st.integers(1, 6)), draw(st.integers(1, 5))
-    population = Population(rng.integers(1, 50, size=count))
-    rounds = []
-    for _ in range(draw(st.integers(1, 8))):
-        taking_part = count if everyone else draw(st.integers(1, count))
-        clients = np.sort(rng.choice(count, size=taking_part, replace=False))
-        weights = rng.uniform(0.1, 1.0, size=taking_part)
-        if equal_weights:
-            weights = np.ones(taking_part)
-        steps = rng.integers(1, 6, size=taking_part)
-        if equal_steps:
-            steps = np.full(taking_part, 3)
-        updates = (0.1 * rng.normal(size=(taking_part, size))).astype(np.float32)
-        rate = float(rng.uniform(0.01, 0.5))
-        rounds.append(Round(clients, weights / weights.sum(), steps, rate, updates))
-    return Play(population, rng.normal(size=size).astype(np.float32), rounds)
-
-
-def models(optimiser: Optimiser, play: Play) -> Iterator[np.ndarray]:
-    """The model after each round."""
-    model, state = play.model, optimiser.init(play.population, play.model)
-    for number, came in enumerate(play.rounds):
-        model, state = optimiser.step(state, came.delivery(number, model))
-        assert model.dtype == np.float32
-        yield model
+from optimiser_plays import Play, Quadratics, Round, models, plays
 
 
 def assert_same_models(one: Optimiser, other: Optimiser, play: Play) -> None:
@@ -390,64 +328,6 @@ def test_fedexp_goes_half_as_far_as_there_are_orthogonal_updates(count):
 
 
 # What they are made for: clients with quadratic losses (w - o_k)' A_k (w - o_k) / 2, A_k diagonal.
-
-
-@dataclass(frozen=True)
-class Quadratics:
-    """Clients of which each wants to go elsewhere, in closed form."""
-
-    curvatures: np.ndarray
-    optima: np.ndarray
-    sizes: np.ndarray
-    steps: int = 10
-    rate: float = 0.1
-
-    @classmethod
-    def example(cls, clients: int) -> Quadratics:
-        rng = np.random.default_rng(5)
-        return cls(
-            rng.uniform(0.2, 2.0, size=(clients, 3)),
-            rng.normal(size=(clients, 3)),
-            rng.integers(1, 5, size=clients),
-        )
-
-    def shares(self, weighted: bool) -> np.ndarray:
-        return (
-            self.sizes / self.sizes.sum()
-            if weighted
-            else np.full(len(self.sizes), 1.0 / len(self.sizes))
-        )
-
-    def best(self, weighted: bool = False) -> np.ndarray:
-        """The minimum of the mean loss."""
-        shares = self.shares(weighted)
-        return (shares @ (self.curvatures * self.optima)) / (shares @ self.curvatures)
-
-    def fedavg_limit(self, weighted: bool = False) -> np.ndarray:
-        """Where the mean update of everyone is zero: Delta_k = (1 - (1 - eta A_k)^K) (o_k - w)."""
-        shares = self.shares(weighted)
-        pull = 1.0 - (1.0 - self.rate * self.curvatures) ** self.steps
-        return (shares @ (pull * self.optima)) / (shares @ pull)
-
-    def train(self, optimiser: Optimiser, rounds: int, chosen: int) -> np.ndarray:
-        """The model after some rounds of `chosen` clients drawn at random."""
-        rng = np.random.default_rng(1)
-        traits = optimiser_traits(optimiser)
-        correct = getattr(optimiser, "corrections", lambda _, clients: np.zeros((len(clients), 3)))
-        w = np.zeros(3, dtype=np.float32)
-        state = optimiser.init(Population(self.sizes), w)
-        for number in range(rounds):
-            clients = np.sort(rng.choice(len(self.sizes), size=chosen, replace=False))
-            local, added = np.tile(w, (chosen, 1)).astype(float), correct(state, clients)
-            for _ in range(self.steps):
-                gradient = self.curvatures[clients] * (local - self.optima[clients])
-                local -= self.rate * (gradient + traits.proximal * (local - w) + added)
-            weights = self.shares(traits.weighted)[clients]
-            steps = np.full(chosen, self.steps)
-            updates = (local - w).astype(np.float32)
-            came = Round(clients, weights / weights.sum(), steps, self.rate, updates)
-            w, state = optimiser.step(state, came.delivery(number, w))
-        return w
 
 
 @pytest.mark.parametrize("chosen", [1, 2, 4])

@@ -146,6 +146,7 @@ def test_public_names():
         "build_selector", "compare", "experiment", "load", "run", "simulate",
         "FedAdagrad", "FedAdam", "FedAvgM", "FedDyn", "FedExP", "FedNova", "FedStale", "FedVARP",
         "FedYogi", "MIFA", "Scaffold",
+        "Aligned", "FedRecall", "RoundRobin",
     }  # fmt: skip
     assert dir(fedcor) == sorted(fedcor.__all__)
     assert all(hasattr(fedcor, name) for name in fedcor.__all__)

@@ -16,7 +16,18 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 import fedcor.selectors
-from fedcor import AFL, Complement, FedCor, Full, PowerOfChoice, Proxy, Random, build_selector
+from fedcor import (
+    AFL,
+    Aligned,
+    Complement,
+    FedCor,
+    Full,
+    PowerOfChoice,
+    Proxy,
+    Random,
+    RoundRobin,
+    build_selector,
+)
 from fedcor.errors import ConfigError
 from fedcor.gp import Samples, fit, select_proxy
 from fedcor.rng import stream
@@ -42,6 +53,10 @@ CONFORMING = [
     Proxy(3, **SMALL),
     Complement(3),
     Complement(3, sketch=4, start="oldest", normalised=True, ageing=0.9, swaps=2, explore=0.4),
+    Aligned(3),
+    Aligned(3, sketch=4, swaps=0, longest_wait=0.5),
+    Aligned(3, sketch="full"),
+    RoundRobin(3),
 ]
 
 

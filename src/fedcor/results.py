@@ -56,12 +56,18 @@ class Result:
     @property
     def experiments(self) -> tuple[str, ...]:
         """Names of the experiments, in the order of the runs."""
-        return self._distinct("experiment")
+        return tuple(dict.fromkeys(str(run.header["experiment"]) for run in self.runs))
 
     @property
     def selectors(self) -> tuple[str, ...]:
-        """Names of the selectors, in the order of the runs."""
-        return self._distinct("selector")
+        """Names of the selectors, in the order of the runs.
+
+        Where runs of an experiment differ in their optimiser as well, the names say so, here and in
+        all frames and tables: `aligned + FedRecall`.
+        """
+        from fedcor.report.series import series_names
+
+        return tuple(dict.fromkeys(series_names(self.runs)))
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -165,7 +171,8 @@ class Result:
         higher or lower where nobody said which direction of the metric is better.
 
         Args:
-            a: Name of a selector; of `module:Class`, the class is enough.
+            a: Name of a selector; of `module:Class`, the class is enough, and of `aligned +
+                FedRecall` the selector, if it is there with one optimiser only.
             b: Name of another; None for the baseline.
             metric: As in `summary`.
         """
@@ -212,9 +219,6 @@ class Result:
             raise RecordError(f"there are several experiments: choose one of {known} with `only`")
         summary = self._summary if metric is None else self._summarise(metric)
         return summary.experiments[0]
-
-    def _distinct(self, key: str) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(str(run.header[key]) for run in self.runs))
 
     def _selector(self, parameter: str, name: str) -> str:
         from fedcor.report.names import find_name

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcor.cli.output import last_score, print_finished, warn_about_warmup
+from fedcor.cli.output import last_score, print_finished, print_who, warn_about_warmup
 from fedcor.cli.reports import check_plot, plot_aside, show_comparison
 from fedcor.errors import MissingExtraError
 from fedcor.progress import refresh, show_download, show_rounds
@@ -64,6 +64,7 @@ def run(options: argparse.Namespace) -> None:
     experiment = load_experiment(options.experiment, _changes(options), options.selector)
     run_engine = _engine(options.engine)
     warn_about_warmup(experiment)
+    print_who(experiment)
     out = options.out or _default_folder(experiment, options.engine, options.seed)
     title, rounds = f"{experiment.name} {experiment.selector}", experiment.rounds
     with show_rounds(title, rounds) as update:

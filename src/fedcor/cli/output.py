@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from fedcor.experiments import Experiment
     from fedcor.report.summary import Summary
 
-__all__ = ["last_score", "print_finished", "print_full", "print_screen", "warn_about_warmup"]
+__all__ = [
+    "last_score",
+    "print_finished",
+    "print_full",
+    "print_screen",
+    "print_who",
+    "warn_about_warmup",
+]
 
 
 class _Console(Console):
@@ -25,6 +32,15 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
+
+
+def print_who(experiment: Experiment) -> None:
+    """Who selects and who aggregates; on a terminal, as other programs read it in the result."""
+    if sys.stdout.isatty():
+        from fedcor.report.series import optimiser_title
+
+        aggregating = optimiser_title(experiment.describe()["optimiser"]["name"])
+        print(f"{experiment.name}: {experiment.selector} selects, {aggregating} aggregates")
 
 
 def print_finished(folder: Path, terminal: bool) -> None:
@@ -42,6 +58,7 @@ def print_finished(folder: Path, terminal: bool) -> None:
     line = {
         "run": str(folder),
         "selector": run.header["selector"],
+        "optimiser": (run.header["config"].get("optimiser") or {}).get("name"),
         "seed": run.header["seed"],
         "rounds": len(run.rounds),
         **_scores(run),

@@ -32,7 +32,7 @@ from fedcor.data import available
 from fedcor.data.cache import SPECS
 from fedcor.experiments import preset_names
 from fedcor.reproduce import NAMES
-from fedcor.selectors import selector_names
+from fedcor.selectors import DEFAULT_SELECTOR, selector_names
 
 __all__ = ["build_parser"]
 
@@ -100,7 +100,7 @@ def _add_run(actions: Any) -> None:
     parser.add_argument(
         "--selector",
         help=f"{', '.join(selector_names())}, or module:Class "
-        "(default: the experiment's, else fedcor)",
+        f"(default: the experiment's, else {DEFAULT_SELECTOR})",
     )
     parser.add_argument(
         "--seed", type=parse_count, default=1, help="fixes everything random (default: 1)"

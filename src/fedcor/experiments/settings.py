@@ -128,7 +128,7 @@ class Experiment:
         ...     "digits", fedcor.Dirichlet(20, minimum_size=3), "logistic", rounds=5,
         ...     clients_per_round=4, batch_size=16, local_steps=5, learning_rate=0.05)
         >>> experiment.partition.alpha, experiment.selector
-        (0.2, 'fedcor')
+        (0.2, 'aligned')
     """
 
     data: Any

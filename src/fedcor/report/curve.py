@@ -15,6 +15,7 @@ import numpy as np
 
 from fedcor.errors import RecordError
 from fedcor.record import RunRecord
+from fedcor.report.series import optimiser_settings, was_renamed
 from fedcor.types import FloatArray
 
 __all__ = ["Curve", "read_curve"]
@@ -32,6 +33,8 @@ class Curve:
         target: accuracy to reach; None without one
         settings: what runs must share to be compared
         options: the selector's own settings, which its runs must share to count as one selector
+        optimiser: the settings of the optimiser, with its name; empty where the record has none
+        renamed: whether it was given another name than its selector's
         measures: name -> (T,) values: `accuracy`, `loss` and the user's own; NaN where a round was
             not measured, infinite where the loss was not finite because the model diverged
         down: (T,) bytes sent to clients in each round
@@ -46,6 +49,8 @@ class Curve:
     target: float | None
     settings: Mapping[str, Any]
     options: Mapping[str, Any]
+    optimiser: Mapping[str, Any]
+    renamed: bool
     measures: Mapping[str, FloatArray]
     down: FloatArray
     up: FloatArray
@@ -111,6 +116,8 @@ def read_curve(run: RunRecord) -> Curve:
             target=None if target is None else float(target),
             settings=_shared_settings(config),
             options=config.get("selectors") or {},
+            optimiser=optimiser_settings(run),
+            renamed=was_renamed(run),
             measures=_measures(run),
             down=_column(run, "bytes_down"),
             up=_column(run, "bytes_up"),
@@ -166,8 +173,9 @@ def _is_flower_app(run: RunRecord) -> bool:
 
 
 def _shared_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What two runs must share to be compared: all but the selector and the number of rounds."""
-    settings = {key: value for key, value in config.items() if key not in ("selector", "selectors")}
+    """What two runs must share to be compared: all but selector, optimiser and number of rounds."""
+    others = ("selector", "selectors", "optimiser")
+    settings = {key: value for key, value in config.items() if key not in others}
     training = {key: value for key, value in config["training"].items() if key != "rounds"}
     return {**settings, "training": training}
 

@@ -23,6 +23,8 @@ MEANINGS = {
     "valuation": "sqrt(samples) * last reported loss",
     "distance": "of the group's mean update from everyone's after this pick, relative to the "
     "length of everyone's; - for a client's first training",
+    "cosine": "of the group's summed update, after this pick, with everyone's mean update: 1 where "
+    "they point the same way; - for a client's first training",
     "age": "rounds since the client's last update came",
 }
 

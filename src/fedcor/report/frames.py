@@ -10,6 +10,7 @@ from fedcor.record import RunRecord
 from fedcor.report.estimates import Estimate
 from fedcor.report.pairs import difference
 from fedcor.report.ranking import ranking
+from fedcor.report.series import series_names
 from fedcor.report.summary import ExperimentSummary, Summary
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ _COLUMNS = (
 def rounds_frame(runs: Sequence[RunRecord]) -> pd.DataFrame:
     """A row per round; see `fedcor.results.Result.to_frame`."""
     pandas = _pandas()
-    rows = [row for run in runs for row in _rows(run)]
+    named = zip(series_names(runs), runs, strict=True)
+    rows = [row for name, run in named for row in _rows(name, run)]
     columns = dict.fromkeys([*_COLUMNS, *(key for row in rows for key in row)])
     frame = pandas.DataFrame(rows, columns=list(columns))
     numbers = [c for c in frame.columns if c not in _TEXTS and c not in _COUNTS]
@@ -72,14 +74,14 @@ def difference_frame(experiment: ExperimentSummary, a: str, b: str) -> pd.DataFr
     return frame.astype(dict.fromkeys(("mean", "low", "high"), float))
 
 
-def _rows(run: RunRecord) -> Iterator[dict[str, Any]]:
-    """A run's rounds as rows of a frame."""
+def _rows(name: str, run: RunRecord) -> Iterator[dict[str, Any]]:
+    """A run's rounds as rows of a frame, in which it is called `name`."""
     header, total = run.header, 0
     for entry in run.rounds:
         total += entry["bytes_down"] + entry["bytes_up"]
         row = {
             "experiment": str(header["experiment"]),
-            "selector": str(header["selector"]),
+            "selector": name,
             "seed": int(header["seed"]),
             "round": entry["round"],
             "accuracy": entry.get("test_accuracy"),

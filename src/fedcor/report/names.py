@@ -11,8 +11,8 @@ from fedcor.record import RunRecord
 
 __all__ = ["NAME_WIDTH", "clean", "find_name", "run_name", "short_names"]
 
-NAME_WIDTH = 18
-_MODULE_AND_CLASS = re.compile(r"[\w.<>]+:([\w.<>]+(\(.*\))?)")
+NAME_WIDTH = 22
+_MODULE_AND_CLASS = re.compile(r"[\w.<>]+:([\w.<>]+(\(.*\))?( \+ [\w.<>]+)?)")
 
 
 def short_names(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]:
@@ -42,15 +42,28 @@ def short_names(names: Iterable[str], width: int = NAME_WIDTH) -> dict[str, str]
 def find_name(given: str, names: Iterable[str]) -> str | None:
     """The one of `names` that `given` is, or is the short form of; None if there is none.
 
+    A selector stands for itself with its optimiser, if it is there with one only.
+
     Example:
         >>> find_name("Mine", ["random", "my_module:Mine"])
         'my_module:Mine'
+        >>> find_name("aligned", ["random", "aligned + FedRecall"])
+        'aligned + FedRecall'
     """
     names = list(names)
     if given in names:
         return given
     short = short_names(names, 10_000)
-    return next((name for name in names if short[name] == given), None)
+    found = [name for name in names if short[name] == given]
+    if not found:
+        alone = {name: (_selector(name), _selector(short[name])) for name in names}
+        found = [name for name in names if given in alone[name]]
+    return found[0] if len(found) == 1 else None
+
+
+def _selector(name: str) -> str:
+    """`aligned` of `aligned + FedRecall`."""
+    return name.rpartition(" + ")[0]
 
 
 def run_name(run: RunRecord) -> str:

@@ -63,7 +63,7 @@ def caution_note(experiment: ExperimentSummary) -> str:
     notes = []
     for name, by_seed in experiment.curves.items():
         curve = next(iter(by_seed.values()))
-        warmup = (curve.options.get(name) or {}).get("warmup")
+        warmup = (curve.options.get(curve.selector) or {}).get("warmup")
         if isinstance(warmup, int) and 0 < curve.done <= warmup:
             notes.append(
                 f"{name} chose uniformly in all rounds: its warm-up has {warmup}. Set a smaller "

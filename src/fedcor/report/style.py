@@ -1,5 +1,6 @@
-"""How figures look. The palette is Okabe and Ito's, which colour-blind readers can tell apart, and
-each series has a line style of its own, so that a figure can be read in grey as well.
+"""How figures look. The palette is Okabe and Ito's, which colour-blind readers can tell apart, with
+two colours of Tol's; each series has a line style of its own, so that a figure can be read in grey
+as well.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ _COLOURS = {
     "afl": "#009E73",
     "power_of_choice": "#0072B2",
     "complement": "#CC79A7",
+    "aligned": "#332288",
+    "aligned + FedRecall": "#332288",
+    "round_robin": "#882255",
     "full": "#999999",
 }
 _LINES = {
@@ -44,6 +48,9 @@ _LINES = {
     "afl": "-.",
     "power_of_choice": "--",
     "complement": "-",
+    "aligned": "--",
+    "aligned + FedRecall": "-",
+    "round_robin": ":",
     "full": (0, (6, 1)),
 }
 _TITLES = {

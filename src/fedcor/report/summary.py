@@ -28,6 +28,7 @@ from fedcor.report.curve import Curve, read_curve
 from fedcor.report.estimates import Difference, Estimate, mean_estimate
 from fedcor.report.metrics import METRICS, Metric, metrics_of
 from fedcor.report.pairs import difference
+from fedcor.report.series import series_names
 
 __all__ = ["ExperimentSummary", "RunSummary", "SelectorSummary", "Summary", "summarise"]
 
@@ -58,7 +59,7 @@ class SelectorSummary:
     """One selector over its seeds.
 
     Attributes:
-        name: of the selector
+        name: of the selector; with its optimiser's where runs of the experiment differ in it
         runs: ordered by seed
         estimates: mean over seeds, by metric key
         differences: paired differences to the baseline, by metric key; empty for the baseline
@@ -125,7 +126,7 @@ def summarise(
 
     Args:
         runs: of one or several experiments, finished or still running; within an experiment, all
-            settings but the selector must agree
+            settings but the selector and the optimiser must agree
         baseline: the selector to compare with; None for `random` if it is there, else the first
         measure: what to judge by: `accuracy`, `loss`, or a metric of the user's that the records
             hold; None for accuracy, and for loss where no run has an accuracy
@@ -139,10 +140,10 @@ def summarise(
             "no runs to summarise: name a folder that `fedcor run` or `fedcor compare` wrote"
         )
     experiments: dict[str, dict[str, dict[int, Curve]]] = {}
-    for curve in map(read_curve, runs):
-        seeds = experiments.setdefault(curve.experiment, {}).setdefault(curve.selector, {})
+    for name, curve in zip(series_names(runs), map(read_curve, runs), strict=True):
+        seeds = experiments.setdefault(curve.experiment, {}).setdefault(name, {})
         if curve.seed in seeds:
-            twice = f"{curve.experiment}, {curve.selector}, seed {curve.seed}"
+            twice = f"{curve.experiment}, {name}, seed {curve.seed}"
             raise RecordError(f"two runs of {twice}: report their folders one at a time")
         seeds[curve.seed] = curve
     return Summary(
@@ -157,7 +158,7 @@ def _experiment(
     measure: str | None,
 ) -> ExperimentSummary:
     if baseline is None:
-        baseline = DEFAULT_BASELINE if DEFAULT_BASELINE in curves else next(iter(curves))
+        baseline = _default_baseline(curves)
     else:
         from fedcor.report.names import find_name  # imports rich
 
@@ -178,6 +179,16 @@ def _experiment(
     return ExperimentSummary(name, target, baseline, selectors, measure, metrics, curves)
 
 
+def _default_baseline(curves: Mapping[str, Mapping[int, Curve]]) -> str:
+    """Random selection: with FedAvg, else with any optimiser; without it, the first."""
+    if DEFAULT_BASELINE in curves:
+        return DEFAULT_BASELINE
+    for name, by_seed in curves.items():
+        if any(curve.selector == DEFAULT_BASELINE for curve in by_seed.values()):
+            return name
+    return next(iter(curves))
+
+
 def _measure(name: str, curves: Mapping[str, Mapping[int, Curve]], wanted: str | None) -> str:
     """What to judge by: what is wanted, if a run has it; else accuracy, else loss."""
     measured = dict.fromkeys(
@@ -196,15 +207,31 @@ def _measure(name: str, curves: Mapping[str, Mapping[int, Curve]], wanted: str |
 
 
 def _check_comparable(name: str, curves: Mapping[str, Mapping[int, Curve]]) -> None:
-    """Refuse runs whose settings differ in more than the selector, and runs of one selector whose
-    own options differ."""
+    """Refuse runs whose settings differ in more than the selector and the optimiser, and runs of
+    one selector or of one optimiser whose own options differ."""
     first, *others = (curve for by_seed in curves.values() for curve in by_seed.values())
     for other in others:
         _check_equal(name, first.settings, other.settings)
-    for by_seed in curves.values():
+    _check_optimisers(name, [curve for curve in (first, *others) if not curve.renamed])
+    for series, by_seed in curves.items():
         first, *others = by_seed.values()
         for other in others:
-            _check_equal(f"{name} with {first.selector}", first.options, other.options)
+            _check_equal(
+                f"{name} with {series}",
+                {**first.options, "optimiser": first.optimiser},
+                {**other.options, "optimiser": other.optimiser},
+            )
+
+
+def _check_optimisers(name: str, curves: Sequence[Curve]) -> None:
+    """Refuse what the names of the series do not tell: other options of an optimiser, or none."""
+    first_with: dict[Any, Curve] = {}
+    for curve in curves:
+        own = curve.optimiser.get("name")
+        rivals = [first_with.setdefault(own, curve), first_with.get(None, curve)]
+        rivals += first_with.values() if own is None else []
+        for rival in rivals:
+            _check_equal(name, {"optimiser": rival.optimiser}, {"optimiser": curve.optimiser})
 
 
 def _check_equal(what: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:

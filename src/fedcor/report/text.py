@@ -15,6 +15,7 @@ _DISPLAY_NAMES = {
     "afl": "AFL",
     "power_of_choice": "Pow-d",
     "full": "everyone trains",
+    "round_robin": "round-robin",
 }
 _BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 

@@ -138,6 +138,7 @@ class UpdateProcess(Complement):
     def choose_known(
         self, state: State, federation: Federation, known: IntArray, wanted: int
     ) -> IntArray:
+        """The greedy posterior choice among the known clients."""
         # Everyone's loss counts, but only those who are available can be picked.
         everyone = np.flatnonzero(state["seen"] >= 0)
         weights = federation.weights[everyone]
