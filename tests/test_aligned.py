@@ -406,3 +406,16 @@ def test_round_robin_takes_clients_that_join_next():
     _, state = play(selector, FakeFederation.example(6), 4)
     chosen, _ = selector.select(selector.join(state, large.population), large)
     assert sorted(chosen.tolist()) == [6, 7, 8]
+
+
+def test_where_nothing_points_anywhere_chance_decides_and_not_the_lowest_ids():
+    selector, times = Aligned(clients_per_round=5), np.zeros(30)
+    state = selector.init(Population(np.ones(30, dtype=np.int64)))
+    state = {**state, "directions": np.zeros((30, 4)), "seen": np.zeros(30, dtype=np.int64)}
+    state = {**state, "asked": np.zeros(30, dtype=np.int64), "round": np.array(1)}
+    for seed in range(60):
+        chosen, _ = selector.select(state, FakeFederation(np.ones((30, 1)), seed=seed))
+        assert len(set(chosen.tolist())) == 5
+        times[chosen] += 1
+    assert times.max() < 30
+    assert (times > 0).sum() > 25

@@ -276,7 +276,9 @@ def test_after_clients_joined_a_round_is_as_if_they_had_been_there(play, joined)
         ("rate", {"rate": 9.0}),
         ("rate", {"rate": 0.1}),
         ("rate", {"rate": float("nan")}),
-        ("rate", {"smallest_rate": 3.0, "largest_rate": 2.0}),
+        ("smallest_rate", {"smallest_rate": 3.0, "largest_rate": 2.0}),
+        ("rate", {"smallest_rate": 3.0}),
+        ("longest_absence", {"longest_absence": 0.0}),
         ("smallest_rate", {"smallest_rate": 0.0}),
         ("largest_rate", {"largest_rate": float("inf")}),
         ("adaptation", {"adaptation": -0.1}),
@@ -325,3 +327,47 @@ def test_the_default_pair_resumes_as_well(tmp_path):
     assert whole == parts
     assert whole[-1]["why"]["cosine"][-1] > 0
     assert whole[-1]["memory_bytes"] > 50 * 2410 * 4
+
+
+def _deliver(optimiser, state, clients, update, model):
+    """One round in which each of `clients` sends `update`."""
+    m = len(clients)
+    came = Round(
+        np.array(clients),
+        np.full(m, 1.0 / m),
+        np.ones(m, dtype=np.int64),
+        1.0,
+        np.tile(np.asarray(update, dtype=np.float32), (m, 1)),
+    )
+    return optimiser.step(state, came.delivery(0, model))
+
+
+def test_a_client_that_left_is_forgotten_and_no_other():
+    it, model = FedRecall(longest_absence=2.0), np.zeros(2, dtype=np.float32)
+    state = it.init(Population(np.array([1, 2, 3])), model)
+    _, state = _deliver(it, state, [0], [5.0, 0.0], model)
+    for t in range(1, 20):  # clients 1 and 2 take turns; N / m is 3, so 6 rounds are too long
+        before = state
+        _, state = _deliver(it, state, [1 + t % 2], [0.0, 1.0], model)
+        assert ("update/0" in state) == (t <= 6)
+        assert "update/1" in state or t < 2
+        remembered = sum(n * state[f"update/{k}"] for k, n in enumerate([1, 2, 3]) if _has(state, k))
+        assert_allclose(state["total"], remembered)
+        assert "update/0" in before or t > 7  # the given state keeps it
+    assert state["seen"][0] == -1
+    _, state = _deliver(it, state, [0], [1.0, 0.0], model)  # it comes back as a new client
+    assert state["seen"][0] == 20
+    assert_array_equal(state["update/0"], [1.0, 0.0])
+
+
+def _has(state, client):
+    return f"update/{client}" in state
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_what_is_remembered_is_finite_even_where_an_update_per_step_is_not(dtype):
+    it, model = FedRecall(dtype=dtype), np.zeros(2, dtype=np.float32)
+    state = it.init(Population(np.array([1, 1])), model)
+    sent = Round(np.array([0]), np.ones(1), np.ones(1, dtype=np.int64), 1e-4, np.full((1, 2), 3e36))
+    _, state = it.step(state, sent.delivery(0, model))
+    assert all(np.isfinite(state[name]).all() for name in ("update/0", "total", "last_step"))

@@ -433,6 +433,21 @@ def test_updates_that_are_not_finite_are_refused_and_counted(monkeypatch):
     assert torch.isfinite(state.model).all()
 
 
+def test_a_result_too_far_from_the_model_for_its_type_is_refused(monkeypatch):
+    s = scripted(lambda f: [1, 2, 3])
+    s.engine.initial_model[5] = -2e38
+
+    def far(model, clients, *_):
+        results = model.repeat(len(clients), 1)
+        results[clients.index(2), 5] = 3e38  # finite, but 5e38 away from the model
+        return results
+
+    monkeypatch.setattr(s.engine, "train", far)
+    (record, state), *_ = s.run(1)
+    assert record.participated == [1, 3]
+    assert torch.isfinite(state.model).all()
+
+
 def test_losses_that_are_absurd_are_refused_and_counted(monkeypatch):
     s = simulation()
     honest = s.engine.losses
