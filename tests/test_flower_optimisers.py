@@ -209,6 +209,35 @@ def test_alone_a_client_that_does_not_train_counts_in_the_population():
     assert set(found) <= {*sizes(5), *range(10, 15)}
 
 
+@pytest.mark.parametrize("around", [True, False], ids=["selecting", "alone"])
+@pytest.mark.parametrize("name", ["fedrecall"])
+def test_an_optimiser_learns_sizes_as_they_become_known(name, around):
+    """Clients that do not say their size before they train."""
+    grid = MemoryGrid(numpy_app([answers_probes()]), 6)
+    if around:
+        selecting, _ = run(Random(2), grid, rounds=12, strategy=alone(name))
+        memory, expected = selecting.strategy.memory, sizes(6)
+    else:
+        strategy = alone(name, fraction_train=0.34)
+        strategy.start(grid, initial(), num_rounds=12)
+        memory, expected = strategy.memory, list(strategy._met.values())
+        assert sorted(expected) == sizes(6)
+    assert memory["scales"].tolist() == expected
+    vectors = np.array([memory[f"update/{k}"] for k in range(6)])
+    assert memory["total"] == pytest.approx(expected @ vectors.astype(float))
+
+
+def test_sizes_of_clients_that_did_not_change_are_not_joined_again():
+    class Counting(Remembering):
+        def join(self, state, population):
+            joined.append(population.sizes.tolist())
+            return super().join(state, population)
+
+    joined = []
+    run(Full(), MemoryGrid(numpy_app(), 4), rounds=3, strategy=alone(Counting()))
+    assert joined == []
+
+
 def test_a_node_that_restarts_keeps_its_memory_within_a_selection(tmp_path):
     grid = MemoryGrid(numpy_app(), 4)
 
@@ -264,8 +293,8 @@ def test_a_server_that_was_killed_resumes_as_if_it_was_not(optimiser, tmp_path):
 def test_only_what_an_optimiser_remembers_is_in_the_checkpoint(tmp_path):
     run(Full(), MemoryGrid(numpy_app(), 4), 2, strategy=alone(Remembering()), folder=tmp_path)
     saved = unpack(read_checkpoint(tmp_path), "strategy")
-    assert saved.keys() == {"_memory", "_count"}
-    assert saved["_count"] == 4
+    assert saved.keys() == {"_memory", "_sizes"}
+    assert saved["_sizes"].tolist() == sizes(4)
     assert set(saved["_memory"]) == {"count", "total", *(f"update/{k}" for k in range(4))}
 
 

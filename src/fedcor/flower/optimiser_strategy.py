@@ -29,7 +29,7 @@ from fedcor.flower.roster import population_of
 from fedcor.flower.screen import Unusable, clean_model, metrics_of, number
 from fedcor.flower.wire import LOG
 from fedcor.optimisers import as_optimiser, build_optimiser
-from fedcor.types import Optimiser, Population, State, optimiser_traits
+from fedcor.types import IntArray, Optimiser, Population, State, optimiser_traits
 
 __all__ = ["Arrays", "OptimiserStrategy", "introduced", "optimiser_strategy_in"]
 
@@ -87,7 +87,7 @@ class OptimiserStrategy(FedAvg):
         self.plain = tuple(plain)
         self._begun: _Begun | None = None  # the round under way
         self._memory: Frozen | None = None  # the optimiser's state; None before its first round
-        self._count = 0  # clients that the state was made for
+        self._sizes: IntArray | None = None  # of the clients that the state was made for
         # Used alone: node -> number of samples, NaN where it is unknown. A node's place in it is
         # the number of its client.
         self._met: dict[int, float] = {}
@@ -126,7 +126,7 @@ class OptimiserStrategy(FedAvg):
         """As FedAvg. The first round of a run begins without a memory."""
         messages = super().configure_train(server_round, arrays, config, grid)
         if server_round == 1:
-            self._memory, self._count, self._met = None, 0, {}
+            self._memory, self._sizes, self._met = None, None, {}
         model = {name: array.numpy() for name, array in arrays.items()}
         self._begun = _Begun(model, frozenset(grid.get_node_ids()))
         return messages
@@ -172,15 +172,14 @@ class OptimiserStrategy(FedAvg):
         return layout.unflatten(vector), state
 
     def _state_for(self, population: Population, model: Arrays) -> State:
-        """What the optimiser remembers, for the clients that there are by now."""
+        """What the optimiser remembers, for the clients that there are by now, and their sizes."""
+        before, self._sizes = self._sizes, population.sizes
         if self._memory is None:
-            state = self.first_state(population, model)
-        else:
-            state = dict(self._memory)
-            if population.count > self._count:
-                state = join_optimiser(self.optimiser, state, population)
-        self._count = population.count
-        return state
+            return self.first_state(population, model)
+        state = dict(self._memory)
+        if before is not None and np.array_equal(before, population.sizes):
+            return state
+        return join_optimiser(self.optimiser, state, population)
 
     def _meet(self, nodes: Iterable[int], replies: Iterable[Message]) -> Company:
         """Who is who where nobody says it: each node is a client, numbered as they come."""
