@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import statistics
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,9 @@ import flower_grid
 from fedcor.errors import ConfigError, FedcorError
 from fedcor.flower import OptimiserStrategy, answers_probes, select_with
 from fedcor.flower.layout import PLAIN, layout_of
+from fedcor.flower.local_training import RATE as LOCAL_RATE
+from fedcor.flower.local_training import STEPS as LOCAL_STEPS
+from fedcor.flower.local_training import read_local_training
 from fedcor.flower.memory import Frozen, pack, snapshot, unpack
 from fedcor.record import read_checkpoint, read_run
 from fedcor.selectors import Complement, FedCor, Full, PowerOfChoice, Random
@@ -463,33 +467,81 @@ def test_an_optimiser_is_told_how_far_clients_trained():
     assert seen == [(0, [1, 1], 1.0)]
 
 
-def test_impossible_steps_are_not_used(caplog):
+def saying(steps, rate):
+    """A trouble of the grid: a client says that it trained so far."""
+
+    def changed(message, reply):
+        for metrics in reply.content.metric_records.values():
+            metrics["local-steps"], metrics["learning-rate"] = steps, rate
+        return reply
+
+    return changed
+
+
+@pytest.mark.parametrize("around", [True, False], ids=["selecting", "alone"])
+@pytest.mark.parametrize(
+    ("steps", "rate", "used", "said"),
+    [
+        (0, 0.1, 5, "local-steps is 0, 5 is used"),
+        (-3, 0.1, 5, "local-steps is -3, 5 is used"),
+        (10**6, 0.1, 50, "local-steps is 1e+06, 50 is used"),
+        (10**12, 0.1, 5, "local-steps is 1e+12, 5 is used"),
+        (5, 0.0, 5, "learning-rate is 0, 0.1 is used"),
+        (5, -1.0, 5, "learning-rate is -1, 0.1 is used"),
+        (5, 7.0, 5, None),
+    ],
+)
+def test_one_reply_does_not_change_the_unit_of_all(steps, rate, used, said, around, caplog):
     seen = []
 
     class Watching(Reversing):
         def step(self, state, delivery):
-            seen.append((delivery.steps.tolist(), delivery.learning_rate))
+            seen.append((sorted(delivery.steps.tolist()), delivery.learning_rate))
             return delivery.model, state
 
-    def spoil(steps, rate):
-        def changed(message, reply):
-            for metrics in reply.content.metric_records.values():
-                metrics["local-steps"], metrics["learning-rate"] = steps, rate
-            return reply
-
-        return changed
-
-    grid = MemoryGrid(numpy_app(), 2)
-    grid.trouble = {0: spoil(3, 0.1), 1: spoil(0, 0.2)}
+    grid = MemoryGrid(numpy_app(), 4)
+    grid.trouble = {k: saying(5, 0.1) for k in range(3)} | {3: saying(steps, rate)}
     with logged(caplog):
-        alone(Watching()).start(grid, initial(), num_rounds=1)
-    assert "local-steps of the replies is" in caplog.text
-    grid.trouble = {0: spoil(3, 0.1), 1: spoil(3, 0.0)}
-    alone(Watching()).start(grid, initial(), num_rounds=1)
-    (steps, rate), second = seen
-    assert steps == [1, 1]
-    assert rate == pytest.approx(0.15)
-    assert second == ([3, 3], 1.0)
+        if around:
+            run(Full(), grid, rounds=2, strategy=alone(Watching()))
+        else:
+            alone(Watching()).start(grid, initial(), num_rounds=2)
+    assert seen == [(sorted([5, 5, 5, used]), 0.1)] * 2
+    who = "client 3 (partition-3)" if around else f"node {grid.node_of(3)}"
+    warnings = [line for line in caplog.messages if "is used" in line]
+    assert len(warnings) == (said is not None)
+    if said is not None:
+        assert f"{who}: {said} (" in warnings[0]
+
+
+metric = st.none() | st.integers(-(10**10), 10**10) | st.floats(0, 20, allow_nan=False)
+
+
+@given(st.lists(st.tuples(metric, metric), min_size=1, max_size=6))
+def test_how_far_clients_trained_as_a_plain_loop_finds_it(said):
+    records = [
+        MetricRecord(
+            {k: v for k, v in zip((LOCAL_STEPS, LOCAL_RATE), one, strict=True) if v is not None}
+        )
+        for one in said
+    ]
+    found = read_local_training(records)
+    counts = [s for s, _ in said if s is not None and 1 <= s <= 1e9]
+    rates = [r for _, r in said if r is not None and r > 0]
+    usual = statistics.median(counts) if counts else 1
+    for (count, _), steps in zip(said, found.steps.tolist(), strict=True):
+        expected = min(count, 10 * usual) if count in counts else usual
+        assert steps == round(expected)
+    assert found.learning_rate == pytest.approx(statistics.median(rates) if rates else 1.0)
+    assert found.step_sizes.tolist() == [found.learning_rate * e for e in found.steps.tolist()]
+    # Whoever is not believed is named, unless nobody says anything.
+    doubted = {(row, what.split(" ")[0]) for row, what in found.doubts}
+    odd_steps = {
+        (row, LOCAL_STEPS) for row, (s, _) in enumerate(said) if s not in counts or s > 10 * usual
+    }
+    odd_rates = {(row, LOCAL_RATE) for row, (_, r) in enumerate(said) if r not in rates}
+    silent = all(s is None for s, _ in said), all(r is None for _, r in said)
+    assert doubted == (set() if silent[0] else odd_steps) | (set() if silent[1] else odd_rates)
 
 
 def test_alone_a_reply_that_cannot_be_used_is_left_out(caplog):

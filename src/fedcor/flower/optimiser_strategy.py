@@ -57,7 +57,9 @@ class OptimiserStrategy(FedAvg):
     averaged, and keep their type.
 
     Some optimisers use how far a client trained. A client says it with the metrics `local-steps`
-    and `learning-rate` of its reply to a train message. Without them, both are taken to be 1.
+    and `learning-rate` of its reply to a train message. One that is missing or impossible is taken
+    to be the median of the round's others, or 1 if there is none; steps are at most ten times their
+    median. The learning rate of a round is the median of its replies'.
 
     Used alone, a client is a node: one that comes back with another id is a new client, and every
     `start` begins with the optimiser's initial state. Within `select_with`, a client is known by
@@ -91,6 +93,7 @@ class OptimiserStrategy(FedAvg):
         # Used alone: node -> number of samples, NaN where it is unknown. A node's place in it is
         # the number of its client.
         self._met: dict[int, float] = {}
+        self._doubted = False  # used alone: whether this run has logged a doubt about metrics
         self._company: Company | None = None  # within `introduced`
 
     @property
@@ -126,7 +129,7 @@ class OptimiserStrategy(FedAvg):
         """As FedAvg. The first round of a run begins without a memory."""
         messages = super().configure_train(server_round, arrays, config, grid)
         if server_round == 1:
-            self._memory, self._sizes, self._met = None, None, {}
+            self._memory, self._sizes, self._met, self._doubted = None, None, {}, False
         model = {name: array.numpy() for name, array in arrays.items()}
         self._begun = _Begun(model, frozenset(grid.get_node_ids()))
         return messages
@@ -148,6 +151,9 @@ class OptimiserStrategy(FedAvg):
         replies = [reply for reply in replies if not reply.has_error()]
         company = self._company or self._meet(begun.nodes, replies)
         delivered = read_delivered(server_round, replies, company, self.weighted_by_key)
+        if self._company is None and not self._doubted:
+            names = [f"node {reply.metadata.src_node_id}" for reply in delivered.replies]
+            self._doubted = delivered.training.log_doubts(names)
         state = self._state_for(company.population, begun.model)
         made, state = self.next_model(state, begun.model, delivered)
         self._memory = Frozen(state)
