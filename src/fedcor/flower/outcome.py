@@ -9,6 +9,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from fedcor.errors import FedcorError
+from fedcor.flower.local_training import LocalTraining
 from fedcor.flower.screen import metrics_of, number
 from fedcor.flower.training import Training
 from fedcor.guard import screen_losses
@@ -17,8 +18,17 @@ from fedcor.types import Array, FloatArray, IntArray, Outcome
 __all__ = ["read_outcome"]
 
 
-def read_outcome(training: Training, selected: IntArray, participated: IntArray) -> Outcome:
-    """The outcome of a round; losses and updates are read from the replies when they are needed."""
+def read_outcome(
+    training: Training, selected: IntArray, participated: IntArray, trained: LocalTraining
+) -> Outcome:
+    """The outcome of a round; losses and updates are read from the replies when they are needed.
+
+    Args:
+        training: The replies.
+        selected: (C,) As chosen.
+        participated: (m,) Who delivered.
+        trained: How far each of them trained.
+    """
     clients = participated.tolist()
     contents = [training.results[client].content for client in clients]
     settings = training.settings
@@ -45,7 +55,7 @@ def read_outcome(training: Training, selected: IntArray, participated: IntArray)
         training.exchange.round,
         selected,
         participated,
-        step_sizes=np.ones(len(clients)),
+        step_sizes=trained.step_sizes,
         aggregation_weights=weights,
         read_losses=losses,
         read_updates=updates,

@@ -92,7 +92,7 @@ class Round:
         if not state.doubted:
             names = [f"client {k} ({state.roster.names[k]})" for k in participated.tolist()]
             state.doubted = trained.log_doubts(names)
-        outcome = read_outcome(training, chosen, participated)
+        outcome = read_outcome(training, chosen, participated, trained)
         state.model = attempt.federation.facts(version)
         # What the strategy changed in the configuration lasts, as it does without us.
         for key, value in training.config.items():
