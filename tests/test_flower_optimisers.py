@@ -134,6 +134,32 @@ def test_fedavg_is_flowers():
     assert vector(models[0]) != pytest.approx(equal.model, abs=1e-4)
 
 
+@pytest.mark.parametrize("name", ["fedvarp", "mifa", "fedrecall"])
+@pytest.mark.parametrize("around", [True, False], ids=["selecting", "alone"])
+def test_a_memory_leads_to_the_minimum_of_the_loss_of_all_data(name, around, monkeypatch):
+    """Replies count by their samples, and so does what is remembered of the clients."""
+    monkeypatch.setattr(flower_grid, "sizes", lambda k: [10, 1000][k % 2])
+    grid = MemoryGrid(numpy_app(), 4)
+    if around:
+        _, result = run(Random(2), grid, rounds=150, strategy=alone(name))
+    else:
+        result = alone(name, fraction_train=0.5).start(grid, initial(), num_rounds=150)
+    shares = np.array([10, 1000, 10, 1000]) / 2020
+    assert vector(result.arrays) == pytest.approx(shares @ CENTRES[:4], abs=1e-3)
+
+
+def test_an_optimiser_runs_weighted_and_the_record_says_so(tmp_path):
+    given = fedcor.optimisers.MIFA(wait=True)
+    strategy = alone(given)
+    assert strategy.optimiser == fedcor.optimisers.MIFA(weighted=True, wait=True)
+    assert not given.weighted
+    run(Random(2), MemoryGrid(numpy_app(), 3), rounds=1, strategy=strategy, folder=tmp_path)
+    expected = {"name": "mifa", "weighted": True, "dtype": "float32", "wait": True}
+    assert read_run(tmp_path).header["config"]["optimiser"] == expected
+    already = fedcor.optimisers.FedAvg(weighted=True)
+    assert alone(already).optimiser is already
+
+
 def test_every_start_begins_without_a_memory():
     strategy = alone(Momentum(0.9))
     first, second = (
@@ -214,7 +240,7 @@ def test_alone_a_client_that_does_not_train_counts_in_the_population():
 
 
 @pytest.mark.parametrize("around", [True, False], ids=["selecting", "alone"])
-@pytest.mark.parametrize("name", ["fedrecall"])
+@pytest.mark.parametrize("name", ["fedrecall", "fedvarp"])
 def test_an_optimiser_learns_sizes_as_they_become_known(name, around):
     """Clients that do not say their size before they train."""
     grid = MemoryGrid(numpy_app([answers_probes()]), 6)
@@ -514,6 +540,27 @@ def test_one_reply_does_not_change_the_unit_of_all(steps, rate, used, said, arou
         assert f"{who}: {said} (" in warnings[0]
 
 
+def test_a_selector_is_told_how_far_clients_trained_as_the_optimiser_is():
+    seen, paces = [], []
+
+    class Watching(Reversing):
+        def step(self, state, delivery):
+            paces.append((delivery.learning_rate * delivery.steps).tolist())
+            return delivery.model, state
+
+    @dataclass(frozen=True)
+    class Observing(Full):
+        def observe(self, state, outcome):
+            seen.append(outcome.step_sizes.tolist())
+            return state
+
+    grid = MemoryGrid(numpy_app(), 3)
+    run(Observing(), grid, rounds=1, strategy=alone(Watching()))
+    grid.trouble = {0: saying(4, 0.5), 1: saying(8, 0.5), 2: saying(0, 0.5)}
+    run(Observing(), grid, rounds=1, strategy=alone(Watching()))
+    assert seen == paces == [[1.0, 1.0, 1.0], [2.0, 4.0, 3.0]]
+
+
 metric = st.none() | st.integers(-(10**10), 10**10) | st.floats(0, 20, allow_nan=False)
 
 
@@ -646,7 +693,7 @@ def test_without_a_selector_the_default_one_chooses_and_its_optimiser_aggregates
     assert vector(result.arrays).tolist() == twin.model.tolist()
     config = read_run(tmp_path).header["config"]
     assert config["strategy"] == "OptimiserStrategy"
-    named = {"name": "flower_grid:Momentum", "keep": 0.5, "weighted": False}
+    named = {"name": "flower_grid:Momentum", "keep": 0.5, "weighted": True}
     assert config["optimiser"] == named
 
 

@@ -6,11 +6,12 @@ differs: they go through `Optimiser.step`, and what the optimiser remembers is k
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -51,10 +52,12 @@ class _Begun:
 class OptimiserStrategy(FedAvg):
     """A Flower strategy that aggregates with a federated optimiser of fedcor.
 
-    A client's weight in the mean is its `num-examples` (`weighted_by_key`), as in Flower's FedAvg,
-    whatever the optimiser's own `weighted` says. Arrays that are not of floats, those that are not
-    finite (a mask of -inf), and those that `plain` names do not go through the optimiser: they are
-    averaged, and keep their type.
+    A client's weight in the mean is its `num-examples` (`weighted_by_key`), as in Flower's FedAvg.
+    So an optimiser with a field `weighted` runs with `weighted=True`, whatever it was given: what
+    it remembers of clients must be averaged with the weights of their replies.
+
+    Arrays that are not of floats, those that are not finite (a mask of -inf), and those that
+    `plain` names do not go through the optimiser: they are averaged, and keep their type.
 
     Some optimisers use how far a client trained. A client says it with the metrics `local-steps`
     and `learning-rate` of its reply to a train message. One that is missing or impossible is taken
@@ -116,7 +119,7 @@ class OptimiserStrategy(FedAvg):
             allowed = "needs a proximal term in local training, which your ClientApp has to add"
             hint = "use flwr.serverapp.strategy.FedProx, which sends it proximal-mu"
             raise ConfigError("optimiser", given, allowed, hint)
-        return optimiser
+        return _weighted(optimiser)
 
     def summary(self) -> None:
         """Log the settings, the optimiser first."""
@@ -221,6 +224,15 @@ def introduced(strategy: Strategy, company: Company) -> Iterator[None]:
         yield
     finally:
         aggregating._company = None
+
+
+def _weighted(optimiser: Any) -> Optimiser:
+    """The same optimiser, with clients in proportion to their data if it has such a field."""
+    fields = dataclasses.fields(optimiser) if dataclasses.is_dataclass(optimiser) else ()
+    changeable = any(field.name == "weighted" and field.init for field in fields)
+    if changeable and not optimiser.weighted:
+        optimiser = dataclasses.replace(optimiser, weighted=True)
+    return cast(Optimiser, optimiser)
 
 
 def _usable(reply: Message, model: Arrays, strategy: FedAvg) -> bool:
