@@ -475,6 +475,30 @@ def test_what_is_no_weight_is_averaged_and_keeps_its_type(around):
     assert made["causal"].tolist() == [0, -np.inf]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "size"),
+    [
+        (lambda: FedAvg(fraction_evaluate=0.0), 6),
+        (lambda: alone(Reversing()), 6),
+        (lambda: alone(Reversing(), plain=(*PLAIN, "ema")), 5),
+    ],
+    ids=["flower's", "ours", "patterns"],
+)
+def test_what_is_no_weight_is_not_shown_to_a_selector(strategy, size):
+    seen = []
+
+    @dataclass(frozen=True)
+    class Observing(Full):
+        def observe(self, state, outcome):
+            seen.append((outcome.updates.tolist(), outcome.head))
+            return state
+
+    grid = MemoryGrid(normalised_app(), 2)
+    select_with(strategy(), Observing(), wait_for=2).start(grid, normalised(), num_rounds=1)
+    # Client k sends k + 1 for every weight. The only matrix has four, and comes first.
+    assert seen == [([[1.0] * size, [2.0] * size], slice(0, 4))]
+
+
 def test_an_optimiser_is_told_how_far_clients_trained():
     seen = []
 
