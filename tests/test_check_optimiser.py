@@ -160,6 +160,12 @@ def join_counting():
     return join
 
 
+def join_growing(self, state, population):
+    """Expects that somebody joins: the new sizes of those who are there are dropped."""
+    grown = np.array(population.count)
+    return {**state, "count": grown} if population.count > state["count"] else None
+
+
 MISTAKES = {
     "not an object": (lambda: Memory, "this is a class"),
     "short form": (lambda: variant(step=None, aggregate=min), "short form"),
@@ -231,6 +237,10 @@ MISTAKES = {
     "clients cannot join": (lambda: variant(join=None), "give it `join`"),
     "join writes": (lambda: variant(join=join_writing), "join changed the state in place"),
     "join changes": (lambda: variant(join=join_counting()), "join returned something else"),
+    "join expects more clients": (
+        lambda: variant(join=join_growing),
+        "join returned the state None",
+    ),
     "join is no mapping": (lambda: variant(join=lambda *_: None), "join returned the state None"),
 }
 

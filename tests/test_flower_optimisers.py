@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import statistics
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,9 @@ import flower_grid
 from fedcor.errors import ConfigError, FedcorError
 from fedcor.flower import OptimiserStrategy, answers_probes, select_with
 from fedcor.flower.layout import PLAIN, layout_of
+from fedcor.flower.local_training import RATE as LOCAL_RATE
+from fedcor.flower.local_training import STEPS as LOCAL_STEPS
+from fedcor.flower.local_training import read_local_training
 from fedcor.flower.memory import Frozen, pack, snapshot, unpack
 from fedcor.record import read_checkpoint, read_run
 from fedcor.selectors import Complement, FedCor, Full, PowerOfChoice, Random
@@ -130,6 +134,32 @@ def test_fedavg_is_flowers():
     assert vector(models[0]) != pytest.approx(equal.model, abs=1e-4)
 
 
+@pytest.mark.parametrize("name", ["fedvarp", "mifa", "fedrecall"])
+@pytest.mark.parametrize("around", [True, False], ids=["selecting", "alone"])
+def test_a_memory_leads_to_the_minimum_of_the_loss_of_all_data(name, around, monkeypatch):
+    """Replies count by their samples, and so does what is remembered of the clients."""
+    monkeypatch.setattr(flower_grid, "sizes", lambda k: [10, 1000][k % 2])
+    grid = MemoryGrid(numpy_app(), 4)
+    if around:
+        _, result = run(Random(2), grid, rounds=150, strategy=alone(name))
+    else:
+        result = alone(name, fraction_train=0.5).start(grid, initial(), num_rounds=150)
+    shares = np.array([10, 1000, 10, 1000]) / 2020
+    assert vector(result.arrays) == pytest.approx(shares @ CENTRES[:4], abs=1e-3)
+
+
+def test_an_optimiser_runs_weighted_and_the_record_says_so(tmp_path):
+    given = fedcor.optimisers.MIFA(wait=True)
+    strategy = alone(given)
+    assert strategy.optimiser == fedcor.optimisers.MIFA(weighted=True, wait=True)
+    assert not given.weighted
+    run(Random(2), MemoryGrid(numpy_app(), 3), rounds=1, strategy=strategy, folder=tmp_path)
+    expected = {"name": "mifa", "weighted": True, "dtype": "float32", "wait": True}
+    assert read_run(tmp_path).header["config"]["optimiser"] == expected
+    already = fedcor.optimisers.FedAvg(weighted=True)
+    assert alone(already).optimiser is already
+
+
 def test_every_start_begins_without_a_memory():
     strategy = alone(Momentum(0.9))
     first, second = (
@@ -209,6 +239,35 @@ def test_alone_a_client_that_does_not_train_counts_in_the_population():
     assert set(found) <= {*sizes(5), *range(10, 15)}
 
 
+@pytest.mark.parametrize("around", [True, False], ids=["selecting", "alone"])
+@pytest.mark.parametrize("name", ["fedrecall", "fedvarp"])
+def test_an_optimiser_learns_sizes_as_they_become_known(name, around):
+    """Clients that do not say their size before they train."""
+    grid = MemoryGrid(numpy_app([answers_probes()]), 6)
+    if around:
+        selecting, _ = run(Random(2), grid, rounds=12, strategy=alone(name))
+        memory, expected = selecting.strategy.memory, sizes(6)
+    else:
+        strategy = alone(name, fraction_train=0.34)
+        strategy.start(grid, initial(), num_rounds=12)
+        memory, expected = strategy.memory, list(strategy._met.values())
+        assert sorted(expected) == sizes(6)
+    assert memory["scales"].tolist() == expected
+    vectors = np.array([memory[f"update/{k}"] for k in range(6)])
+    assert memory["total"] == pytest.approx(expected @ vectors.astype(float))
+
+
+def test_sizes_of_clients_that_did_not_change_are_not_joined_again():
+    class Counting(Remembering):
+        def join(self, state, population):
+            joined.append(population.sizes.tolist())
+            return super().join(state, population)
+
+    joined = []
+    run(Full(), MemoryGrid(numpy_app(), 4), rounds=3, strategy=alone(Counting()))
+    assert joined == []
+
+
 def test_a_node_that_restarts_keeps_its_memory_within_a_selection(tmp_path):
     grid = MemoryGrid(numpy_app(), 4)
 
@@ -264,8 +323,8 @@ def test_a_server_that_was_killed_resumes_as_if_it_was_not(optimiser, tmp_path):
 def test_only_what_an_optimiser_remembers_is_in_the_checkpoint(tmp_path):
     run(Full(), MemoryGrid(numpy_app(), 4), 2, strategy=alone(Remembering()), folder=tmp_path)
     saved = unpack(read_checkpoint(tmp_path), "strategy")
-    assert saved.keys() == {"_memory", "_count"}
-    assert saved["_count"] == 4
+    assert saved.keys() == {"_memory", "_sizes"}
+    assert saved["_sizes"].tolist() == sizes(4)
     assert set(saved["_memory"]) == {"count", "total", *(f"update/{k}" for k in range(4))}
 
 
@@ -416,6 +475,30 @@ def test_what_is_no_weight_is_averaged_and_keeps_its_type(around):
     assert made["causal"].tolist() == [0, -np.inf]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "size"),
+    [
+        (lambda: FedAvg(fraction_evaluate=0.0), 6),
+        (lambda: alone(Reversing()), 6),
+        (lambda: alone(Reversing(), plain=(*PLAIN, "ema")), 5),
+    ],
+    ids=["flower's", "ours", "patterns"],
+)
+def test_what_is_no_weight_is_not_shown_to_a_selector(strategy, size):
+    seen = []
+
+    @dataclass(frozen=True)
+    class Observing(Full):
+        def observe(self, state, outcome):
+            seen.append((outcome.updates.tolist(), outcome.head))
+            return state
+
+    grid = MemoryGrid(normalised_app(), 2)
+    select_with(strategy(), Observing(), wait_for=2).start(grid, normalised(), num_rounds=1)
+    # Client k sends k + 1 for every weight. The only matrix has four, and comes first.
+    assert seen == [([[1.0] * size, [2.0] * size], slice(0, 4))]
+
+
 def test_an_optimiser_is_told_how_far_clients_trained():
     seen = []
 
@@ -434,33 +517,102 @@ def test_an_optimiser_is_told_how_far_clients_trained():
     assert seen == [(0, [1, 1], 1.0)]
 
 
-def test_impossible_steps_are_not_used(caplog):
+def saying(steps, rate):
+    """A trouble of the grid: a client says that it trained so far."""
+
+    def changed(message, reply):
+        for metrics in reply.content.metric_records.values():
+            metrics["local-steps"], metrics["learning-rate"] = steps, rate
+        return reply
+
+    return changed
+
+
+@pytest.mark.parametrize("around", [True, False], ids=["selecting", "alone"])
+@pytest.mark.parametrize(
+    ("steps", "rate", "used", "said"),
+    [
+        (0, 0.1, 5, "local-steps is 0, 5 is used"),
+        (-3, 0.1, 5, "local-steps is -3, 5 is used"),
+        (10**6, 0.1, 50, "local-steps is 1e+06, 50 is used"),
+        (10**12, 0.1, 5, "local-steps is 1e+12, 5 is used"),
+        (5, 0.0, 5, "learning-rate is 0, 0.1 is used"),
+        (5, -1.0, 5, "learning-rate is -1, 0.1 is used"),
+        (5, 7.0, 5, None),
+    ],
+)
+def test_one_reply_does_not_change_the_unit_of_all(steps, rate, used, said, around, caplog):
     seen = []
 
     class Watching(Reversing):
         def step(self, state, delivery):
-            seen.append((delivery.steps.tolist(), delivery.learning_rate))
+            seen.append((sorted(delivery.steps.tolist()), delivery.learning_rate))
             return delivery.model, state
 
-    def spoil(steps, rate):
-        def changed(message, reply):
-            for metrics in reply.content.metric_records.values():
-                metrics["local-steps"], metrics["learning-rate"] = steps, rate
-            return reply
-
-        return changed
-
-    grid = MemoryGrid(numpy_app(), 2)
-    grid.trouble = {0: spoil(3, 0.1), 1: spoil(0, 0.2)}
+    grid = MemoryGrid(numpy_app(), 4)
+    grid.trouble = {k: saying(5, 0.1) for k in range(3)} | {3: saying(steps, rate)}
     with logged(caplog):
-        alone(Watching()).start(grid, initial(), num_rounds=1)
-    assert "local-steps of the replies is" in caplog.text
-    grid.trouble = {0: spoil(3, 0.1), 1: spoil(3, 0.0)}
-    alone(Watching()).start(grid, initial(), num_rounds=1)
-    (steps, rate), second = seen
-    assert steps == [1, 1]
-    assert rate == pytest.approx(0.15)
-    assert second == ([3, 3], 1.0)
+        if around:
+            run(Full(), grid, rounds=2, strategy=alone(Watching()))
+        else:
+            alone(Watching()).start(grid, initial(), num_rounds=2)
+    assert seen == [(sorted([5, 5, 5, used]), 0.1)] * 2
+    who = "client 3 (partition-3)" if around else f"node {grid.node_of(3)}"
+    warnings = [line for line in caplog.messages if "is used" in line]
+    assert len(warnings) == (said is not None)
+    if said is not None:
+        assert f"{who}: {said} (" in warnings[0]
+
+
+def test_a_selector_is_told_how_far_clients_trained_as_the_optimiser_is():
+    seen, paces = [], []
+
+    class Watching(Reversing):
+        def step(self, state, delivery):
+            paces.append((delivery.learning_rate * delivery.steps).tolist())
+            return delivery.model, state
+
+    @dataclass(frozen=True)
+    class Observing(Full):
+        def observe(self, state, outcome):
+            seen.append(outcome.step_sizes.tolist())
+            return state
+
+    grid = MemoryGrid(numpy_app(), 3)
+    run(Observing(), grid, rounds=1, strategy=alone(Watching()))
+    grid.trouble = {0: saying(4, 0.5), 1: saying(8, 0.5), 2: saying(0, 0.5)}
+    run(Observing(), grid, rounds=1, strategy=alone(Watching()))
+    assert seen == paces == [[1.0, 1.0, 1.0], [2.0, 4.0, 3.0]]
+
+
+metric = st.none() | st.integers(-(10**10), 10**10) | st.floats(0, 20, allow_nan=False)
+
+
+@given(st.lists(st.tuples(metric, metric), min_size=1, max_size=6))
+def test_how_far_clients_trained_as_a_plain_loop_finds_it(said):
+    records = [
+        MetricRecord(
+            {k: v for k, v in zip((LOCAL_STEPS, LOCAL_RATE), one, strict=True) if v is not None}
+        )
+        for one in said
+    ]
+    found = read_local_training(records)
+    counts = [s for s, _ in said if s is not None and 1 <= s <= 1e9]
+    rates = [r for _, r in said if r is not None and r > 0]
+    usual = statistics.median(counts) if counts else 1
+    for (count, _), steps in zip(said, found.steps.tolist(), strict=True):
+        expected = min(count, 10 * usual) if count in counts else usual
+        assert steps == round(expected)
+    assert found.learning_rate == pytest.approx(statistics.median(rates) if rates else 1.0)
+    assert found.step_sizes.tolist() == [found.learning_rate * e for e in found.steps.tolist()]
+    # Whoever is not believed is named, unless nobody says anything.
+    doubted = {(row, what.split(" ")[0]) for row, what in found.doubts}
+    odd_steps = {
+        (row, LOCAL_STEPS) for row, (s, _) in enumerate(said) if s not in counts or s > 10 * usual
+    }
+    odd_rates = {(row, LOCAL_RATE) for row, (_, r) in enumerate(said) if r not in rates}
+    silent = all(s is None for s, _ in said), all(r is None for _, r in said)
+    assert doubted == (set() if silent[0] else odd_steps) | (set() if silent[1] else odd_rates)
 
 
 def test_alone_a_reply_that_cannot_be_used_is_left_out(caplog):
@@ -565,7 +717,7 @@ def test_without_a_selector_the_default_one_chooses_and_its_optimiser_aggregates
     assert vector(result.arrays).tolist() == twin.model.tolist()
     config = read_run(tmp_path).header["config"]
     assert config["strategy"] == "OptimiserStrategy"
-    named = {"name": "flower_grid:Momentum", "keep": 0.5, "weighted": False}
+    named = {"name": "flower_grid:Momentum", "keep": 0.5, "weighted": True}
     assert config["optimiser"] == named
 
 

@@ -462,6 +462,39 @@ def test_a_client_that_joins_counts_as_zero(weighted):
     assert len(state["scales"]) == 3
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 1000), st.integers(1, 1000), st.booleans()), min_size=1, max_size=6
+    ),
+    st.lists(st.integers(1, 1000), max_size=3),
+    st.booleans(),
+)
+def test_a_memory_of_other_sizes_is_the_one_that_was_made_with_them(clients, joined, weighted):
+    before, after, seen = (np.array(column) for column in zip(*clients, strict=True))
+    who = np.flatnonzero(seen)
+    vectors = np.random.default_rng(0).standard_normal((len(who), 3)).astype(np.float32)
+    larger = Population(np.append(after, joined).astype(np.int64))
+    first = empty_memory(Population(before), np.zeros(3), weighted=weighted)
+    found = resize(remember(first, who, vectors), larger, weighted=weighted)
+    there = remember(empty_memory(larger, np.zeros(3), weighted=weighted), who, vectors)
+    assert found.keys() == there.keys()
+    assert_array_equal(found["scales"], there["scales"])
+    assert_allclose(found["total"], there["total"], rtol=1e-9, atol=1e-9)
+
+
+def test_only_clients_that_count_for_another_amount_are_read_when_sizes_become_known():
+    class Counting(dict):
+        def get(self, name, default=None):
+            asked.append(name)
+            return super().get(name, default)
+
+    asked = []
+    state = empty_memory(Population(np.array([1, 2, 3])), np.zeros(2), weighted=True)
+    state = Counting(remember(state, np.arange(3), np.ones((3, 2), np.float32)))
+    resize(state, Population(np.array([1, 5, 3, 7])), weighted=True)
+    assert asked == ["update/1", "update/3"]
+
+
 @pytest.mark.parametrize("optimiser", WITH_MEMORY, ids=repr)
 @given(play=plays(), joined=st.integers(0, 3))
 def test_after_clients_joined_a_round_is_as_if_they_had_been_there(optimiser, play, joined):

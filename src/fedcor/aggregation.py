@@ -85,7 +85,10 @@ def find_corrections(
 
 
 def join_optimiser(optimiser: Optimiser, state: State, population: Population) -> State:
-    """The state for a population that has grown; as it is for an optimiser without `join`."""
+    """The state for a population that has grown, or whose sizes became known.
+
+    It is as it was for an optimiser without `join`.
+    """
     join = getattr(optimiser, "join", None)
     if join is None:
         return state

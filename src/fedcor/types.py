@@ -323,8 +323,9 @@ class Optimiser(Protocol):
         w <- w - eta (gradient + lambda w + mu (w - w^t) + e_k). It must not depend on who trains
         beside the client.
     `join(state, population) -> State`
-        Called when clients have joined, who stand at the end of the population. In the simulator,
-        nobody joins. Without it, the state must not depend on the number of clients.
+        Called before `step` when clients have joined (they stand at the end of the population) or
+        when their sizes became known. In the simulator, neither happens. Without it, the state must
+        not depend on the number of clients or on their sizes.
 
     Some attributes tell an engine more. `OptimiserTraits` lists them; all are optional.
 

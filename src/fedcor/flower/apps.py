@@ -20,7 +20,8 @@ from fedcor.build import build_simulation, experiment_header, use_one_thread
 from fedcor.errors import ConfigError
 from fedcor.experiments import Experiment
 from fedcor.flower.client import answers_probes
-from fedcor.flower.delivery import RATE, STEPS, Delivered
+from fedcor.flower.delivery import Delivered
+from fedcor.flower.local_training import RATE, STEPS
 from fedcor.flower.numbering import own_round
 from fedcor.flower.optimiser_strategy import Arrays, OptimiserStrategy
 from fedcor.flower.settings import SelectionSettings
@@ -203,8 +204,8 @@ class ExperimentStrategy(OptimiserStrategy):
             round=delivered.round,
             clients=delivered.clients,
             weights=delivered.weights,
-            steps=delivered.steps,
-            learning_rate=delivered.learning_rate,
+            steps=delivered.training.steps,
+            learning_rate=delivered.training.learning_rate,
         )
         return {"model": after.cpu().numpy()}, state
 

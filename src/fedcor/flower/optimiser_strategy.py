@@ -6,11 +6,12 @@ differs: they go through `Optimiser.step`, and what the optimiser remembers is k
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -29,7 +30,7 @@ from fedcor.flower.roster import population_of
 from fedcor.flower.screen import Unusable, clean_model, metrics_of, number
 from fedcor.flower.wire import LOG
 from fedcor.optimisers import as_optimiser, build_optimiser
-from fedcor.types import Optimiser, Population, State, optimiser_traits
+from fedcor.types import IntArray, Optimiser, Population, State, optimiser_traits
 
 __all__ = ["Arrays", "OptimiserStrategy", "introduced", "optimiser_strategy_in"]
 
@@ -51,13 +52,17 @@ class _Begun:
 class OptimiserStrategy(FedAvg):
     """A Flower strategy that aggregates with a federated optimiser of fedcor.
 
-    A client's weight in the mean is its `num-examples` (`weighted_by_key`), as in Flower's FedAvg,
-    whatever the optimiser's own `weighted` says. Arrays that are not of floats, those that are not
-    finite (a mask of -inf), and those that `plain` names do not go through the optimiser: they are
-    averaged, and keep their type.
+    A client's weight in the mean is its `num-examples` (`weighted_by_key`), as in Flower's FedAvg.
+    So an optimiser with a field `weighted` runs with `weighted=True`, whatever it was given: what
+    it remembers of clients must be averaged with the weights of their replies.
+
+    Arrays that are not of floats, those that are not finite (a mask of -inf), and those that
+    `plain` names do not go through the optimiser: they are averaged, and keep their type.
 
     Some optimisers use how far a client trained. A client says it with the metrics `local-steps`
-    and `learning-rate` of its reply to a train message. Without them, both are taken to be 1.
+    and `learning-rate` of its reply to a train message. One that is missing or impossible is taken
+    to be the median of the round's others, or 1 if there is none; steps are at most ten times their
+    median. The learning rate of a round is the median of its replies'.
 
     Used alone, a client is a node: one that comes back with another id is a new client, and every
     `start` begins with the optimiser's initial state. Within `select_with`, a client is known by
@@ -87,10 +92,11 @@ class OptimiserStrategy(FedAvg):
         self.plain = tuple(plain)
         self._begun: _Begun | None = None  # the round under way
         self._memory: Frozen | None = None  # the optimiser's state; None before its first round
-        self._count = 0  # clients that the state was made for
+        self._sizes: IntArray | None = None  # of the clients that the state was made for
         # Used alone: node -> number of samples, NaN where it is unknown. A node's place in it is
         # the number of its client.
         self._met: dict[int, float] = {}
+        self._doubted = False  # used alone: whether this run has logged a doubt about metrics
         self._company: Company | None = None  # within `introduced`
 
     @property
@@ -113,7 +119,7 @@ class OptimiserStrategy(FedAvg):
             allowed = "needs a proximal term in local training, which your ClientApp has to add"
             hint = "use flwr.serverapp.strategy.FedProx, which sends it proximal-mu"
             raise ConfigError("optimiser", given, allowed, hint)
-        return optimiser
+        return _weighted(optimiser)
 
     def summary(self) -> None:
         """Log the settings, the optimiser first."""
@@ -126,7 +132,7 @@ class OptimiserStrategy(FedAvg):
         """As FedAvg. The first round of a run begins without a memory."""
         messages = super().configure_train(server_round, arrays, config, grid)
         if server_round == 1:
-            self._memory, self._count, self._met = None, 0, {}
+            self._memory, self._sizes, self._met, self._doubted = None, None, {}, False
         model = {name: array.numpy() for name, array in arrays.items()}
         self._begun = _Begun(model, frozenset(grid.get_node_ids()))
         return messages
@@ -148,6 +154,9 @@ class OptimiserStrategy(FedAvg):
         replies = [reply for reply in replies if not reply.has_error()]
         company = self._company or self._meet(begun.nodes, replies)
         delivered = read_delivered(server_round, replies, company, self.weighted_by_key)
+        if self._company is None and not self._doubted:
+            names = [f"node {reply.metadata.src_node_id}" for reply in delivered.replies]
+            self._doubted = delivered.training.log_doubts(names)
         state = self._state_for(company.population, begun.model)
         made, state = self.next_model(state, begun.model, delivered)
         self._memory = Frozen(state)
@@ -172,15 +181,14 @@ class OptimiserStrategy(FedAvg):
         return layout.unflatten(vector), state
 
     def _state_for(self, population: Population, model: Arrays) -> State:
-        """What the optimiser remembers, for the clients that there are by now."""
+        """What the optimiser remembers, for the clients that there are by now, and their sizes."""
+        before, self._sizes = self._sizes, population.sizes
         if self._memory is None:
-            state = self.first_state(population, model)
-        else:
-            state = dict(self._memory)
-            if population.count > self._count:
-                state = join_optimiser(self.optimiser, state, population)
-        self._count = population.count
-        return state
+            return self.first_state(population, model)
+        state = dict(self._memory)
+        if before is not None and np.array_equal(before, population.sizes):
+            return state
+        return join_optimiser(self.optimiser, state, population)
 
     def _meet(self, nodes: Iterable[int], replies: Iterable[Message]) -> Company:
         """Who is who where nobody says it: each node is a client, numbered as they come."""
@@ -216,6 +224,15 @@ def introduced(strategy: Strategy, company: Company) -> Iterator[None]:
         yield
     finally:
         aggregating._company = None
+
+
+def _weighted(optimiser: Any) -> Optimiser:
+    """The same optimiser, with clients in proportion to their data if it has such a field."""
+    fields = dataclasses.fields(optimiser) if dataclasses.is_dataclass(optimiser) else ()
+    changeable = any(field.name == "weighted" and field.init for field in fields)
+    if changeable and not optimiser.weighted:
+        optimiser = dataclasses.replace(optimiser, weighted=True)
+    return cast(Optimiser, optimiser)
 
 
 def _usable(reply: Message, model: Arrays, strategy: FedAvg) -> bool:

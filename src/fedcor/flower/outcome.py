@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import RecordDict
 
 from fedcor.errors import FedcorError
+from fedcor.flower.layout import layout_of
+from fedcor.flower.local_training import LocalTraining
 from fedcor.flower.screen import metrics_of, number
 from fedcor.flower.training import Training
 from fedcor.guard import screen_losses
@@ -17,11 +19,22 @@ from fedcor.types import Array, FloatArray, IntArray, Outcome
 __all__ = ["read_outcome"]
 
 
-def read_outcome(training: Training, selected: IntArray, participated: IntArray) -> Outcome:
-    """The outcome of a round; losses and updates are read from the replies when they are needed."""
+def read_outcome(
+    training: Training, selected: IntArray, participated: IntArray, trained: LocalTraining
+) -> Outcome:
+    """The outcome of a round; losses and updates are read from the replies when they are needed.
+
+    Args:
+        training: The replies.
+        selected: (C,) As chosen.
+        participated: (m,) Who delivered.
+        trained: How far each of them trained.
+    """
     clients = participated.tolist()
     contents = [training.results[client].content for client in clients]
     settings = training.settings
+    # A counter of batches grows alike for everyone, and would drown what tells clients apart.
+    layout = layout_of(training.model, settings.plain)
 
     def losses() -> FloatArray:  # (m,)
         reported = [number(metrics_of(content), *settings.loss_keys) for content in contents]
@@ -32,9 +45,9 @@ def read_outcome(training: Training, selected: IntArray, participated: IntArray)
             raise FedcorError(
                 "single updates are hidden by secure aggregation: this selector cannot be used"
             )
-        start = _flat(training.start.arrays)
-        rows = [_flat(next(iter(content.array_records.values()))) for content in contents]
-        return np.array(rows).reshape(len(rows), len(start)) - start
+        start = layout.flatten(training.model).astype(np.float64)
+        rows = [layout.flatten(_arrays(content)) for content in contents]
+        return np.array(rows, dtype=np.float64).reshape(len(rows), len(start)) - start
 
     # A strategy that is not known to weight replies is taken to weight them alike.
     weights = np.ones(len(clients))
@@ -45,17 +58,16 @@ def read_outcome(training: Training, selected: IntArray, participated: IntArray)
         training.exchange.round,
         selected,
         participated,
-        step_sizes=np.ones(len(clients)),
+        step_sizes=trained.step_sizes,
         aggregation_weights=weights,
         read_losses=losses,
         read_updates=updates,
-        head=_head(training.model),
+        head=_head([shape for _, shape, _ in layout.parts]),
     )
 
 
-def _head(model: Mapping[str, Array]) -> slice:
+def _head(shapes: Sequence[tuple[int, ...]]) -> slice:
     """Where the output layer is in a flat model: its last matrix, and the bias after it if any."""
-    shapes = [values.shape for values in model.values()]
     ends = np.cumsum([math.prod(shape) for shape in shapes])
     matrices = [i for i, shape in enumerate(shapes) if len(shape) >= 2]
     if not matrices:
@@ -66,7 +78,7 @@ def _head(model: Mapping[str, Array]) -> slice:
     return slice(int(ends[last]) - math.prod(shapes[last]), int(ends[last + follows]))
 
 
-def _flat(arrays: ArrayRecord) -> FloatArray:
-    """(P,) all parameters in one vector."""
-    vectors = [array.numpy().astype(np.float64).ravel() for array in arrays.values()]
-    return np.concatenate(vectors or [np.empty(0)])
+def _arrays(content: RecordDict) -> dict[str, Array]:
+    """The arrays of a reply, by name."""
+    record = next(iter(content.array_records.values()))
+    return {name: array.numpy() for name, array in record.items()}

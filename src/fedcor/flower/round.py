@@ -14,6 +14,7 @@ from fedcor.flower.attendance import reachable_clients
 from fedcor.flower.evaluation import Evaluation
 from fedcor.flower.exchange import Exchange
 from fedcor.flower.federation import FlowerFederation
+from fedcor.flower.local_training import read_local_training
 from fedcor.flower.memory import snapshot
 from fedcor.flower.numbering import flower_round
 from fedcor.flower.outcome import read_outcome
@@ -87,7 +88,11 @@ class Round:
         arrays, metrics = training.aggregate(chosen)
         self.arrays = self.arrays if arrays is None else arrays
         version = state.model.version if arrays is None else version_of(arrays)
-        outcome = read_outcome(training, chosen, participated)
+        trained = read_local_training(training.metrics(participated))
+        if not state.doubted:
+            names = [f"client {k} ({state.roster.names[k]})" for k in participated.tolist()]
+            state.doubted = trained.log_doubts(names)
+        outcome = read_outcome(training, chosen, participated, trained)
         state.model = attempt.federation.facts(version)
         # What the strategy changed in the configuration lasts, as it does without us.
         for key, value in training.config.items():

@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedcor.checks import check_at_least, check_one_of, check_positive
 from fedcor.errors import ConfigError
+from fedcor.flower.layout import PLAIN
 from fedcor.flower.memory import wrapped
 from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.record import RoundRecord
@@ -155,6 +156,12 @@ class RoundSettings:
     def config_key(self) -> str:
         """Where the strategy puts the configuration in a message."""
         return str(getattr(self.strategy, "configrecord_key", "config"))
+
+    @property
+    def plain(self) -> tuple[str, ...]:
+        """Patterns of the names of arrays that are no weights: no update has them."""
+        aggregating = optimiser_strategy_in(self.strategy)
+        return PLAIN if aggregating is None else aggregating.plain
 
     @property
     def weight_key(self) -> str:

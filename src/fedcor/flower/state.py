@@ -35,6 +35,7 @@ class FederationState:
     model: CurrentModel = field(default_factory=CurrentModel)
     selector: State | None = None  # the selector's state; None before its first round
     population: Population | None = None  # that the selector's state was made for
+    doubted: bool = False  # whether this start has logged a doubt about the metrics of replies
     assembled: bool = False  # whether the nodes that the first round waits for have been here
 
     def meet_model(self, version: str) -> None:

@@ -94,6 +94,10 @@ class Training:
             del self.results[client], results[client]
         return np.array(list(results), dtype=np.int64)
 
+    def metrics(self, clients: IntArray) -> list[MetricRecord]:
+        """What each of these clients, who delivered, says of its training."""
+        return [metrics_of(self.results[client].content) for client in clients.tolist()]
+
     def candidate(self, selection: IntArray) -> ArrayRecord | None:
         """The model that `selection` would make; the strategy forgets that it was asked."""
         if not len(self.delivered(selection)):

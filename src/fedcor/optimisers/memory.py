@@ -111,13 +111,18 @@ def all_seen(state: State, name: str = "update") -> bool:
 def resize(
     state: State, population: Population, *, weighted: bool = False, name: str = "update"
 ) -> State:
-    """The same memory for a population in which clients have joined or sizes became known."""
-    scales = _scales(population, weighted)
-    total = np.zeros_like(state["total"])
-    for client, scale in enumerate(scales):
+    """The same memory for a population in which clients have joined or sizes became known.
+
+    The total is corrected only for clients that have a vector and count for another amount than
+    before. In most rounds these are few or none.
+    """
+    scales, total = _scales(population, weighted), state["total"].copy()
+    changes = scales.copy()
+    changes[: len(state["scales"])] -= state["scales"]
+    for client in np.flatnonzero(changes):
         vector = state.get(f"{name}/{client}")
         if vector is not None:
-            total += scale * vector.astype(np.float64)
+            total += changes[client] * vector.astype(np.float64)
     return {**state, "scales": scales, "total": total}
 
 

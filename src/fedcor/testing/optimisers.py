@@ -31,8 +31,9 @@ def check_optimiser(optimiser: Optimiser, clients: int = 12, rounds: int = 12) -
 
     It takes invented steps: after rounds of one client, of all, and of some that come for the first
     time; with unequal weights and numbers of local steps; with updates that are zero or large; with
-    clients that join. Its methods must change nothing that they are given, return the same when
-    they are called again or on a state that went through a checkpoint, and return finite numbers.
+    clients that join, or whose sizes become known. Its methods must change nothing that they are
+    given, return the same when they are called again or on a state that went through a checkpoint,
+    and return finite numbers.
 
     Args:
         optimiser: Yours.
@@ -91,8 +92,9 @@ def _check_traits(optimiser: Optimiser) -> None:
 
 
 def _check_join(optimiser: Optimiser, clients: int, rounds: int) -> None:
-    """Half of the clients join when the others have trained for a while."""
+    """When clients have trained for a while, other sizes become known, and then as many join."""
     early, late = _population(clients // 2), _population(clients)
+    known = Population(read_only(early.sizes + np.arange(1, early.count + 1)))
     join = getattr(optimiser, "join", None)
     if join is None:
         one, other = _init(optimiser, early), _init(optimiser, late)
@@ -103,12 +105,19 @@ def _check_join(optimiser: Optimiser, clients: int, rounds: int) -> None:
     model = _start()
     for t in range(rounds):
         model, state = _step(optimiser, state, _delivery(optimiser, early, t, model))
-    if join is not None:
-        before = state
-        state = _pure(
-            "join", before, lambda: _check_state("join", join(before, late)), _same_states
-        )
-    _play(optimiser, late, rounds, state=state)
+    for population in (known, late):
+        if join is not None:
+            state = _join(join, state, population)
+        _play(optimiser, population, rounds, state=state)
+
+
+def _join(
+    join: Callable[[State, Population], State], state: State, population: Population
+) -> State:
+    def take_in() -> State:
+        return _check_state("join", join(state, population))
+
+    return _pure("join", state, take_in, _same_states)
 
 
 def _play(
