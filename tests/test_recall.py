@@ -381,7 +381,8 @@ def test_a_client_that_left_is_forgotten_and_no_other():
         _, state = _deliver(it, state, [1 + t % 2], [0.0, 1.0], model)
         assert ("update/0" in state) == (t <= 6)
         assert "update/1" in state or t < 2
-        remembered = sum(n * state[f"update/{k}"] for k, n in enumerate([1, 2, 3]) if _has(state, k))
+        known = {k: n for k, n in enumerate([1, 2, 3]) if _has(state, k)}
+        remembered = sum(n * state[f"update/{k}"] for k, n in known.items())
         assert_allclose(state["total"], remembered)
         assert "update/0" in before or t > 7  # the given state keeps it
     assert state["seen"][0] == -1
