@@ -192,7 +192,7 @@ def test_compare_report_and_resume(capsys, small_data):
 
     assert fedcor("report c") == 0
     table = capsys.readouterr().out
-    assert re.match(r"\w+ (reaches|does not)|No selector ", table)  # the verdict
+    assert re.match(r"[\w +]+ (reaches|does not)|No selector ", table)  # the verdict
     assert "vs random [95 %]" in table
     assert max(map(len, table.splitlines())) <= 80
     assert fedcor("report c --full") == 0
@@ -395,11 +395,12 @@ def test_own_arrays(capsys):
 
 
 def check_demo(out: str, rounds: int) -> None:
-    for name in ("random", "afl", "power_of_choice", "fedcor", "complement"):
+    assert "aligned + FedRecall" in out
+    for name in ("random", "afl", "power_of_choice", "fedcor", "complement", "aligned"):
         assert name in out
         assert len(read_run(Path("d") / name / "seed-3").rounds) == rounds
     first, *rest = out.splitlines()
-    assert first.startswith(f"5 selectors on 3 seeds, {rounds} rounds each")
+    assert first.startswith(f"6 selectors on 3 seeds, {rounds} rounds each")
     assert re.match(r"\w+ (reaches|does not)|No selector |So far", rest[2])
     assert max(map(len, rest)) <= 80
     assert len(rest) < 30

@@ -27,8 +27,8 @@ FIXED = {"rate": 1.0, "adaptation": 0.0}
 def twin(it: FedRecall, play: Play) -> Iterator[tuple[np.ndarray, float]]:
     """The model and the rate after each round, as the module's docstring says, client by client."""
     w, rate, d_before = play.model.astype(float), it.rate, np.zeros(len(play.model))
-    p, y_of = play.population.weights, {}
-    for came in play.rounds:
+    p, y_of, last_seen, delivered = play.population.weights, {}, {}, 0
+    for number, came in enumerate(play.rounds):
         c = sum(p[k] for k in y_of)
         y = sum(p[k] * y_of[k] for k in y_of) / c if y_of else np.zeros_like(w)
         news, pace, sent = np.zeros_like(w), 0.0, {}
@@ -46,6 +46,12 @@ def twin(it: FedRecall, play: Play) -> Iterator[tuple[np.ndarray, float]]:
             rate = max(it.smallest_rate, min(rate, it.largest_rate))
         w = w + pace * (1 + c * (rate - 1)) * d
         y_of |= {k: u.astype(it.dtype).astype(float) for k, u in sent.items()}
+        last_seen |= dict.fromkeys(sent, number)
+        delivered += len(sent)
+        mean_delivered = delivered / (number + 1)
+        for k, seen in last_seen.items():
+            if number - seen > it.longest_absence * play.count / mean_delivered:
+                y_of.pop(k, None)
         d_before = d
         yield w, rate
 
@@ -63,6 +69,7 @@ SETTINGS = [
     FedRecall(gain=1.0, adaptation=1.0),
     FedRecall(gain=0.1, rate=1.0, smallest_rate=0.9, largest_rate=1.1, adaptation=2.0),
     FedRecall(dtype="float16"),
+    FedRecall(longest_absence=0.4),
 ]
 
 
@@ -243,7 +250,30 @@ def test_a_rate_at_which_models_diverge_falls_by_itself(chosen):
     assert state["rate"] < 2.5
 
 
-# --- clients that join ----------------------------------------------------------------------------
+# --- clients that leave and join ------------------------------------------------------------------
+
+
+def test_a_client_that_left_is_forgotten_and_comes_back_as_a_new_one():
+    optimiser, w = FedRecall(longest_absence=1.5, **FIXED), np.zeros(2, dtype=np.float32)
+    state = optimiser.init(Population(np.array([3, 3, 3])), w)
+    one = np.float32([[1.0, 0.0]]), np.float32([[0.0, 1.0]])
+
+    def after(state, client, number, update):
+        came = Round(np.array([client]), np.ones(1), np.array([5]), 0.1, update)
+        return optimiser.step(state, came.delivery(number, w))
+
+    for number, client in enumerate([0, 1, 2, 1, 2]):
+        state = after(state, client, number, one[client % 2])[1]
+        assert "update/0" in state  # 1.5 x 3 rounds are not over
+    state = after(state, 1, 5, one[1])[1]
+    assert "update/0" not in state
+    assert state["seen"].tolist() == [-1, 5, 4]
+    assert_allclose(state["total"], 3 * (state["update/1"] + state["update/2"]))
+    # Where one of three is not remembered, its news counts as that of one who was never seen.
+    back, _ = after(state, 0, 6, one[0])
+    y = (state["update/1"] + state["update/2"]).astype(float) / 2
+    gain = 1 - 2 / 3 * (1 - optimiser.gain)
+    assert_allclose(back, 0.5 * (y + gain * (one[0][0] / 0.5 - y)), rtol=1e-5)
 
 
 @given(play=plays(), joined=st.integers(0, 3))
@@ -351,7 +381,8 @@ def test_a_client_that_left_is_forgotten_and_no_other():
         _, state = _deliver(it, state, [1 + t % 2], [0.0, 1.0], model)
         assert ("update/0" in state) == (t <= 6)
         assert "update/1" in state or t < 2
-        remembered = sum(n * state[f"update/{k}"] for k, n in enumerate([1, 2, 3]) if _has(state, k))
+        known = {k: n for k, n in enumerate([1, 2, 3]) if _has(state, k)}
+        remembered = sum(n * state[f"update/{k}"] for k, n in known.items())
         assert_allclose(state["total"], remembered)
         assert "update/0" in before or t > 7  # the given state keeps it
     assert state["seen"][0] == -1
