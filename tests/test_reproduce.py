@@ -31,6 +31,7 @@ from fedcor.reproduce import EXPERIMENTS, NAMES, Plan, load_function, reproduce
 from fedcor.reproduce.beyond.table import _share_text
 from fedcor.reproduce.comparison import mean_std
 from fedcor.reproduce.curves import BETAS, _fedcor_variant
+from fedcor.reproduce.memory import ablation as memory_ablation
 from fedcor.reproduce.memory import runs as memory_runs
 from fedcor.reproduce.paper import TABLE_1
 from fedcor.reproduce.plan import _DIGITS
@@ -50,6 +51,9 @@ FIGURES = {
     "beyond-fairness": ["beyond-fairness-digits"],
     "beyond-confirmation": ["beyond-confirmation-digits"],
     "memory": ["memory-digits"],
+    "memory-ablation": [],
+    "memory-stress": [],
+    "memory-anatomy": [],
 }
 
 
@@ -66,6 +70,10 @@ def _fewer_steps():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory_runs, "DIGITS", memory_runs.DIGITS[:1])
         patch.setattr(memory_runs, "TABLES", [])
+        patch.setattr(memory_ablation, "DIGITS", memory_ablation.DIGITS[:1])
+        patch.setattr(memory_ablation, "TABLES", memory_ablation.TABLES[:1])
+        patch.setattr(memory_ablation, "PARTS", memory_ablation.PARTS[:3])
+        patch.setattr(memory_ablation, "STRESSED", memory_ablation.STRESSED[:2])
         for setting, changes in _DIGITS.items():
             patch.setitem(_DIGITS, setting, [*changes, *fewer])
         yield
@@ -111,8 +119,18 @@ print({"torch", "matplotlib", "sklearn"} & set(sys.modules))
     ("package", "shown", "extra", "independent"),
     [
         ("torch", "PyTorch", "sim", {"toy"}),
-        ("matplotlib", "matplotlib", "plot", {"table1"}),
-        ("sklearn", "scikit-learn", "sim", set(EXPERIMENTS) - {"embedding", "memory"}),
+        (
+            "matplotlib",
+            "matplotlib",
+            "plot",
+            {"table1", "memory-ablation", "memory-stress", "memory-anatomy"},
+        ),
+        (
+            "sklearn",
+            "scikit-learn",
+            "sim",
+            set(EXPERIMENTS) - {"embedding", *(n for n in EXPERIMENTS if n.startswith("memory"))},
+        ),
     ],
 )
 def test_a_missing_package_is_named_before_anything_runs(

@@ -460,3 +460,23 @@ def test_the_whole_rehearsal(tmp_path):
     saved = json.loads((tmp_path / "memory-digits.json").read_text())
     assert list(saved["scenarios"]) == [s.name for s in (*DIGITS, *TABLES)]
     assert {s["rounds"] for s in saved["scenarios"].values()} == {30}
+
+
+def test_the_anatomy_holds_estimates_against_everyone():
+    from fedcor.build import build_simulation
+    from fedcor.reproduce.memory.anatomy import _estimates
+    from fedcor.reproduce.memory.runs import experiment_of
+    from fedcor.reproduce.memory.scenarios import DIGITS
+
+    plan = Plan(Path("unused"), None, dataset="digits")
+    simulation = build_simulation(experiment_of(plan, DIGITS[1], OURS), seed=1)
+    *_, (_, state) = simulation.run(12)
+    assert (state.optimiser["seen"] >= 0).all()
+    found = {}
+    for group, step, (error, cosine, length) in _estimates(simulation, state):
+        # |d - D|^2 = |d|^2 + |D|^2 - 2 d'D
+        assert error == pytest.approx(1 + length**2 - 2 * length * cosine)
+        found.setdefault((group, step), []).append(error)
+    means = {key: np.mean(errors) for key, errors in found.items()}
+    assert means["random", "gain .3"] < means["random", "FedVARP's"]
+    assert means["random", "FedVARP's"] < means["random", "mean of the group"]

@@ -6,14 +6,15 @@ y         sum_i p_i y_i / sum_i p_i over all who were seen: everyone's mean, as 
 c         sum_i p_i over all who were seen: how much of the federation is remembered
 news      sum_k a_k (u_k - y_k): how far the chosen clients' updates differ from their last ones
 
-step      d = y + g news,   with the gain g = 1 - c (1 - gain)
+step      d = y + g news,   with the gain g = 1 - c (1 - max(gain, m / N)) if m of N delivered
 rate      r <- r exp(k c cos(y + news, d_before)), within its limits
 model     w^{t+1} = w^t + eta E (1 + c (r - 1)) d,   E the mean number of local steps
 
 With nothing remembered, this is FedAvg's step, or FedNova's where clients took unequal numbers of
 local steps. With everyone remembered, a gain of 1 is FedVARP's,
-and one of C/N is MIFA's: the smaller the gain, the less a step depends on who was chosen. A client
-that was not seen for very long may have left, and is forgotten.
+and one of m/N is MIFA's: the smaller the gain, the less a step depends on who was chosen. It is at
+least m/N, so that nothing is recalled where everyone delivers. A client that was not seen for very
+long may have left, and is forgotten.
 
 The rate is the server's. While fresh news points where the last step went, steps were too short,
 and it grows; where it points back, they were too long, or the news is noise, and it falls.
@@ -124,7 +125,8 @@ class FedRecall:
         fresh = delivery.updates / paces[:, None]  # (m, P) u_k
         covered = float(state["scales"] @ (state["seen"] >= 0) / state["scales"].sum())
         everyone, news = self._news(state, delivery, fresh, covered)
-        step = everyone + (1.0 - covered * (1.0 - self.gain)) * news
+        gain = max(self.gain, len(delivery.clients) / len(state["seen"]))
+        step = everyone + (1.0 - covered * (1.0 - gain)) * news
         rate = self._adapted(state, everyone + news, covered)
         length = float(delivery.weights @ paces) * (1.0 + covered * (rate - 1.0))
         model = delivery.model + length * step
