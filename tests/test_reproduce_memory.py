@@ -14,16 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_runs import fake_run
+from fedcor.build import build_simulation
 from fedcor.cli import main
 from fedcor.errors import RecordError
 from fedcor.record import RunRecord, read_run
 from fedcor.report.estimates import mean_estimate
 from fedcor.reproduce import GROUPS
 from fedcor.reproduce.memory import runs as memory_runs
+from fedcor.reproduce.memory.anatomy import _estimates
 from fedcor.reproduce.memory.figure import draw
 from fedcor.reproduce.memory.goals import Goal, goals, is_below, share_of_gain
 from fedcor.reproduce.memory.page import accuracy_table, cost_table, goal_lines
-from fedcor.reproduce.memory.runs import EVERYONE, OURS, PAIRS, scenarios_of
+from fedcor.reproduce.memory.runs import EVERYONE, OURS, PAIRS, experiment_of, scenarios_of
 from fedcor.reproduce.memory.scenarios import CIFAR10, DIGITS, FMNIST, TABLES
 from fedcor.reproduce.memory.table import _pairs_of
 from fedcor.reproduce.memory.values import (
@@ -463,11 +465,6 @@ def test_the_whole_rehearsal(tmp_path):
 
 
 def test_the_anatomy_holds_estimates_against_everyone():
-    from fedcor.build import build_simulation
-    from fedcor.reproduce.memory.anatomy import _estimates
-    from fedcor.reproduce.memory.runs import experiment_of
-    from fedcor.reproduce.memory.scenarios import DIGITS
-
     plan = Plan(Path("unused"), None, dataset="digits")
     simulation = build_simulation(experiment_of(plan, DIGITS[1], OURS), seed=1)
     *_, (_, state) = simulation.run(12)
