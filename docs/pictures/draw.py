@@ -248,7 +248,7 @@ def complement() -> Figure:
 @cache
 def tutorial() -> fedcor.Result:
     """The comparison of the tutorial."""
-    selectors = ["random", "fedcor", "complement"]
+    selectors = ["random", "fedcor", "aligned"]
     return fedcor.compare("digits", selectors, seeds=range(1, 4), rounds=50)
 
 
