@@ -130,21 +130,25 @@ def _like_everyone_in(comparison: Comparison) -> Goal:
     """Of one scenario: accuracy, spread, against complement, and waits."""
     to_everyone = comparison.difference(OURS.label, EVERYONE.label)
     to_complement = comparison.difference(OURS.label, COMPLEMENT)
+    seeds = comparison.common_seeds(OURS.label, EVERYONE.label)
     spread, of_everyone = (
-        comparison.estimate(label, "spread").mean for label in (OURS.label, EVERYONE.label)
+        comparison.estimate(label, "spread", seeds).mean for label in (OURS.label, EVERYONE.label)
     )
     ratio = spread / of_everyone if spread is not None and of_everyone else None
     shown = "–" if ratio is None else f"{ratio:.2f}"
     turns = comparison.turns_waited(OURS.label)
     parts = [
-        (not is_below(to_everyone), f"Minus everyone {paired_text(to_everyone)}"),
+        (
+            to_everyone.mean is not None and to_everyone.mean >= 0,
+            f"Minus everyone {paired_text(to_everyone)}, at least 0",
+        ),
         (
             ratio is not None and ratio <= MOST_SPREAD,
             f"spread {shown} of everyone's, at most {MOST_SPREAD}",
         ),
         (
-            to_complement.mean is not None and to_complement.mean > 0,
-            f"minus complement {paired_text(to_complement)}, above 0",
+            not is_below(to_complement),
+            f"minus complement {paired_text(to_complement)}, not below",
         ),
         (turns <= MOST_TURNS, f"longest wait {turns:.2f} N/C, at most {MOST_TURNS}"),
     ]

@@ -77,7 +77,7 @@ class Comparison:
         clients: N.
         clients_per_round: C.
         reliable: Whether every client is always there, and delivers.
-        runs: Pair's label -> seed -> values; the same seeds for each pair.
+        runs: Pair's label -> seed -> values. Everyone training may have fewer seeds than others.
     """
 
     name: str
@@ -108,28 +108,35 @@ class Comparison:
         """The rival with the largest gain."""
         return max(self.rivals, key=self.gain)
 
-    def values(self, label: str, key: str) -> list[float | None]:
-        """One value of each run of a pair, in the order of seeds."""
-        return [getattr(self.runs[label][seed], key) for seed in self.seeds]
+    def common_seeds(self, label: str, other: str) -> list[int]:
+        """The seeds that both pairs were run on, sorted."""
+        return sorted(set(self.runs[label]) & set(self.runs[other]))
 
-    def estimate(self, label: str, key: str) -> Estimate:
-        """The mean over seeds."""
-        return mean_estimate(self.values(label, key))
+    def estimate(self, label: str, key: str, seeds: Sequence[int] | None = None) -> Estimate:
+        """The mean over `seeds`, or over all that it was run on."""
+        runs = self.runs[label]
+        return mean_estimate(getattr(runs[seed], key) for seed in seeds or sorted(runs))
 
     def difference(self, label: str, other: str, key: str = "mean_accuracy") -> Estimate:
         """One pair minus another, seed by seed."""
-        pairs = zip(self.values(label, key), self.values(other, key), strict=True)
+        one, two = (
+            [getattr(self.runs[of][seed], key) for seed in self.common_seeds(label, other)]
+            for of in (label, other)
+        )
+        pairs = zip(one, two, strict=True)
         return mean_estimate(None if a is None or b is None else a - b for a, b in pairs)
 
     def gain(self, label: str) -> float:
         """How much its mean accuracy is above random's, on average over seeds."""
         ours, random = self.runs[label], self.runs[RANDOM.label]
-        return fmean(ours[seed].mean_accuracy - random[seed].mean_accuracy for seed in self.seeds)
+        seeds = self.common_seeds(label, RANDOM.label)
+        return fmean(ours[seed].mean_accuracy - random[seed].mean_accuracy for seed in seeds)
 
     def bytes_ratio(self, label: str, key: str = "all_bytes") -> float:
         """Its bytes divided by random's."""
+        seeds = self.common_seeds(label, RANDOM.label)
         own, random = (
-            sum(getattr(run, key) for run in self.runs[of].values()) for of in (label, RANDOM.label)
+            sum(getattr(self.runs[of][seed], key) for seed in seeds) for of in (label, RANDOM.label)
         )
         return float(own / random)
 
@@ -171,7 +178,10 @@ def average_difference(
 ) -> Estimate:
     """One pair minus another: on each seed the mean over scenarios; then the mean over seeds."""
     by_scenario = [
-        [getattr(c.runs[label][seed], key) - getattr(c.runs[other][seed], key) for seed in c.seeds]
+        [
+            getattr(c.runs[label][seed], key) - getattr(c.runs[other][seed], key)
+            for seed in c.common_seeds(label, other)
+        ]
         for c in comparisons
     ]
     return mean_estimate(map(fmean, zip(*by_scenario, strict=True)))
