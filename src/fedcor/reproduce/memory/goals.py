@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from fedcor.report.estimates import Estimate, judge
 from fedcor.report.metrics import ROUNDING
-from fedcor.report.numbers import numbers, percent
-from fedcor.reproduce.beyond.shared import ACCURACY
+from fedcor.report.numbers import percent
 from fedcor.reproduce.memory.runs import EVERYONE, OURS, RANDOM
 from fedcor.reproduce.memory.values import ACCURACIES, Comparison, average_difference
 
@@ -191,16 +190,16 @@ def _no_more_bytes(comparisons: Sequence[Comparison]) -> Goal:
     return Goal("the bytes of random", round(ratios[where], 2) <= 1, figures)
 
 
-def accuracy_text(value: float) -> str:
-    """`.701`."""
-    return numbers(ACCURACY, [value])[0]
+def accuracy_text(value: float, sign: str = "") -> str:
+    """`.701`: three digits, however small it is, so that a column is easy to read."""
+    return f"{value:{sign}.3f}".replace("0.", ".", 1)
 
 
 def paired_text(estimate: Estimate, interval: bool = True) -> str:
     """`+.080 [+.071, +.089]`; without the bracket where there is no interval or none is wanted."""
     if estimate.mean is None:
         return "N/A"
+    mean = accuracy_text(estimate.mean, "+")
     if not interval or estimate.low is None or estimate.high is None:
-        return numbers(ACCURACY, [estimate.mean], signed=True)[0]
-    mean, low, high = numbers(ACCURACY, [estimate.mean, estimate.low, estimate.high], signed=True)
-    return f"{mean} [{low}, {high}]"
+        return mean
+    return f"{mean} [{accuracy_text(estimate.low, '+')}, {accuracy_text(estimate.high, '+')}]"
