@@ -35,7 +35,9 @@ from fedcor.engine.plain import train_plainly
 from fedcor.engine.train import Assignment
 from fedcor.experiments import load_experiment
 from fedcor.gp import Samples, fit, select
+from fedcor.optimisers import FedRecall
 from fedcor.selectors.matching import match
+from fedcor.types import Delivery, Population
 
 
 @dataclass(frozen=True)
@@ -293,6 +295,46 @@ def obvious_choice(U: np.ndarray, target: np.ndarray, count: int) -> None:
         group.append(rest[int(np.argmin(gaps))])
 
 
+def recalled_step(repeats: int, many: int) -> list[Result]:
+    """FedRecall's step, for the FMNIST model and five clients: against reading the updates and what
+    is remembered of these clients once; and with `many` clients in the memory against a tenth."""
+    size, chosen = 52_500, 5
+
+    def step(N: int) -> tuple[Callable[[], object], Delivery]:
+        optimiser, model = FedRecall(), np.zeros(size, dtype=np.float32)
+        updates = np.random.default_rng(N).standard_normal((chosen, size)).astype(np.float32)
+        state = optimiser.init(Population(np.full(N, 60)), model)
+        equal = np.full(chosen, 1 / chosen), np.full(chosen, 20)
+        for start in range(0, N, chosen):
+            clients = np.arange(start, start + chosen)
+            delivery = Delivery(0, model, clients, *equal, 0.005, read_updates=lambda: updates)
+            _, state = optimiser.step(state, delivery)
+        return lambda: optimiser.step(state, delivery), delivery
+
+    (with_many, delivery), (with_few, _) = step(many), step(many // 10)
+
+    def read_twice() -> None:
+        delivery.updates.sum(dtype=np.float64)
+        delivery.updates.sum(dtype=np.float64)
+
+    large, small, reading = best(repeats, with_many, with_few, read_twice)
+    ms = 1e3
+    return [
+        Result(
+            "FedRecall's step / reading updates and memories once",
+            large / reading,
+            "",
+            f"{large * ms:.1f} against {reading * ms:.1f} ms, {many:,} clients remembered",
+        ),
+        Result(
+            f"FedRecall's step, {many:,} clients remembered / {many // 10:,}",
+            large / small,
+            "about 1: it does not depend on them",
+            f"{large * ms:.1f} against {small * ms:.1f} ms",
+        ),
+    ]
+
+
 def whole_run(rounds: int) -> list[Result]:
     """A whole FedCor run against a random one: what its questions and refits cost in time."""
     seconds = {}
@@ -328,6 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         *cnn_layouts(effort.repeats_of_long),
         *gaussian_process(effort.repeats_of_long, effort.large),
         *mean_matching(effort.repeats_of_long, effort.large // 2),
+        *recalled_step(effort.repeats, effort.large // 100),
         *whole_run(effort.rounds),
     ]
     if options.json:

@@ -20,5 +20,5 @@ def test_the_benchmarks_run(monkeypatch, capsys):
 
     assert benchmarks.main(["--quick", "--json"]) == 0
     results = json.loads(capsys.readouterr().out)
-    assert len(results) == 12
+    assert len(results) == 14
     assert all(result["ratio"] > 0 for result in results)
