@@ -401,7 +401,7 @@ def check_demo(out: str, rounds: int) -> None:
         assert len(read_run(Path("d") / name / "seed-3").rounds) == rounds
     first, *rest = out.splitlines()
     assert first.startswith(f"6 selectors on 3 seeds, {rounds} rounds each")
-    assert re.match(r"\w+ (reaches|does not)|No selector |So far", rest[2])
+    assert re.match(r"[\w +]+ (reaches|does not)|No selector |So far", rest[2])
     assert max(map(len, rest)) <= 80
     assert len(rest) < 30
 
