@@ -370,7 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         *cnn_layouts(effort.repeats_of_long),
         *gaussian_process(effort.repeats_of_long, effort.large),
         *mean_matching(effort.repeats_of_long, effort.large // 2),
-        *recalled_step(effort.repeats, effort.large // 100),
+        *recalled_step(effort.repeats, max(effort.large // 100, 50)),
         *whole_run(effort.rounds),
     ]
     if options.json:
