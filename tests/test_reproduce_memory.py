@@ -450,7 +450,7 @@ def test_again_gives_the_same_and_an_unfinished_run_is_an_error(folder, monkeypa
     before = [path.read_bytes() for path in written]
     assert miniature(monkeypatch, folder) == 0
     assert [path.read_bytes() for path in written] == before
-    monkeypatch.setattr(memory_runs, "run_jobs", lambda jobs, processes: jobs)  # runs nothing
+    monkeypatch.setattr(memory_runs, "run_shown", lambda plan, jobs: None)  # runs nothing
     assert miniature(monkeypatch, folder, rounds=6) == 2
     assert "seed-1: 5 of 6 rounds are there" in capsys.readouterr().err
     assert [path.read_bytes() for path in written] == before

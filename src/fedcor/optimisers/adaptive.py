@@ -14,6 +14,7 @@ at least tau^2. Other packages start at 0, or correct the bias of FedAdam.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,7 @@ __all__ = ["FedAdagrad", "FedAdam", "FedYogi"]
 
 
 @dataclass(frozen=True)
-class _Adaptive:
+class _Adaptive(ABC):
     """What the three share; each says how v grows."""
 
     learning_rate: float = 0.01
@@ -51,9 +52,9 @@ class _Adaptive:
         model = delivery.model + self.learning_rate * first / (np.sqrt(second) + self.tau)
         return model.astype(delivery.model.dtype), {"first": first, "second": second}
 
+    @abstractmethod
     def _grown(self, second: FloatArray, squared: FloatArray) -> FloatArray:
         """(P,) v^t, from v^{t-1} and d^2."""
-        raise NotImplementedError
 
 
 @plain_keywords

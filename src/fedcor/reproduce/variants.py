@@ -24,6 +24,7 @@ __all__ = [
     "Variant",
     "preset_fedcor",
     "read_cut",
+    "run_shown",
     "run_variants",
 ]
 
@@ -84,16 +85,7 @@ def run_variants(
         for scenario in scenarios
         for variant in variants
     ]
-    finished: list[Job] = []
-    total = sum(job.experiment.rounds for job in jobs)
-    with plan.progress(f"{plan.dataset} runs", total) as update:
-
-        def show() -> None:
-            done = sum(min(count_rounds(j.out), j.experiment.rounds) for j in jobs)
-            update(done, f"{len(finished)}/{len(jobs)} runs")
-
-        with refresh(show):
-            finished.extend(run_jobs(jobs, plan.jobs))
+    run_shown(plan, jobs)
     return {
         scenario.name: {
             variant.label: [
@@ -104,6 +96,20 @@ def run_variants(
         for scenario in scenarios
         for rounds in [plan.experiment(scenario).rounds]
     }
+
+
+def run_shown(plan: Plan, jobs: Sequence[Job]) -> None:
+    """Run all jobs with the plan's processes, and show how far they have come."""
+    finished: list[Job] = []
+    total = sum(job.experiment.rounds for job in jobs)
+    with plan.progress(f"{plan.dataset} runs", total) as update:
+
+        def show() -> None:
+            done = sum(min(count_rounds(j.out), j.experiment.rounds) for j in jobs)
+            update(done, f"{len(finished)}/{len(jobs)} runs")
+
+        with refresh(show):
+            finished.extend(run_jobs(jobs, plan.jobs))
 
 
 def _folder(plan: Plan, scenario: Scenario, variant: Variant, seed: int) -> Path:

@@ -12,6 +12,7 @@ but never forever. A subclass says which of the known clients fill the rest of a
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -38,7 +39,7 @@ _LONGEST_BACKOFF = 10
 
 
 @dataclass(frozen=True)
-class RememberingSelector:
+class RememberingSelector(ABC):
     """Base of selectors that remember the last update of every client: add `choose_known`.
 
     Args:
@@ -60,11 +61,11 @@ class RememberingSelector:
         else:
             check_at_least("sketch", self.sketch, 1)
 
+    @abstractmethod
     def choose_known(
         self, state: State, federation: Federation, known: IntArray, wanted: int
     ) -> IntArray:
         """`wanted` of the `known` clients, who are at least as many."""
-        raise NotImplementedError
 
     def new_per_round(self, count: int) -> int:
         """How many of `count` clients may be new ones, while there are any."""

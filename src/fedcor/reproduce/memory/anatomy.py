@@ -24,7 +24,7 @@ from fedcor.reproduce.memory.runs import OURS, experiment_of
 from fedcor.reproduce.memory.scenarios import DIGITS, FMNIST, TABLES, MemoryScenario
 from fedcor.reproduce.plan import Plan
 from fedcor.rng import stream
-from fedcor.selectors.matching import match
+from fedcor.selectors.matching import Criterion, match
 from fedcor.simulation import Simulation, SimulationState
 from fedcor.types import FloatArray, IntArray
 
@@ -117,6 +117,6 @@ def _groups(
     oldest = np.argsort(state.selector["asked"], kind="stable")
     yield "in turn", oldest[:count]
     heads = last[:, simulation.engine.vector.head]
-    for name, criterion in (("by distance", "distance"), ("by direction", "direction")):
-        chosen = match(heads, weights @ heads, oldest[:1], count, 20, None, criterion)  # type: ignore[arg-type]
-        yield name, chosen
+    criteria: tuple[Criterion, ...] = ("distance", "direction")
+    for by in criteria:
+        yield f"by {by}", match(heads, weights @ heads, oldest[:1], count, 20, criterion=by)

@@ -10,12 +10,10 @@ from typing import Any
 
 from fedcor.errors import ConfigError
 from fedcor.experiments import Experiment
-from fedcor.progress import refresh
-from fedcor.record import count_rounds
 from fedcor.reproduce.memory.scenarios import CIFAR10, DIGITS, FMNIST, TABLES, MemoryScenario
 from fedcor.reproduce.plan import Plan
-from fedcor.reproduce.variants import Runs, read_cut
-from fedcor.runner import Job, run_jobs
+from fedcor.reproduce.variants import Runs, read_cut, run_shown
+from fedcor.runner import Job
 
 __all__ = [
     "EVERYONE",
@@ -83,15 +81,7 @@ def run_pairs(plan: Plan, pairs: Sequence[Pair], scenarios: Sequence[MemoryScena
         for pair in _pairs(pairs, scenario)
         if seed in _seeds(plan, pair)
     ]
-    finished: list[Job] = []
-    with plan.progress("runs", sum(job.experiment.rounds for job in jobs)) as update:
-
-        def show() -> None:
-            done = sum(min(count_rounds(j.out), j.experiment.rounds) for j in jobs)
-            update(done, f"{len(finished)}/{len(jobs)} runs")
-
-        with refresh(show):
-            finished.extend(run_jobs(jobs, plan.jobs))
+    run_shown(plan, jobs)
     return {
         scenario.name: {
             pair.label: [
