@@ -2,7 +2,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all lint check format bench docs package package-test clean
+# The oldest and the newest Flower that pyproject.toml promises.
+FLOWER_OLDEST := 1.24.0
+FLOWER_NEWEST := 1.42.0
+# Their tests: those that need no Ray, without those that are about our own arithmetic.
+FLOWER_TESTS := $(filter-out $(patsubst %, tests/test_flower_%.py, simulation bridge optimisers \
+    quarantine quickstart rules), $(wildcard tests/test_flower*.py))
+
+.PHONY: demo test test-all test-flower-versions lint check format bench docs package \
+    package-test clean
 
 demo: .venv/ready
 	$(BIN)/fedcor demo
@@ -14,6 +22,15 @@ test: .venv/ready
 # The slow tests too, and the coverage of all of them.
 test-all: test
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow --cov --cov-append --cov-report=term
+
+# Most of the Flower tests, on the oldest and the newest Flower that we promise.
+test-flower-versions: .venv-flower/$(FLOWER_OLDEST)/ready .venv-flower/$(FLOWER_NEWEST)/ready
+	for version in $(FLOWER_OLDEST) $(FLOWER_NEWEST); do \
+	    echo "Flower $$version" && \
+	    .venv-flower/$$version/bin/python -c \
+	        "import flwr; assert flwr.__version__ == '$$version', flwr.__version__" && \
+	    .venv-flower/$$version/bin/python -m pytest -n 2 -m "not slow" $(FLOWER_TESTS) || exit 1; \
+	done
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .
@@ -49,10 +66,24 @@ package-test: package
 	cd "$$folder" && venv/bin/fedcor demo
 
 clean:
-	rm -rf .venv build dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-flower build dist .coverage .coverage.* .pytest_cache .mypy_cache \
+	    .ruff_cache .hypothesis
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip -c constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev]'
 	touch .venv/ready
+
+# One Flower, and what it needs where the main environment has other versions. All else is the main
+# environment's, which is found last.
+.venv-flower/%/ready: .venv/ready
+	$(PYTHON) -m venv .venv-flower/$*
+	$(BIN)/python -c "import sysconfig; \
+	    print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+	    > $$(echo .venv-flower/$*/lib/python3*/site-packages)/main.pth
+	.venv-flower/$*/bin/python -m pip install --quiet --no-warn-conflicts $(FLOWER_FLAGS) flwr==$*
+	touch $@
+
+# It needs newer patches of packages than every index has; its tests run with those that are there.
+.venv-flower/$(FLOWER_NEWEST)/ready: FLOWER_FLAGS := --no-deps

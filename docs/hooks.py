@@ -26,11 +26,12 @@ log = logging.getLogger("mkdocs.hooks.fedcor")
 # The names of the package by what they are for. One that is public and not here comes last.
 GROUPS = {
     "Run and compare": ["compare", "run", "simulate", "load", "Result"],
-    "Experiments": ["experiment", "Experiment", "Faults"],
+    "Experiments": ["experiment", "Experiment", "Faults", "Rules"],
     "Partitions": ["IID", "Shards", "Dirichlet"],
     "Federated optimisers": [
         "FedAvg", "FedProx", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "FedNova", "Scaffold",
-        "FedDyn", "MIFA", "FedVARP", "FedStale", "FedExP",
+        "FedDyn", "MIFA", "FedVARP", "FedStale", "FedExP", "FedRecall", "TrimmedMean",
+        "GeometricMedian", "MultiKrum",
     ],
     "Selectors": [
         "FedCor", "Complement", "Random", "AFL", "PowerOfChoice", "Proxy", "Full", "build_selector",
@@ -47,8 +48,10 @@ DATA = [
 # Protocols of a user's own parts, and the records that functions return.
 TYPES = [
     "fedcor.types.SelectorTraits",
+    "fedcor.types.Questions",
     "fedcor.types.OptimiserTraits",
     "fedcor.schedules.Schedule",
+    "fedcor.rules.Seats",
     "fedcor.record.RoundRecord",
     "fedcor.record.RunRecord",
     "fedcor.simulation.SimulationState",

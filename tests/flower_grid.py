@@ -7,8 +7,9 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 from flwr.app import (
@@ -23,13 +24,18 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedcor.flower import answers_probes, select_with
+from fedcor.flower.private import SAYS_KEYS
+from fedcor.flower.wire import NOTE
 from fedcor.record import read_run
+
+with suppress(ImportError):  # releases before 1.38 do not ask who builds a message
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
 
 class MemoryGrid(Grid):
@@ -39,7 +45,6 @@ class MemoryGrid(Grid):
     """
 
     def __init__(self, app: ClientApp, nodes: int, seed: int = 0, shuffle: bool = True) -> None:
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.app, self._rng, self._shuffle = app, np.random.default_rng(seed), shuffle
         self.contexts: dict[int, Context] = {}
         self.trouble: dict[int, Callable[[Message, Message], Message | None]] = {}
@@ -68,9 +73,11 @@ class MemoryGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         return list(self.contexts)
 
-    def get_nodes(self) -> Iterable[NodeInfo]:
+    def get_nodes(self):
+        assert SAYS_KEYS, "this release of Flower cannot say nodes' keys"
         return [
-            NodeInfo(node_id=node, public_key=node.to_bytes(8, "big")) for node in self.contexts
+            SimpleNamespace(node_id=node, public_key=node.to_bytes(8, "big"))
+            for node in self.contexts
         ]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -162,7 +169,7 @@ def loss(partition: int, values: np.ndarray) -> float:
     return float(0.5 * ((values - CENTRES[partition]) ** 2).sum())
 
 
-def numpy_app(mods=None, loss_name: str = "loss") -> ClientApp:
+def numpy_app(mods=None, loss_name: str = "loss", train_mods=()) -> ClientApp:
     mods = (
         [answers_probes(examples=lambda c: sizes(int(c.node_config["partition-id"])))]
         if mods is None
@@ -170,7 +177,7 @@ def numpy_app(mods=None, loss_name: str = "loss") -> ClientApp:
     )
     app = ClientApp(mods=mods)
 
-    @app.train()
+    @app.train(mods=list(train_mods))
     def train(message: Message, context: Context) -> Message:
         k, w = int(context.node_config["partition-id"]), vector(message.content["arrays"])
         before = loss(k, w)
@@ -271,7 +278,17 @@ def lines(folder):
 
 
 def train_messages(grid):
-    return [m for m in grid.sent if m.metadata.message_type == "train"]
+    return [message for message in grid.sent if is_training(message)]
+
+
+def is_training(message):
+    """Whether it is a train message that carries a task, not the question who a node is."""
+    return message.metadata.message_type == "train" and not is_introduction(message)
+
+
+def is_introduction(message):
+    note = message.content.config_records.get(NOTE)
+    return note is not None and note["ask"] == "identity"
 
 
 @contextmanager
@@ -286,3 +303,8 @@ def logged(caplog, level=logging.WARNING):
     finally:
         logger.removeHandler(caplog.handler)
         logger.propagate = propagates
+
+
+def our_lines(caplog):
+    """What we logged, without what Flower did."""
+    return [record.getMessage() for record in caplog.records if record.name == "flwr.fedcor"]

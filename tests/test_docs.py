@@ -23,6 +23,7 @@ DOCUMENTS = [
     ROOT / "CONTRIBUTING.md",
     *sorted(DOCS.rglob("*.md")),
     ROOT / "examples" / "flower" / "README.md",
+    ROOT / "examples" / "flower-quickstart" / "README.md",
 ]
 
 
@@ -173,3 +174,25 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         assert not loaded.elsewhere, page
     for style in tmp_path.rglob("*.css"):
         assert "url(http" not in style.read_text(encoding="utf-8"), style
+
+
+def test_the_flower_that_is_promised_is_the_flower_that_is_tested():
+    make = (ROOT / "Makefile").read_text()
+    tested = [
+        re.search(rf"FLOWER_{age} := 1\.(\d+)\.\d+\n", make)[1] for age in ("OLDEST", "NEWEST")
+    ]
+    oldest, newest = map(int, tested)
+    project = (ROOT / "pyproject.toml").read_text()
+    promised = re.findall(r'"flwr(?:\[simulation\])?(.*?)"', project)
+    assert promised == [f">=1.{oldest},<1.{newest + 1}"] * 2
+    page = (DOCS / "how-to" / "flower.md").read_text(encoding="utf-8")
+    assert f"`flwr` 1.{oldest} to 1.{newest}" in page
+
+
+def test_the_page_on_flower_has_every_setting():
+    flower = pytest.importorskip("fedcor.flower")
+    page = (DOCS / "how-to" / "flower.md").read_text(encoding="utf-8")
+    table = page.split("## Settings")[1].split("##")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    named = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(named) == sorted(vars(flower.SelectionSettings)["__dataclass_fields__"])

@@ -127,3 +127,19 @@ def test_aligned_says_how_well_the_group_is_aligned(tmp_path, capsys):
     assert shown.splitlines()[1].split() == ["client", "delivered", "cosine", "age"]
     assert "cosine: of the group's summed update" in shown
     assert "age: rounds since" in shown
+
+
+def test_a_process_that_was_never_fitted_is_said(tmp_path, capsys):
+    """Nobody answers or delivers: the choices are uniform, in the warm-up and after it."""
+    options = [*ROUNDS, "faults.dropout=1.0"]
+    run(load_experiment("digits", options, "fedcor"), 1, tmp_path)
+    rounds = read_run(tmp_path).rounds
+    assert all(entry["why"] == {} for entry in rounds)
+    assert len({tuple(entry["selected"]) for entry in rounds}) == len(rounds)
+    said = "chosen uniformly: the process was never fitted"
+    assert main(["explain", str(tmp_path)]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert main(["explain", str(tmp_path), "--round", "1"]) == 0  # in the warm-up
+    assert said not in " ".join(capsys.readouterr().out.split())
+    assert main(["explain", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["note"].startswith(said)

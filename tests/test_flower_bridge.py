@@ -7,14 +7,14 @@ from flwr.app import Context, RecordDict
 from torch import nn
 
 import fedcor
-from fedcor.errors import ConfigError
+from fedcor.errors import ConfigError, FedcorError
 from fedcor.flower.apps import client_app, server_app
 from fedcor.flower.bridge import run_on_flower
 from fedcor.flower.memory import unpack
 from fedcor.optimisers import FedAvg, FedProx
 from fedcor.record import read_checkpoint, read_run
 from fedcor.runner import run
-from flower_grid import Correcting, MemoryGrid, Momentum, Remembering
+from flower_grid import Correcting, MemoryGrid, Momentum, Remembering, logged
 
 CLIENTS, ROUNDS = 6, 6
 # fmt: off
@@ -118,3 +118,40 @@ def test_an_optimiser_that_corrects_local_steps_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="optimiser = Correcting.*run it with the simulator"):
         run_on_flower(experiment(Correcting()), 1, tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+class Breaking(Momentum):
+    """Fails in the first round."""
+
+    def step(self, state, delivery):
+        raise ZeroDivisionError("oh")
+
+
+class Failing(nn.Module):
+    """Can be evaluated, but not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x):
+        if self.training:
+            raise ZeroDivisionError("oh")
+        return self.layer(x.flatten(1))
+
+
+@pytest.mark.parametrize("selector", ["fedcor", "random"])
+def test_an_optimiser_that_fails_is_blamed_with_flowers_number_of_the_round(selector, tmp_path):
+    said = "^round 1: the optimiser Breaking failed in step: ZeroDivisionError: oh"
+    with pytest.raises(FedcorError, match=said):
+        on_flower(experiment(Breaking(), selector), tmp_path)
+
+
+def test_a_client_that_fails_is_logged_with_one_number_of_the_round(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _seconds: None)
+    with logged(caplog), pytest.raises(FedcorError, match="round 1: nobody delivered"):
+        on_flower(experiment(FedAvg(), model=Failing), tmp_path)
+    failed = [r.getMessage() for r in caplog.records if "ZeroDivisionError" in r.getMessage()]
+    assert failed
+    assert all("round 1: client" in one and "round 0" not in one for one in failed)
+    assert "error: FedcorError('local training failed: ZeroDivisionError: oh')" in failed[0]

@@ -6,19 +6,26 @@ import dataclasses
 import logging
 
 import numpy as np
-from flwr.serverapp.strategy import FedAvg
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
+from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 
-from fedcor.flower import answers_probes, select_with
+from fedcor.flower import answers_probes, attendance, select_with
 from fedcor.flower.roster import Claim, Roster
 from fedcor.flower.wire import NOTE
 from fedcor.selectors import AFL, FedCor, Full, PowerOfChoice, Random
 from flower_grid import (
     QUICK,
+    SAYS_KEYS,
     MemoryGrid,
     initial,
     lines,
     logged,
     numpy_app,
+    our_lines,
     quiet,
     run,
     server_score,
@@ -119,7 +126,7 @@ def test_clients_without_the_mod_are_asked_with_plain_messages(tmp_path):
     assert entries[0]["probed"] == 16
     assert all(not entry["faults"] for entry in entries)
     assert all(NOTE not in m.content for m in grid.sent if m.content.array_records)
-    assert "key-" in (tmp_path / "clients.tsv").read_text()
+    assert ("key-" if SAYS_KEYS else "node-") in (tmp_path / "clients.tsv").read_text()
 
 
 def test_a_name_of_its_own_comes_before_the_partition(tmp_path):
@@ -130,6 +137,214 @@ def test_a_name_of_its_own_comes_before_the_partition(tmp_path):
         folder=tmp_path,
     )
     assert (tmp_path / "clients.tsv").read_text() == "0\tnorth\n"
+
+
+# --- introductions need nothing of the app --------------------------------------------------------
+
+
+def names(folder):
+    return [line.split("\t")[1] for line in (folder / "clients.tsv").read_text().splitlines()]
+
+
+def training_app(mods, train_mods=(), evaluate_mods=None):
+    """An app that trains, and evaluates only if `evaluate_mods` is given; and what it was sent."""
+    whole, seen = numpy_app(mods=[]), []
+    app = ClientApp(mods=list(mods))
+
+    @app.train(mods=list(train_mods))
+    def train(message, context):
+        seen.append(message)
+        return whole(message, context)
+
+    if evaluate_mods is not None:
+
+        @app.evaluate(mods=list(evaluate_mods))
+        def evaluate(message, context):
+            return whole(message, context)
+
+    return app, seen
+
+
+def error_replies(grid):
+    """The errors among all replies from now on."""
+    found = []
+
+    def look(_message, reply):
+        if reply.has_error():
+            found.append(reply.error.reason)
+        return reply
+
+    for context in grid.contexts.values():
+        grid.trouble[int(context.node_config["partition-id"])] = look
+    return found
+
+
+def test_an_app_without_an_evaluate_function_says_who_it_is(tmp_path):
+    app, seen = training_app([answers_probes()])
+    grid = MemoryGrid(app, 5)
+    errors = error_replies(grid)
+    run(Random(2), grid, rounds=2, folder=tmp_path)
+    assert names(tmp_path) == [f"partition-{k}" for k in range(5)]
+    assert errors == []
+    assert all(message.content.array_records for message in seen)  # no introduction reached it
+    assert len(seen) == 4
+
+
+def test_an_app_of_the_old_form_says_who_it_is(tmp_path):
+    """`ClientApp(client_fn=...)`: a NumPyClient, which new strategies cannot train with."""
+
+    class Idle(NumPyClient):
+        def fit(self, parameters, config):
+            raise AssertionError("an introduction reached the app")
+
+    app = ClientApp(client_fn=lambda context: Idle().to_client(), mods=[answers_probes()])
+    selecting = select_with(quiet(), Random(2), checkpoint=tmp_path, attempts=1, probe_timeout=0.1)
+    with pytest.raises(Exception, match="nobody delivered"):
+        selecting.start(MemoryGrid(app, 3), initial(), num_rounds=1, timeout=0.1)
+    assert selecting._state.roster.names == ["partition-0", "partition-1", "partition-2"]
+
+
+@pytest.mark.parametrize(
+    "mod", [adaptiveclipping_mod, fixedclipping_mod, LocalDpMod(1.0, 1.0, 1.0, 1e-3)]
+)
+def test_a_mod_that_rejects_introductions_is_said_once(mod, tmp_path, caplog):
+    app, _ = training_app([mod, answers_probes()])
+    strategy = DifferentialPrivacyClientSideFixedClipping(quiet(), 0.1, 1.0, 2)
+    with logged(caplog):
+        run(Random(2), MemoryGrid(app, 4), rounds=2, strategy=strategy, folder=tmp_path)
+    (line,) = [line for line in our_lines(caplog) if "answers_probes() first" in line]
+    assert line.startswith("4 of 4 nodes")
+    assert "expects exactly one ArrayRecord" in line  # the mod's own reason
+    # With ours first, there is nothing to say.
+    caplog.clear()
+    app, _ = training_app([answers_probes(), mod])
+    with logged(caplog):
+        run(Random(2), MemoryGrid(app, 4), rounds=2, strategy=strategy, folder=tmp_path / "first")
+    assert not [line for line in our_lines(caplog) if "answers_probes" in line]
+    assert names(tmp_path / "first") == [f"partition-{k}" for k in range(4)]
+
+
+def test_the_mod_also_stands_before_those_of_single_functions(tmp_path, caplog):
+    """A clipping mod belongs to the train function: it rejects every evaluate message."""
+    app, _ = training_app([answers_probes()], [fixedclipping_mod], evaluate_mods=[])
+    strategy = DifferentialPrivacyClientSideFixedClipping(quiet(), 0.1, 1.0, 2)
+    with logged(caplog):
+        run(PowerOfChoice(2), MemoryGrid(app, 5), rounds=2, strategy=strategy, folder=tmp_path)
+    assert names(tmp_path) == [f"partition-{k}" for k in range(5)]
+    assert all(not entry["faults"] for entry in lines(tmp_path))
+
+
+def test_an_older_mod_is_understood(tmp_path, caplog):
+    """It answers without a version, whatever the type of the message is."""
+
+    def older(message, context, call_next):
+        note = message.content.config_records.get(NOTE)
+        if note is not None and note["ask"] == "identity":
+            answer = ConfigRecord({"partition": int(context.node_config["partition-id"])})
+            return Message(RecordDict({NOTE: answer}), reply_to=message)
+        return answers_probes()(message, context, call_next)
+
+    with logged(caplog):
+        run(FedCor(2, **QUICK), MemoryGrid(numpy_app(mods=[older]), 5), rounds=4, folder=tmp_path)
+    assert names(tmp_path) == [f"partition-{k}" for k in range(5)]
+    assert not our_lines(caplog)  # it works, so there is nothing to do
+
+
+def test_another_protocol_is_said(tmp_path, caplog):
+    def foreign(message, context, call_next):
+        reply = answers_probes()(message, context, call_next)
+        if NOTE in reply.content and context.node_config["partition-id"] == 2:
+            reply.content[NOTE]["protocol"] = "2.0"
+            reply.content[NOTE]["fedcor"] = "9.1"
+        return reply
+
+    with logged(caplog):
+        run(Random(2), MemoryGrid(numpy_app(mods=[foreign]), 5), rounds=2, folder=tmp_path)
+    (line,) = our_lines(caplog)
+    assert "partition-2" in line
+    assert "fedcor 9.1" in line
+    assert "install the same version" in line
+
+
+def test_a_train_function_without_the_mod_is_called_once_without_a_model(tmp_path, caplog):
+    app, seen = training_app([])
+    with logged(caplog):
+        run(Random(2), MemoryGrid(app, 3), rounds=2, folder=tmp_path)
+    assert len([message for message in seen if not message.content.array_records]) == 3
+    assert len(seen) == 3 + 2 * 2
+    (line,) = our_lines(caplog)
+    assert line.startswith("3 of 3 nodes")
+    assert "ClientApp(mods=[answers_probes(), ...])" in line
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fast_clock(monkeypatch):
+    """Within it, every pause of a second is over at once. Returns the seconds that have passed."""
+    passed = [0.0]
+
+    class Clock:
+        @staticmethod
+        def monotonic():
+            return passed[0]
+
+        @staticmethod
+        def sleep(seconds):
+            passed[0] += seconds
+            for when, event in list(events.items()):
+                if passed[0] >= when:
+                    del events[when]
+                    event()
+
+    events = {}
+    monkeypatch.setattr(attendance, "time", Clock)
+    return events
+
+
+def test_waiting_is_said_again_every_ten_seconds(tmp_path, caplog, fast_clock):
+    grid = MemoryGrid(numpy_app(), 3)
+    fast_clock[25.0] = grid.join
+    fast_clock[47.0] = grid.join
+    with logged(caplog, logging.INFO):
+        run(Random(2), grid, rounds=1, wait_for=5, folder=tmp_path)
+    said = [line for line in our_lines(caplog) if "waiting for nodes" in line]
+    assert said[0] == "waiting for nodes: 3 connected, 5 needed (0 s)"
+    assert said[1].startswith("waiting for nodes: 3 connected, 5 needed (10 s)")
+    assert "wait_for" in said[1]  # what to do
+    assert [int(line.split()[3]) for line in said] == [3, 3, 3, 4, 4, 4]
+    assert len(names(tmp_path)) == 5
+
+
+def test_more_clients_per_round_than_nodes_is_said_while_it_waits(caplog, fast_clock):
+    grid = MemoryGrid(numpy_app(), 3)
+    fast_clock[15.0] = grid.join
+    with logged(caplog, logging.INFO):
+        select_with(quiet(), Random(4)).start(grid, initial(), num_rounds=1, timeout=0.1)
+    said = [line for line in our_lines(caplog) if "waiting for nodes" in line]
+    assert said[1] == (
+        "waiting for nodes: 3 connected, 4 needed (10 s): each round has 4 clients. "
+        "wait_for=3 begins with fewer"
+    )
+
+
+def test_an_outage_in_the_middle_of_a_run_is_said_too(tmp_path, caplog, fast_clock):
+    grid = MemoryGrid(numpy_app(), 3)
+
+    def score(server_round, arrays):
+        if server_round == 1:
+            for partition in range(3):
+                grid.leave(partition)
+            fast_clock[35.0] = lambda: grid.join(1)
+        return server_score(server_round, arrays)
+
+    selecting = select_with(quiet(), Random(2), checkpoint=tmp_path, wait_for=3)
+    with logged(caplog, logging.INFO):
+        selecting.start(grid, initial(), num_rounds=2, evaluate_fn=score, timeout=0.1)
+    said = [line for line in our_lines(caplog) if "waiting for nodes" in line]
+    assert said == [f"waiting for nodes: 0 connected, 1 needed ({s} s)" for s in (0, 10, 20, 30)]
+    assert lines(tmp_path)[1]["selected"] == [1]
 
 
 def test_the_roster():

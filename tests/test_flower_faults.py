@@ -12,16 +12,18 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
-from fedcor.errors import FedcorError
+from fedcor.errors import ConfigError, FedcorError
 from fedcor.flower import answers_probes, select_with
 from fedcor.flower.wire import NOTE, version_of
 from fedcor.selectors import FedCor, Full, PowerOfChoice, Random
 from flower_grid import (
     QUICK,
+    SAYS_KEYS,
     ErrorCode,
     MemoryGrid,
     error,
     initial,
+    is_training,
     lines,
     logged,
     numpy_app,
@@ -36,7 +38,7 @@ from flower_grid import (
 
 def spoilt_training(change):
     def spoil(message, reply):
-        return change(message, reply) if message.metadata.message_type == "train" else reply
+        return change(message, reply) if is_training(message) else reply
 
     return spoil
 
@@ -122,12 +124,6 @@ FAULTS = {
             RecordDict({"evil": r.content["arrays"], "metrics": r.content["metrics"]}), reply_to=m
         ),
     ),
-    "a list": (
-        "malformed",
-        lambda m, _r: with_content(
-            m, metrics=MetricRecord({"loss": [1.0, 2.0], "num-examples": 3})
-        ),
-    ),
     "absurd loss": (
         "unusable",
         lambda m, _r: with_content(m, metrics=MetricRecord({"loss": 1e200, "num-examples": 3})),
@@ -141,10 +137,6 @@ FAULTS = {
         lambda m, _r: Message(RecordDict({"metrics": MetricRecord({"a": 1})}), reply_to=m),
     ),
     "no weight": ("malformed", lambda m, _r: with_content(m, metrics=MetricRecord({"loss": 1.0}))),
-    "other metrics": (
-        "malformed",
-        lambda m, _r: with_content(m, metrics=MetricRecord({"num-examples": 3})),
-    ),
     "negative weight": (
         "unusable",
         lambda m, _r: with_content(m, metrics=MetricRecord({"loss": 1.0, "num-examples": -5})),
@@ -334,10 +326,10 @@ def test_an_impostor_does_not_take_the_place_of_a_client_that_answers(tmp_path):
 def test_a_node_that_does_not_say_who_it_is_does_not_hold_up_every_round(tmp_path):
     grid = MemoryGrid(numpy_app(), 4)
     grid.trouble[3] = lambda _m, _r: None
-    started = time.perf_counter()
-    run(Random(2), grid, rounds=8, folder=tmp_path, probe_timeout=0.2)
-    # Asked in the rounds 1, 3 and 6: three deadlines, not eight.
-    assert time.perf_counter() - started < 1.5
+    run(Random(2), grid, rounds=8, folder=tmp_path, probe_timeout=0.05)
+    node = grid.node_of(3)
+    asked = [m for m in grid.sent if m.metadata.dst_node_id == node]
+    assert len(asked) == 3  # in the rounds 1, 3 and 6: three deadlines, not eight
 
 
 @pytest.mark.parametrize(
@@ -358,6 +350,7 @@ def test_a_strange_claim_does_not_own_the_weights(claim):
     assert selecting._state.roster.population().weights.max() < 0.3
 
 
+@pytest.mark.skipif(not SAYS_KEYS, reason="this release of Flower cannot say nodes' keys")
 def test_by_key_nobody_chooses_who_it_is(tmp_path):
     grid = MemoryGrid(
         numpy_app(mods=[answers_probes(name="the same for all", examples=lambda _c: 7)]), 3
@@ -369,6 +362,12 @@ def test_by_key_nobody_chooses_who_it_is(tmp_path):
     assert selecting._state.roster.population().sizes.tolist() == [7, 7, 7]
 
 
+def test_keys_are_refused_where_flower_cannot_say_them(monkeypatch):
+    monkeypatch.setattr("fedcor.flower.settings.SAYS_KEYS", False)
+    with pytest.raises(ConfigError, match="needs flwr 1.38"):
+        select_with(FedAvg(), Random(2), identity="key")
+
+
 def test_names_are_kept_to_one_printable_line(tmp_path):
     run(
         Random(1),
@@ -377,7 +376,8 @@ def test_names_are_kept_to_one_printable_line(tmp_path):
         folder=tmp_path,
     )
     (line,) = (tmp_path / "clients.tsv").read_text().splitlines()
-    assert line == "0\tab" + "c" * 198
+    # What cannot be shown is shown escaped; the file escapes the backslashes once more.
+    assert line == "0\t" + r"a\\tb\\n\\x00" + "c" * 190
 
 
 def test_an_unknown_number_of_samples_does_not_change_who_a_client_is(tmp_path):
@@ -457,9 +457,7 @@ def test_a_node_that_cannot_be_reached_is_not_chosen_next(name, tmp_path):
 def test_a_node_that_died_in_a_round_is_waited_for_once(tmp_path):
     """It dies when it should train; then it is neither probed nor sent the choice."""
     grid, dead = MemoryGrid(numpy_app(), 6), []
-    grid.trouble[2] = lambda m, r: (
-        None if dead or (m.metadata.message_type == "train" and not dead.append(1)) else r
-    )
+    grid.trouble[2] = lambda m, r: None if dead or (is_training(m) and not dead.append(1)) else r
 
     @dataclasses.dataclass(frozen=True)
     class Trying(Full):
@@ -467,9 +465,10 @@ def test_a_node_that_died_in_a_round_is_waited_for_once(tmp_path):
             federation.loss_changes(federation.available)
             return super().select(state, federation)
 
-    started = time.perf_counter()
-    run(Trying(), grid, rounds=1, folder=tmp_path, timeout=0.3, probe_timeout=0.3)
-    assert time.perf_counter() - started < 0.9  # one deadline
+    run(Trying(), grid, rounds=1, folder=tmp_path, timeout=0.05, probe_timeout=0.05)
+    sent = [m for m in grid.sent if m.metadata.dst_node_id == grid.node_of(2)]
+    assert is_training(sent[-1])  # nothing was sent after it: one deadline
+    assert sum(map(is_training, sent)) == 1
     assert lines(tmp_path)[0]["faults"] == {"late": 1}
 
 
@@ -478,7 +477,7 @@ def test_a_round_ends_within_its_deadline():
     grid.trouble[2] = lambda m, r: r if NOTE in m.content and not m.content.array_records else None
     started = time.perf_counter()
     run(FedCor(3, warmup=1, warmup_steps=5), grid, rounds=1, timeout=0.3, probe_timeout=0.2)
-    assert time.perf_counter() - started < 3
+    assert time.perf_counter() - started < 30  # not the 60 s that a question may take by default
 
 
 @pytest.mark.parametrize("answer", [float("nan"), float("inf"), 1e12, -1e12])

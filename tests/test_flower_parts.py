@@ -21,10 +21,12 @@ from fedcor.flower.roster import Claim, Roster
 from fedcor.record import read_checkpoint
 from fedcor.selectors import Full, Random
 from flower_grid import (
+    SAYS_KEYS,
     ErrorCode,
     MemoryGrid,
     error,
     initial,
+    is_training,
     lines,
     logged,
     numpy_app,
@@ -62,7 +64,8 @@ def test_some_nodes_of_a_grid_are_a_grid():
     one = next(iter(whole.contexts))
     some = SomeNodes(whole, [one])
     assert some.get_node_ids() == [one]
-    assert [node.node_id for node in some.get_nodes()] == [one]
+    if SAYS_KEYS:
+        assert [node.node_id for node in some.get_nodes()] == [one]
     assert some.run == "the run"
     some.set_run("another")
     assert whole.asked == "another"
@@ -91,7 +94,7 @@ def test_a_second_reply_to_a_message_is_ignored():
     message = Message(RecordDict({"arrays": initial()}), node, "evaluate")
     grid.push_messages([message])
     (reply,) = grid.pull_messages([message.metadata.message_id])
-    assert exchange.match({0: message}, [reply, reply]) == {0: reply}
+    assert exchange.match({0: message}, [reply, reply], task="probe") == {0: reply}
     assert not exchange.faults
 
 
@@ -159,9 +162,7 @@ def test_a_candidate_that_nobody_delivers_changes_nothing():
 
     grid = MemoryGrid(numpy_app(), 3)
     grid.trouble[0] = lambda m, r: (
-        error(m, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "x")
-        if m.metadata.message_type == "train"
-        else r
+        error(m, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "x") if is_training(m) else r
     )
     run(Trying(1), grid, rounds=1)
     assert all(np.isnan(changes).all() for changes in seen)

@@ -347,7 +347,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
     write(tmp_path, 3, checkpoint_at=2)
     (tmp_path / CHECKPOINT).write_bytes(b"not a zip file")
     with (
-        pytest.raises(RecordError, match="checkpoint .* is damaged"),
+        pytest.raises(RecordError, match="checkpoint .*: state.npz is damaged"),
         open_run(tmp_path, HEADER, resume=True),
     ):
         pass

@@ -18,11 +18,11 @@ from fedcor.cli import main
 SOURCE = Path(fedcor.__file__).parent
 # A room may import only rooms that stand before it (and itself).
 ORDER = [
-    "errors", "types", "rng", "checks", "config", "plugins", "describe", "files", "guard", "ledger",
-    "header", "record", "run_folder", "progress", "processes", "selection", "aggregation", "gp",
-    "selectors", "testing", "tasks", "data", "faults", "optimisers", "schedules", "model_options",
-    "experiments", "engine", "simulation", "build", "runner", "analysis", "report", "results",
-    "reproduce", "flower", "api", "cli", "__main__",
+    "foreign", "errors", "types", "rng", "checks", "config", "plugins", "describe", "files",
+    "guard", "ledger", "header", "checkpoints", "record", "run_folder", "progress", "processes",
+    "rules", "selection", "aggregation", "gp", "selectors", "testing", "tasks", "data", "faults",
+    "optimisers", "schedules", "model_options", "experiments", "engine", "simulation", "build",
+    "runner", "analysis", "report", "results", "reproduce", "flower", "api", "cli", "__main__",
 ]  # fmt: skip
 NEVER = {
     ("engine", "selectors"),
@@ -145,8 +145,8 @@ def test_public_names():
         "PowerOfChoice", "Proxy", "Random", "Result", "Selector", "Shards", "State", "__version__",
         "build_selector", "compare", "experiment", "load", "run", "simulate",
         "FedAdagrad", "FedAdam", "FedAvgM", "FedDyn", "FedExP", "FedNova", "FedStale", "FedVARP",
-        "FedYogi", "MIFA", "Scaffold",
-        "Aligned", "FedRecall", "RoundRobin",
+        "FedYogi", "GeometricMedian", "MIFA", "MultiKrum", "Scaffold", "TrimmedMean",
+        "Aligned", "FedRecall", "RoundRobin", "Rules",
     }  # fmt: skip
     assert dir(fedcor) == sorted(fedcor.__all__)
     assert all(hasattr(fedcor, name) for name in fedcor.__all__)

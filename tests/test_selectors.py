@@ -503,6 +503,54 @@ def test_the_suite_says_what_is_wrong_with_reasons(reasons, message):
         check_selector(Wrong(3))
 
 
+@pytest.mark.parametrize("phase", [3, "one line\nand another"])
+def test_the_suite_says_what_is_wrong_with_a_phase(phase):
+    @dataclass(frozen=True)
+    class Wrong(Random):
+        def phase(self, state):
+            return phase
+
+    with pytest.raises(AssertionError, match="not a text of one line"):
+        check_selector(Wrong(3))
+
+
 def test_the_suite_wants_an_object():
     with pytest.raises(AssertionError, match="this is a class"):
         check_selector(Random)
+
+
+@pytest.mark.parametrize("selector", [FedCor(3, **SMALL), Proxy(3, **SMALL)], ids=repr)
+def test_a_process_that_was_never_fitted_chooses_uniformly_and_says_so_once(selector, caplog):
+    """Nobody ever answers: an embedding that was drawn at random would choose the same for ever."""
+    federation = FakeFederation.example(12, silent=range(12))
+    state, counts = selector.init(federation.population), np.zeros(12)
+    with caplog.at_level("WARNING", "fedcor"):
+        for _ in range(404):
+            chosen, state = selector.select(state, federation)
+            if federation.round >= selector.warmup:
+                counts[chosen] += 1
+            assert getattr(selector, "reasons", lambda *_: {})(state, federation, chosen) == {}
+            state = selector.observe(state, federation.train(chosen))
+    assert chisquare(counts).pvalue > 0.01
+    assert caplog.text.count("the Gaussian process was never fitted") == 1
+    assert f"{type(selector).__name__}: the warm-up measured no loss change" in caplog.text
+
+
+def test_the_first_measured_loss_change_ends_the_uniform_choice():
+    """One client that answers is enough for a fit, as it is where some do not answer."""
+    selector = FedCor(3, **SMALL)
+    federation = FakeFederation.example(12, silent=range(12))
+    state = selector.init(federation.population)
+    for _ in range(6):
+        chosen, state = selector.select(state, federation)
+        state = selector.observe(state, federation.train(chosen))
+    assert not len(state["samples"])
+    federation.answering[:] = True  # from round 6 on, which refits
+    chosen, state = selector.select(state, federation)
+    assert len(state["samples"]) == 1
+    assert set(selector.reasons(state, federation, chosen)) == {"gain", "redundancy", "annealing"}
+    picked = state["picked"].copy()
+    picked[chosen] -= 1
+    before = {**state, "picked": picked}
+    expected = selector.picks(before, federation.weights, federation.available).clients
+    assert chosen.tolist() == expected.tolist()

@@ -29,9 +29,13 @@ if TYPE_CHECKING:
         FedStale,
         FedVARP,
         FedYogi,
+        GeometricMedian,
+        MultiKrum,
         Scaffold,
+        TrimmedMean,
     )
     from fedcor.results import Result
+    from fedcor.rules import Rules
     from fedcor.selectors import (
         AFL,
         Aligned,
@@ -73,6 +77,8 @@ __all__ = [
     "FedYogi",
     "Federation",
     "Full",
+    "GeometricMedian",
+    "MultiKrum",
     "Optimiser",
     "Outcome",
     "Population",
@@ -81,10 +87,12 @@ __all__ = [
     "Random",
     "Result",
     "RoundRobin",
+    "Rules",
     "Scaffold",
     "Selector",
     "Shards",
     "State",
+    "TrimmedMean",
     "__version__",
     "build_selector",
     "compare",
@@ -116,8 +124,10 @@ _NAMES = {
         "FedVARP",
         "FedStale",
         "FedExP",
+        *("TrimmedMean", "GeometricMedian", "MultiKrum"),
     ),
     "results": ("Result",),
+    "rules": ("Rules",),
     "selectors": (
         *("AFL", "Aligned", "Complement", "FedCor", "Full", "PowerOfChoice", "Proxy", "Random"),
         "RoundRobin",

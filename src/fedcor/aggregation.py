@@ -45,7 +45,8 @@ def take_step(
     """
     name = optimiser_class(optimiser)
     where = f"round {delivery.round if number is None else number}: the optimiser {name}"
-    with blame(f"{where} failed in step"):
+    method = "aggregate" if hasattr(optimiser, "short_form") else "step"
+    with blame(f"{where} failed in {method}"):
         answer = optimiser.step(state, delivery)
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise FedcorError(f"{where} must return (model, state) from step")

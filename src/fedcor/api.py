@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcor.checks import check_at_least, check_one_of
+from fedcor.checks import LARGEST_SEED, check_at_least, check_one_of, expand_home
 from fedcor.config import suggests
 from fedcor.errors import ConfigError, DataError, FedcorError, MissingExtraError
 from fedcor.experiments import Experiment, Selectors, variants
@@ -69,7 +69,7 @@ def run(
     made = _experiment(experiment, rounds, selector)
     made.build_selector()
     folder = _folder(out, resume)
-    check_at_least("seed", seed, 0)
+    check_at_least("seed", seed, 0, LARGEST_SEED)
     run_on_flower = _flower() if engine == "flower" else None
     from fedcor.runner import run as run_on_simulator  # imports torch: after the checks
     from fedcor.runner import run_in_memory
@@ -163,7 +163,7 @@ def simulate(
     """
     made = _experiment(experiment, rounds, selector)
     made.build_selector()
-    check_at_least("seed", seed, 0)
+    check_at_least("seed", seed, 0, LARGEST_SEED)
     return _rounds(made, seed)
 
 
@@ -179,7 +179,7 @@ def load(folder: str | Path) -> Result:
         >>> len(fedcor.load("runs/loaded").runs)
         1
     """
-    return Result(read_runs(Path(folder).expanduser()))
+    return Result(read_runs(expand_home("folder", folder)))
 
 
 def _experiment(
@@ -199,7 +199,7 @@ def _rounds(made: Experiment, seed: int) -> Iterator[tuple[RoundRecord, Simulati
 def _folder(out: str | Path | None, resume: bool) -> Path | None:
     if out is None and resume:
         raise ConfigError("resume", resume, "needs out, the folder of what is resumed")
-    return None if out is None else Path(out).expanduser()
+    return None if out is None else expand_home("out", out)
 
 
 def _check_seeds(seeds: Iterable[int]) -> list[int]:
@@ -209,7 +209,7 @@ def _check_seeds(seeds: Iterable[int]) -> list[int]:
         allowed = "must be several whole numbers, such as range(1, 4)"
         raise ConfigError("seeds", seeds, allowed) from None
     for seed in numbers:
-        check_at_least("seeds", seed, 0)
+        check_at_least("seeds", seed, 0, LARGEST_SEED)
     if not numbers or len(set(numbers)) < len(numbers):
         raise ConfigError("seeds", numbers, "must be at least one, and each only once")
     return [int(seed) for seed in numbers]

@@ -6,18 +6,22 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits
 
+from fedcor.checks import check_memory, expand_home
 from fedcor.data import Dataset, check_parts, load, randomise_labels
 from fedcor.data.cache import cache_file
 from fedcor.engine import Engine, LocalTraining, build_model
 from fedcor.errors import ConfigError
 from fedcor.experiments import Experiment, OwnData
-from fedcor.experiments.check import errors_under
+from fedcor.experiments.check import (
+    check_optimiser_memory,
+    check_selector_memory,
+    errors_under,
+)
 from fedcor.header import run_header
 from fedcor.rng import stream
 from fedcor.simulation import Simulation
@@ -45,7 +49,7 @@ def _load(name: str, stamp: tuple[int, int] | None) -> Dataset:  # noqa: ARG001
 
 def _stamp(name: str) -> tuple[int, int] | None:
     """When the file of a data set was written, and its size; None if there is none."""
-    path = Path(name).expanduser() if name.endswith(".npz") else cache_file(name)
+    path = expand_home("data.name", name) if name.endswith(".npz") else cache_file(name)
     try:
         found = path.stat()
     except OSError:
@@ -86,9 +90,27 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
         optimiser_traits(optimiser).proximal,
     )
     holdout, device = experiment.holdout, _device(experiment.device)
+    _check_sizes(experiment, parts, sum(tensor.numel() for tensor in module.parameters()))
     engine = Engine(data, parts, module, local, seed, holdout=holdout, device=device, task=task)
     selector, faults = experiment.build_selector(), experiment.faults
-    return Simulation(engine, selector, optimiser, faults, schedule, seed)
+    rules = experiment.fix_rules(len(parts))
+    return Simulation(engine, selector, optimiser, faults, schedule, seed, rules)
+
+
+def _check_sizes(experiment: Experiment, parts: list[IntArray], parameters: int) -> None:
+    """Refuse what does not fit into memory, now that the data and the model are known."""
+    chosen, clients = max(1, experiment.clients_per_round), len(parts)
+    selector, optimiser = experiment.build_selector(), experiment.build_optimiser()
+    with errors_under("training"):
+        # A client's mini-batches of a round: the number of each row, and what an array takes.
+        rows = min(experiment.batch_size, max(len(part) for part in parts))
+        steps = experiment.local_steps
+        check_memory("local_steps", steps, steps * (100.0 + 8.0 * rows))
+        # The updates of a round, and their mean.
+        check_memory("clients_per_round", chosen, 4.0 * (chosen + 2) * parameters)
+    check_selector_memory(experiment.selector_label, selector, clients, parameters)
+    seen = min(clients, chosen * experiment.rounds)
+    check_optimiser_memory(optimiser, seen, parameters)
 
 
 def load_data(experiment: Experiment) -> Dataset:

@@ -5,22 +5,49 @@ Each raises ConfigError with the name of the parameter, what was given, and what
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
 from fedcor.errors import ConfigError, suggest
 
-__all__ = ["check_at_least", "check_between", "check_fraction", "check_one_of", "check_positive"]
+__all__ = [
+    "LARGEST_SEED",
+    "check_at_least",
+    "check_between",
+    "check_counts",
+    "check_fraction",
+    "check_memory",
+    "check_one_of",
+    "check_positive",
+    "expand_home",
+    "machine_memory",
+]
 
 LARGEST = 1e100
+LARGEST_COUNT = 2**31  # of rounds, clients, steps, ...
+LARGEST_SEED = 2**63 - 1
+_UNITS = ((1e18, "EB"), (1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def check_at_least(key: str, given: object, least: int) -> None:
-    """`given` must be a whole number of at least `least`."""
+def check_at_least(key: str, given: object, least: int, most: int = LARGEST_COUNT) -> None:
+    """`given` must be a whole number from `least` to `most`."""
     if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < least:
         raise ConfigError(key, given, f"must be a whole number of at least {least}")
+    if given > most:
+        raise ConfigError(key, given, f"must be a whole number of at most {most}")
+
+
+def check_counts(key: str, given: Iterable[object]) -> None:
+    """`given` must be whole numbers of at least 1."""
+    given = list(given)
+    if any(isinstance(one, bool) or not isinstance(one, int) or one < 1 for one in given):
+        raise ConfigError(key, given, "must be a list of whole numbers of at least 1")
 
 
 def check_fraction(key: str, given: object, *, closed: bool = False) -> None:
@@ -52,6 +79,52 @@ def check_one_of(key: str, given: object, options: Iterable[str]) -> None:
     if given not in options:
         allowed = f"must be one of {', '.join(options)}"
         raise ConfigError(key, given, allowed, suggest(str(given), options))
+
+
+def check_memory(key: str, given: object, needed: float) -> None:
+    """Refuse a setting that needs more bytes than the machine has, before they are asked for."""
+    there = machine_memory()
+    if there is not None and needed > there:
+        allowed = (
+            f"needs about {_bytes(needed)} of memory, and this machine has {_bytes(there)}: "
+            "choose a smaller number"
+        )
+        raise ConfigError(key, given, allowed)
+
+
+@functools.cache
+def machine_memory() -> int | None:
+    """Bytes of memory that this process can have, or fewer where a container limits it.
+
+    None where the system does not tell.
+    """
+    try:
+        found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    except (AttributeError, OSError, ValueError):  # not on Windows
+        return None
+    for path in map(Path, _CGROUP_LIMITS):
+        try:
+            found.append(int(path.read_text(encoding="ascii")))
+        except (OSError, ValueError):  # there is none, or it says "max"
+            continue
+    return min(size for size in found if size > 0)
+
+
+def expand_home(key: str, given: object) -> Path:
+    """`given` as a path, with `~` for a home folder."""
+    text = str(given)
+    try:
+        if "\0" not in text:
+            return Path(text).expanduser()
+    except RuntimeError:  # there is no such user
+        raise ConfigError(key, text, "there is no home folder of this user") from None
+    raise ConfigError(key, text, "a path cannot hold a NUL character")
+
+
+def _bytes(count: float) -> str:
+    """`1.2 GB`."""
+    scale, unit = next((pair for pair in _UNITS if count >= pair[0]), (1.0, "bytes"))
+    return f"{count / scale:.3g} {unit}"
 
 
 def _number(given: object) -> float:

@@ -16,6 +16,7 @@ __all__ = ["build_dataclass", "check_keys", "convert", "plain_keywords", "sugges
 
 T = TypeVar("T")
 P = ParamSpec("P")
+_LARGEST_INT = 10**18 - 1  # an array of whole numbers can hold it, and JSON can be read anywhere
 _SCALARS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
@@ -110,9 +111,14 @@ def convert(key: str, value: Any, hint: Any) -> Any:
         allowed = f"must be one of {', '.join(words)}"
         raise ConfigError(key, value, allowed, suggest(str(value), words))
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(key, value, "must be a number of at most 300 digits") from None
     elif hint is type(None) and value is None:
         return None
+    elif hint is int and type(value) is int and not -_LARGEST_INT <= value <= _LARGEST_INT:
+        raise ConfigError(key, value, "must be a whole number of at most 18 digits")
     elif hint in (int, str, bool) and type(value) is hint:
         return value
     elif hint not in (*_SCALARS, type(None)) and origin is not tuple:

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fedcor.foreign import one_line
+
 __all__ = [
     "ConfigError",
     "DataError",
@@ -22,6 +24,8 @@ __all__ = [
     "WorkerDiedError",
     "suggest",
 ]
+
+_LONGEST_VALUE = 120  # characters of a message
 
 
 class FedcorError(Exception):
@@ -40,7 +44,8 @@ class ConfigError(FedcorError, ValueError):
 
     def __init__(self, key: str, given: object, allowed: str, hint: str = "") -> None:
         self.key, self.given, self.allowed, self.hint = key, given, allowed, hint
-        super().__init__(f"{key} = {given!r}: {allowed}" + (f" ({hint})" if hint else ""))
+        what = f"{one_line(key)} = {_shown(given)}: {one_line(allowed, 2000)}"
+        super().__init__(what + (f" ({one_line(hint)})" if hint else ""))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors are pickled on their way from a worker process to its parent.
@@ -117,6 +122,14 @@ class MissingExtraError(FedcorError, ImportError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.package, self.extra)
+
+
+def _shown(given: object) -> str:
+    """As Python writes it, but not at length."""
+    try:
+        return one_line(repr(given), _LONGEST_VALUE)
+    except (ValueError, RecursionError):  # thousands of digits, or of tables within tables
+        return f"a {type(given).__name__} that is too long to show"
 
 
 def suggest(word: str, options: Iterable[str]) -> str:

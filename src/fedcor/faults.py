@@ -43,14 +43,19 @@ class Faults:
         if self.availability == 0.0:
             raise ConfigError("availability", 0.0, "must be above 0, or nobody could ever train")
 
-    def available(self, seed: int, round: int, clients: int) -> IntArray:
-        """Sorted ids of the clients that can be reached; if there is none, one drawn at random."""
-        reached = np.flatnonzero(
-            stream(seed, "availability", round).random(clients) < self.availability
-        )
-        if len(reached):
-            return reached
-        return stream(seed, "last resort", round).integers(clients, size=1)
+    def available(
+        self, seed: int, round: int, clients: int, eligible: BoolArray | None = None
+    ) -> IntArray:
+        """Sorted ids of the clients that can be reached; if there is none, one drawn at random.
+
+        Only of those who are `eligible`, (N,), where that is given.
+        """
+        reached = stream(seed, "availability", round).random(clients) < self.availability
+        may = np.ones(clients, dtype=bool) if eligible is None else eligible
+        if (reached & may).any():
+            return np.flatnonzero(reached & may)
+        ids = np.flatnonzero(may)
+        return ids[stream(seed, "last resort", round).integers(len(ids), size=1)]
 
     def dropped(self, seed: int, round: int, clients: int) -> BoolArray:
         """(N,) which clients fail in this round."""

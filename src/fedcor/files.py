@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Mapping
+import re
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from fedcor.errors import RecordError
 from fedcor.types import Array
 
-__all__ = ["save_arrays", "write_whole"]
+__all__ = ["open_whole", "remove_leftovers", "save_arrays", "write_arrays", "write_whole"]
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` atomically. Missing folders are made."""
+@contextmanager
+def open_whole(path: Path) -> Iterator[IO[bytes]]:
+    """A new file, to write and read, that replaces `path` when the block ends without an error.
+
+    Missing folders are made.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
+        temporary.unlink(missing_ok=True)  # of a dead process that had our number
+        with temporary.open("x+b") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -29,13 +37,40 @@ def write_whole(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def save_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write named arrays to an .npz file, as a whole and without pickle."""
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace `path` by `content` atomically. Missing folders are made."""
+    with open_whole(path) as file:
+        file.write(content)
+
+
+def remove_leftovers(paths: Iterable[Path]) -> None:
+    """Remove what processes that were killed while they wrote `paths` left beside them.
+
+    Nobody else may be writing these paths meanwhile.
+    """
+    for path in paths:
+        pattern = re.compile(rf"\.{re.escape(path.name)}\.\d+\.tmp")
+        found = list(path.parent.iterdir()) if path.parent.is_dir() else []
+        for one in found:
+            if pattern.fullmatch(one.name) and (one.is_symlink() or one.is_file()):
+                one.unlink(missing_ok=True)
+
+
+def write_arrays(file: IO[bytes], arrays: Mapping[str, Array], comment: bytes = b"") -> None:
+    """Write named arrays as .npz, without pickle; the file ends with `comment`."""
     for name, array in arrays.items():
         if array.dtype.hasobject:
             raise RecordError(
                 f"the array {name!r} holds Python objects; a file takes plain arrays only"
             )
-    content = io.BytesIO()
-    np.savez(content, **dict(arrays))  # type: ignore[arg-type]
-    write_whole(path, content.getvalue())
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.comment = comment
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+
+
+def save_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write named arrays to an .npz file, as a whole and without pickle."""
+    with open_whole(path) as file:
+        write_arrays(file, arrays)

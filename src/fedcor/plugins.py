@@ -10,6 +10,7 @@ registers its own with an entry point in its pyproject.toml:
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from fedcor.config import build_dataclass
-from fedcor.errors import ConfigError, suggest
+from fedcor.errors import ConfigError, FedcorError, suggest
 
 __all__ = ["Registry", "load_object"]
 
@@ -74,7 +75,17 @@ class Registry:
 
     def build(self, name: str, options: Mapping[str, Any]) -> Any:
         """The object called `name`, made with `options`; raises ConfigError for wrong ones."""
-        return build_dataclass(self.find(name), options)
+        found = self.find(name)
+        if inspect.isabstract(found):
+            missing = ", ".join(sorted(found.__abstractmethods__))
+            raise ConfigError(self.key, name, f"is abstract: it lacks {missing}")
+        try:
+            return build_dataclass(found, options)
+        except FedcorError:
+            raise
+        except Exception as error:  # a user's class may fail in any way
+            why = f"{type(error).__name__}: {error}"
+            raise ConfigError(self.key, name, f"could not be made ({why})") from error
 
     def check(self, given: object) -> None:
         """Refuse an object of a user's that lacks some of the methods, or is a class."""

@@ -24,6 +24,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from fedcor.foreign import one_line
+
 __all__ = ["refresh", "show_download", "show_rounds"]
 
 NOTEBOOK_EVERY = 0.2  # seconds between two changes of a bar
@@ -51,18 +53,18 @@ def show_rounds(title: str, total: int) -> Iterator[Callable[[int, str], None]]:
     Yields:
         `update(done, note)`: shows the number of rounds that are done, and a note at the end.
     """
-    console = _console()
+    console, title = _console(), one_line(title)
     if console.is_jupyter:
         with _show_in_notebook(title, total) as update:
             yield update
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         _RoundsPerSecond(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=total, note="")
@@ -131,7 +133,7 @@ def show_download() -> Iterator[Callable[[str, int, int | None], None]]:
     """
     console = _console()
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
@@ -144,7 +146,7 @@ def show_download() -> Iterator[Callable[[str, int, int | None], None]]:
             if stage not in tasks:
                 tasks[stage] = bar.add_task(stage, total=total)
                 if not console.is_terminal:
-                    console.print(stage, highlight=False)
+                    console.print(stage, highlight=False, markup=False)
             bar.update(tasks[stage], completed=done, total=total)
 
         yield update

@@ -4,6 +4,7 @@ A run is a folder:
 
     rounds.jsonl            the header, then one JSON line per round; a torn last line is tolerated
     checkpoint/state.npz    named arrays, replaced as a whole every few rounds
+    checkpoint/previous.npz the one before it, for when it is damaged
     clients.tsv             the number and name of each client, where clients have names
     run.lock                held by the process that writes
 
@@ -13,15 +14,16 @@ A run is a folder:
 from __future__ import annotations
 
 import json
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedcor.checkpoints import CHECKPOINT, load_checkpoint
 from fedcor.errors import RecordError
+from fedcor.foreign import one_line
 from fedcor.header import upgrade
 from fedcor.types import Array
 
@@ -34,6 +36,7 @@ __all__ = [
     "client_names",
     "count_rounds",
     "differences",
+    "first_round",
     "has_run",
     "json_line",
     "read_checkpoint",
@@ -42,9 +45,8 @@ __all__ = [
 ]
 
 RECORD = "rounds.jsonl"
-CHECKPOINT = Path("checkpoint") / "state.npz"
 CLIENT_NAMES = "clients.tsv"
-_NEWER = ("metrics", "memory_bytes")
+_NEWER = ("metrics", "memory_bytes", "quarantined", "server_round", "metric_records", "unmet")
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,15 @@ class RoundRecord:
         bytes_up: Bytes received from clients.
         seconds: Duration of the round.
         why: The selector's reasons: a name -> one number per chosen client.
-        metrics: Further metrics of the new model on the test data. A line has them only if there
-            are any.
+        metrics: Further metrics of the new model on the test data; on Flower, all of the app's, as
+            `train/NAME`, `evaluate/NAME` and `server/NAME`. A line has them only if there are any.
         memory_bytes: Bytes of what the federated optimiser remembers after the round. A line has
             it only if there are any.
+        quarantined: Clients that were there and were left alone, after several faults in a row. A
+            line has them only if there are any.
+        server_round: Flower's number of the round, from 1. Only a line of a run on Flower has it.
+        unmet: Rules that could not be met: `tag=value`, or `clients_per_round` -> how many clients
+            are missing. A line has it only if there are any.
     """
 
     round: int
@@ -82,8 +89,11 @@ class RoundRecord:
     bytes_up: int
     seconds: float
     why: Mapping[str, list[float | None]] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | list[int] | list[float]] = field(default_factory=dict)
     memory_bytes: int = 0
+    quarantined: list[int] = field(default_factory=list)
+    server_round: int | None = None
+    unmet: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,6 +118,14 @@ def has_run(folder: Path) -> bool:
         return b"\n" in (folder / RECORD).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def first_round(run: RunRecord) -> int:
+    """The number of the first round where a person reads it: 1 on Flower, as Flower counts, else 0.
+
+    Records of Flower runs that do not say Flower's numbers are counted from 0.
+    """
+    return int(any(entry.get("server_round") for entry in run.rounds))
 
 
 def count_rounds(folder: Path) -> int:
@@ -138,7 +156,7 @@ def _parse(path: Path, number: int, line: str) -> Mapping[str, Any]:
     """Line `number` of a record, from 1: the header, or round `number - 2`."""
     try:
         entry = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise RecordError(
             f"{path}, line {number}: not JSON ({error}); the file was edited or damaged"
         ) from error
@@ -146,7 +164,47 @@ def _parse(path: Path, number: int, line: str) -> Mapping[str, Any]:
     if not isinstance(entry, dict) or entry.get(key) != expected:
         what = "header" if number == 1 else f"round {expected}"
         raise RecordError(f"{path}, line {number}: expected the {what}")
+    if number > 1:
+        _check_types(path, number, entry)
     return entry
+
+
+def _check_types(path: Path, number: int, entry: Mapping[str, Any]) -> None:
+    """Refuse a round whose values are not what their names say; a missing one may be."""
+    tests: dict[str, Callable[[Any], bool]] = {
+        **dict.fromkeys(("selected", "participated"), _are_clients),
+        **dict.fromkeys(("test_accuracy", "test_loss", "seconds"), _is_number),
+        **dict.fromkeys(("bytes_down", "bytes_up"), _is_number),
+        "why": _are_reasons,
+        "metrics": _are_metrics,
+    }
+    for key, test in tests.items():
+        if entry.get(key) is not None and not test(entry[key]):
+            raise RecordError(
+                f"{path}, line {number}: {key} is unusable; the file was edited or damaged"
+            )
+
+
+def _are_clients(value: Any) -> bool:
+    return isinstance(value, list) and all(type(one) is int and one >= 0 for one in value)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and abs(value) < 1e300)
+
+
+def _are_metrics(value: Any) -> bool:
+    """Names -> numbers, or lists of numbers as Flower has them."""
+    return isinstance(value, dict) and all(
+        all(map(_is_number, one)) if isinstance(one, list) else _is_number(one)
+        for one in value.values()
+    )
+
+
+def _are_reasons(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(one, list) and all(map(_is_number, one)) for one in value.values()
+    )
 
 
 def read_runs(folder: Path) -> list[RunRecord]:
@@ -163,27 +221,16 @@ def read_runs(folder: Path) -> list[RunRecord]:
 
 
 def read_checkpoint(folder: Path) -> dict[str, Array] | None:
-    """The named arrays of a run's last checkpoint; None when it has none yet."""
+    """The named arrays of a run's newest checkpoint; None when it has none yet.
+
+    Raises RecordError for a damaged one. `run_folder.open_run` then takes the one before it.
+    """
     path = folder / CHECKPOINT
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-            int(arrays["round"])
-            return arrays
-    except FileNotFoundError:
-        return None
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        EOFError,
-        zipfile.BadZipFile,
-    ) as error:
-        raise RecordError(
-            f"the checkpoint {path} is damaged; delete it to start this run over"
-        ) from error
+        saved = load_checkpoint(path)
+    except RecordError as error:
+        raise RecordError(f"the checkpoint {path} is damaged: {error}") from error
+    return None if saved is None else saved.arrays
 
 
 def client_names(folder: Path | None) -> list[str]:
@@ -191,10 +238,10 @@ def client_names(folder: Path | None) -> list[str]:
     if folder is None:
         return []
     try:
-        lines = (folder / CLIENT_NAMES).read_text(encoding="utf-8").splitlines()
+        text = (folder / CLIENT_NAMES).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
-    return [line.partition("\t")[2] for line in lines]
+    return [one_line(line.partition("\t")[2]) for line in text.split("\n")[:-1]]
 
 
 def json_line(entry: Mapping[str, Any]) -> str:
@@ -202,12 +249,16 @@ def json_line(entry: Mapping[str, Any]) -> str:
     # What is newer than the first records is written only where there is any.
     clean = {key: _in_json(value) for key, value in entry.items() if value or key not in _NEWER}
     if "metrics" in clean:
-        clean["metrics"] = {name: _in_json(v) for name, v in entry["metrics"].items()}
+        clean["metrics"] = {name: _each_in_json(v) for name, v in entry["metrics"].items()}
     return json.dumps(clean, separators=(",", ":"), allow_nan=False, default=repr) + "\n"
 
 
 def _in_json(value: Any) -> Any:
     return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _each_in_json(value: Any) -> Any:
+    return [_in_json(one) for one in value] if isinstance(value, list) else _in_json(value)
 
 
 def differences(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]]:

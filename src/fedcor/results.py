@@ -55,15 +55,19 @@ class Result:
 
     @property
     def experiments(self) -> tuple[str, ...]:
-        """Names of the experiments, in the order of the runs."""
-        return tuple(dict.fromkeys(str(run.header["experiment"]) for run in self.runs))
+        """Names of the experiments, in the order of the runs.
+
+        Runs of one experiment whose settings differ in more than the selector and who aggregates
+        cannot be compared; they are several, named by what differs: `toy (data.name=fmnist)`.
+        """
+        return tuple(dict.fromkeys(self._groups))
 
     @property
     def selectors(self) -> tuple[str, ...]:
         """Names of the selectors, in the order of the runs.
 
-        Where runs of an experiment differ in their optimiser as well, the names say so, here and in
-        all frames and tables: `aligned + FedRecall`.
+        Where runs of an experiment differ in their optimiser or Flower strategy as well, the names
+        say so, here and in all frames and tables: `aligned + FedRecall`.
         """
         from fedcor.report.series import series_names
 
@@ -91,8 +95,8 @@ class Result:
             known = ", ".join(self.experiments)
             hint = suggest(experiment, self.experiments) or f"there is {known}"
             raise RecordError(f'no run of the experiment "{experiment}": {hint}')
-        runs = [run for run in self.runs if str(run.header["experiment"]) == experiment]
-        return Result(runs, self.baseline)
+        named = zip(self._groups, self.runs, strict=True)
+        return Result([run for name, run in named if name == experiment], self.baseline)
 
     # --- what it says -----------------------------------------------------------------------------
 
@@ -136,8 +140,9 @@ class Result:
 
         Its columns: experiment, selector, seed, round (from 0), accuracy, loss, learning_rate,
         bytes_down, bytes_up, bytes (down and up, of all rounds so far), probed, refused, selected
-        and participated (tuples of clients), seconds, and one for each further metric. NaN where a
-        round has no value.
+        and participated (tuples of clients), seconds, server_round (Flower's number of the round)
+        where there are runs on Flower, and one for each further metric. NaN where a round has no
+        value; a tuple where it is a list of numbers.
         """
         from fedcor.report.frames import rounds_frame
 
@@ -202,6 +207,13 @@ class Result:
         return plot_experiment(self._experiment(metric), [x], smooth)
 
     # --- within -----------------------------------------------------------------------------------
+
+    @cached_property
+    def _groups(self) -> list[str]:
+        """The name of each run's experiment."""
+        from fedcor.report.groups import group_names
+
+        return group_names(self.runs)
 
     @cached_property
     def _summary(self) -> Summary:

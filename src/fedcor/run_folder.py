@@ -2,33 +2,35 @@
 overwritten silently, or pickled.
 
 Every round is a function of the checkpoint before it. So a resumed run returns to the last
-checkpoint, drops the lines after it, and writes them again with the same content. The operating
-system releases the lock when the process that writes dies.
+checkpoint, drops the lines after it, and writes them again with the same content. The checkpoint
+before the last is kept: a resumed run returns to it where the last is damaged. The operating system
+releases the lock when the process that writes dies.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from filelock import FileLock, Timeout
 
+from fedcor.checkpoints import CHECKPOINT, PREVIOUS, Saved, load_checkpoint, save_checkpoint
 from fedcor.errors import RecordError, RunExistsError
-from fedcor.files import save_arrays, write_whole
-from fedcor.header import restore_name
+from fedcor.files import remove_leftovers, write_whole
+from fedcor.foreign import one_line
+from fedcor.header import restore_name, upgrade
 from fedcor.record import (
-    CHECKPOINT,
     CLIENT_NAMES,
     RECORD,
     RunRecord,
     differences,
     has_run,
     json_line,
-    read_checkpoint,
     read_run,
 )
 from fedcor.types import Array
@@ -36,6 +38,8 @@ from fedcor.types import Array
 __all__ = ["RunWriter", "open_run", "write_client_names"]
 
 LOCK = "run.lock"
+LOG = logging.getLogger("fedcor")
+_WRITTEN = (Path(RECORD), Path(CLIENT_NAMES), CHECKPOINT)
 
 
 @contextmanager
@@ -59,6 +63,7 @@ def open_run(folder: Path, header: Mapping[str, Any], *, resume: bool) -> Iterat
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RecordError(f"the folder {folder} cannot be made: {error}") from error
+    _refuse_links(folder)
     lock = FileLock(folder / LOCK, timeout=0)
     try:
         lock.acquire()
@@ -66,9 +71,9 @@ def open_run(folder: Path, header: Mapping[str, Any], *, resume: bool) -> Iterat
         raise RecordError(f"{folder} is in use: another process is writing this run") from None
     writer = None
     try:
+        remove_leftovers(folder / path for path in _WRITTEN)
         header = {"kind": "header", **header}
-        before, checkpoint = _existing_run(folder, header, resume)
-        writer = RunWriter(folder, header, before, checkpoint)
+        writer = RunWriter(folder, header, *_existing_run(folder, header, resume))
         yield writer
     finally:
         if writer is not None:
@@ -93,9 +98,11 @@ class RunWriter:
         folder: Path,
         header: Mapping[str, Any],
         before: RunRecord | None,
-        checkpoint: Mapping[str, Array] | None,
+        checkpoint: _Usable | None,
     ) -> None:
-        self.folder, self.checkpoint = folder, checkpoint
+        self.folder = folder
+        self.checkpoint = None if checkpoint is None else checkpoint.saved.arrays
+        self._newest_is_good = checkpoint is not None and checkpoint.path == CHECKPOINT
         self._header, self._before = header, before
         self._file: TextIO | None = None
 
@@ -104,14 +111,19 @@ class RunWriter:
         """How many rounds need not be run again."""
         return int(self.checkpoint["round"]) if self.checkpoint else 0
 
+    @property
+    def kept(self) -> list[Mapping[str, Any]]:
+        """The lines of the rounds that need not be run again."""
+        return [] if self._before is None else self._before.rounds[: self.done]
+
     def begin(self) -> None:
         """Write the record as it was at the last checkpoint, and open it for more lines."""
-        kept: list[Mapping[str, Any]] = []
+        kept = self.kept
         if self._before is None:
             # A checkpoint may be left of a record that is gone.
-            (self.folder / CHECKPOINT).unlink(missing_ok=True)
+            for path in (CHECKPOINT, PREVIOUS):
+                (self.folder / path).unlink(missing_ok=True)
         else:
-            kept = self._before.rounds[: self.done]
             # The settings may ask for more rounds, and the selector may have another name now.
             # Everything else stays as it was when the run started, library versions included.
             current = ("format", "selector", "config")
@@ -130,7 +142,9 @@ class RunWriter:
         """Write a checkpoint, after the lines that lead to it are safely on the disk."""
         assert self._file is not None, "begin() comes first"
         os.fsync(self._file.fileno())
-        save_arrays(self.folder / CHECKPOINT, arrays)
+        _refuse_links(self.folder)
+        save_checkpoint(self.folder, arrays, json_line(self._header), keep=self._newest_is_good)
+        self._newest_is_good = True
 
     def close(self) -> None:
         """Close the record."""
@@ -139,27 +153,47 @@ class RunWriter:
 
 
 def write_client_names(folder: Path, names: Sequence[str]) -> None:
-    """Write the number and name of each client to clients.tsv."""
+    """Write the number and name of each client to clients.tsv, a line each."""
     lines = (
-        f"{client}\t{json.dumps(name, ensure_ascii=False)[1:-1]}\n"
+        # JSON escapes what it must; line separators of Unicode, say, it leaves as they are.
+        f"{client}\t{one_line(json.dumps(name, ensure_ascii=False)[1:-1], None)}\n"
         for client, name in enumerate(names)
     )
     write_whole(folder / CLIENT_NAMES, "".join(lines).encode())
 
 
+def _refuse_links(folder: Path) -> None:
+    """Nothing is written through a symbolic link; the run's folder itself may be one."""
+    for path in (Path(LOCK), CHECKPOINT.parent, PREVIOUS, *_WRITTEN):
+        if (folder / path).is_symlink():
+            raise RecordError(
+                f"{folder / path} is a symbolic link, and a run is written to its own folder "
+                "alone: replace the link by what it points to, or choose another folder"
+            )
+
+
+class _Usable(NamedTuple):
+    """A checkpoint that a run can be resumed from."""
+
+    path: Path
+    saved: Saved
+
+
 def _existing_run(
     folder: Path, header: Mapping[str, Any], resume: bool
-) -> tuple[RunRecord | None, dict[str, Array] | None]:
+) -> tuple[RunRecord | None, _Usable | None]:
     """The run in `folder` and its checkpoint; refuses one that `header` may not resume."""
     if not has_run(folder):
         return None, None
-    run, checkpoint = read_run(folder), read_checkpoint(folder)
-    if not resume and not run.rounds and checkpoint is None:
+    run = read_run(folder)
+    saved = any((folder / path).exists() for path in (CHECKPOINT, PREVIOUS))
+    if not resume and not run.rounds and not saved:
         return None, None  # it died in its first round: there is nothing to lose
     _check_same(folder, run.header, json.loads(json_line(header)))
     if not resume:
         raise RunExistsError(folder)
-    done = int(checkpoint["round"]) if checkpoint else 0
+    checkpoint = _usable_checkpoint(folder, run) if saved else None
+    done = 0 if checkpoint is None else checkpoint.saved.round
     if len(run.rounds) < done:
         raise RecordError(
             f"{folder / RECORD} has {len(run.rounds)} rounds, but its checkpoint was made "
@@ -168,23 +202,61 @@ def _existing_run(
     return run, checkpoint
 
 
+def _usable_checkpoint(folder: Path, run: RunRecord) -> _Usable:
+    """The newest checkpoint that is whole and of this run; says so if it is not the newest."""
+    wrong: dict[Path, str] = {}
+    for path in (CHECKPOINT, PREVIOUS):
+        try:
+            saved = load_checkpoint(folder / path)
+        except RecordError as error:
+            wrong[path] = f"is damaged ({error})"
+            continue
+        # One of an earlier version does not say whose it is.
+        header = None if saved is None else saved.header
+        other = None if header is None else _other_run(header, run.header)
+        if saved is None:
+            wrong[path] = "is missing"
+        elif other is not None:
+            wrong[path] = f"is of {other}"
+        else:
+            if wrong:
+                LOG.warning(
+                    "the checkpoint %s %s; resuming from %s, after %d rounds",
+                    *(folder / CHECKPOINT, wrong[CHECKPOINT], folder / path, saved.round),
+                )
+            return _Usable(path, saved)
+    described = "; ".join(f"{path.name} {what}" for path, what in wrong.items())
+    raise RecordError(
+        f"no checkpoint in {folder / CHECKPOINT.parent} can be used: {described}. Put back a copy "
+        "of it if there is one; else delete it, the whole folder, to start this run over"
+    )
+
+
 def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """A run may get more rounds and other library versions. Nothing else of it may change."""
-    old = restore_name(old, str(new.get("selector")))
+    """Refuse to continue a run as another one."""
+    other = _other_run(old, new)
+    if other is not None:
+        raise RecordError(f"{folder} holds {other}; choose another folder")
+
+
+def _other_run(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """What the header `old` is of, if not of the run of `new`; else None.
+
+    A run may get more rounds and other library versions. Nothing else of it may change.
+    """
+    old = restore_name(upgrade(old), str(new.get("selector")))
     for key in ("experiment", "selector", "seed", "engine"):
         if old.get(key) != new.get(key):
-            difference = f"its {key} is {old.get(key)!r}, not {new.get(key)!r}"
-            raise RecordError(f"{folder} holds another run: {difference}; choose another folder")
+            return f"another run: its {key} is {old.get(key)!r}, not {new.get(key)!r}"
     changed = differences(old.get("config", {}), new.get("config", {}))
     changed.pop("training.rounds", None)
-    if changed:
-        described = "; ".join(
-            f"{key} is {_setting(there)} there, {_setting(here)} here"
-            for key, (there, here) in changed.items()
-        )
-        raise RecordError(
-            f"{folder} holds a run with other settings ({described}); choose another folder"
-        )
+    if not changed:
+        return None
+    described = "; ".join(
+        f"{key} is {_setting(there)} there, {_setting(here)} here"
+        for key, (there, here) in changed.items()
+    )
+    return f"a run with other settings ({described})"
 
 
 def _setting(value: Any) -> str:

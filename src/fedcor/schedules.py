@@ -51,9 +51,19 @@ class LearningRate:
     factor: float = 0.5
 
     def at(self, round: int) -> float:
-        """The learning rate in `round`."""
+        """The learning rate in `round`. Raises ConfigError where `factor` makes it too large."""
         passed = sum(round >= milestone for milestone in self.milestones)
-        return self.initial * math.pow(self.factor, passed)
+        try:
+            rate = self.initial * math.pow(self.factor, passed)
+        except OverflowError:
+            rate = math.inf
+        if rate > _LARGEST and passed:
+            allowed = (
+                f"takes the learning rate above {_LARGEST:g} in round {round}, after {passed} "
+                "milestones: choose a smaller factor, or fewer milestones"
+            )
+            raise ConfigError("factor", self.factor, allowed)
+        return rate
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,12 @@
 
 A selector may be a user's own. So what it returns is checked, and an error in it is reported with
 the round, the method and the line where it happened.
+
+Where rules bound the number of clients in groups, the selector is asked as always. If its choice
+keeps the rules, that is the choice. Else the clients that may stay have their seat, and it is asked
+again, from the same state, for the seats that are left, among the clients that may have one. At
+last it is asked for exactly the clients that were found, so that its state and its reasons are
+those of this choice.
 """
 
 from __future__ import annotations
@@ -9,15 +15,33 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedcor.errors import FedcorError
 from fedcor.guard import check_clients
-from fedcor.types import Federation, IntArray, Outcome, Population, Selector, State
+from fedcor.rules import Groups, Seats, fill, with_clients
+from fedcor.types import (
+    Federation,
+    IntArray,
+    Outcome,
+    Population,
+    Selector,
+    State,
+    selector_traits,
+)
 
-__all__ = ["Decision", "blame", "check_state", "decide", "init_state", "join_clients", "observe"]
+__all__ = [
+    "Decision",
+    "blame",
+    "check_state",
+    "decide",
+    "init_state",
+    "join_clients",
+    "observe",
+    "phase_of",
+]
 
 
 @dataclass(frozen=True)
@@ -28,11 +52,14 @@ class Decision:
         chosen: (C,) The clients that train, in the order of choice.
         state: The selector's state after the choice.
         why: Its reasons as they are recorded: a name -> one number per chosen client.
+        unmet: Rules that could not be met in this round: `tag=value`, or `clients_per_round` -> how
+            many clients are missing.
     """
 
     chosen: IntArray
     state: State
     why: Mapping[str, list[float | None]]
+    unmet: Mapping[str, int] = field(default_factory=dict)
 
 
 def init_state(selector: Selector, population: Population) -> State:
@@ -44,7 +71,11 @@ def init_state(selector: Selector, population: Population) -> State:
 
 
 def decide(
-    selector: Selector, state: State, federation: Federation, number: int | None = None
+    selector: Selector,
+    state: State,
+    federation: Federation,
+    number: int | None = None,
+    groups: Groups | None = None,
 ) -> Decision:
     """Ask the selector who trains in this round, and why.
 
@@ -53,14 +84,65 @@ def decide(
         state: Its state.
         federation: Answers its questions.
         number: What error messages call the round, where that is not `federation.round`.
+        groups: Bounds on the number of clients; the selector must have `clients_per_round`.
     """
     number = federation.round if number is None else number
+    if groups is None:
+        chosen, after = _ask(selector, state, federation, number)
+        return Decision(chosen, after, _reasons(selector, after, federation, chosen, number))
+    wanted = selector_traits(selector).clients_per_round
+    assert wanted is not None, "check_rules_for() comes first"
+    seats = Seats(groups, wanted, federation.available)
+    asked: list[tuple[IntArray, State]] = []
+
+    def ask(seats: Seats, clients: IntArray) -> IntArray:
+        one = with_clients(selector, seats.count)
+        asked.append(_ask(one, state, _Part(federation, clients, seats), number))
+        return asked[-1][0]
+
+    chosen = fill(seats, ask)
+    part = _Part(federation, federation.available, seats)
+    after = asked[0][1]
+    if len(asked) > 1 or not np.array_equal(chosen, asked[0][0]):
+        selector = with_clients(selector, len(chosen))
+        found, part = np.sort(chosen), _Part(federation, np.sort(chosen), None)
+        chosen, after = _ask(selector, state, part, number)
+        if not np.array_equal(np.sort(chosen), found):
+            raise FedcorError(
+                f"round {number}: asked for exactly the clients {found.tolist()}, which keep the "
+                f"rules, the selector chose {chosen.tolist()}; with rules, it must choose "
+                "clients_per_round different clients if there are as many"
+            )
+    why = _reasons(selector, after, part, chosen, number)
+    few = min(wanted, len(federation.available)) - len(chosen)
+    unmet = groups.missing(chosen) | ({"clients_per_round": few} if few else {})
+    return Decision(chosen, after, why, unmet)
+
+
+def _ask(
+    selector: Selector, state: State, federation: Federation, number: int
+) -> tuple[IntArray, State]:
+    """Who trains, and the state after the choice."""
     with blame(f"round {number}: the selector failed in select"):
         chosen, state = selector.select(state, federation)
-        chosen = check_clients(chosen, federation.available, number)
+        return check_clients(chosen, federation.available, number), state
+
+
+def _reasons(
+    selector: Selector, state: State, federation: Federation, chosen: IntArray, number: int
+) -> dict[str, list[float | None]]:
     with blame(f"round {number}: the selector failed in reasons"):
-        why = _explain(selector, state, federation, chosen)
-    return Decision(chosen, state, why)
+        return _explain(selector, state, federation, chosen)
+
+
+class _Part:
+    """A federation of which some clients are available: those who may have the seats."""
+
+    def __init__(self, whole: Federation, available: IntArray, seats: Seats | None) -> None:
+        self.round, self.weights, self.rng = whole.round, whole.weights, whole.rng
+        self.losses, self.loss_changes = whole.losses, whole.loss_changes
+        self.available, self.seats = available.copy(), seats
+        self.available.flags.writeable = False
 
 
 def observe(selector: Selector, state: State, outcome: Outcome, number: int | None = None) -> State:
@@ -81,6 +163,15 @@ def join_clients(selector: Selector, state: State, population: Population) -> St
         joined: State = join(state, population)
         check_state(joined)
     return joined
+
+
+def phase_of(selector: Selector, state: State, number: int) -> str:
+    """What the selector is doing in round `number`, in a few words; empty where it does not say."""
+    say = getattr(selector, "phase", None)
+    if say is None:
+        return ""
+    with blame(f"round {number}: the selector failed in phase"):
+        return " ".join(str(say(state)).split())
 
 
 def check_state(state: State, whose: str = "the selector") -> None:

@@ -39,11 +39,13 @@ __all__ = [
     "OptimiserTraits",
     "Outcome",
     "Population",
+    "Questions",
     "Reasons",
     "Selector",
     "SelectorTraits",
     "State",
     "optimiser_traits",
+    "planned_questions",
     "selector_traits",
 ]
 
@@ -91,6 +93,9 @@ class Federation(Protocol):
 
     Answers cost communication, which the record of the run shows. An answer that was given in this
     round is not paid for again.
+
+    Where rules bound the number of clients in groups, it also has `seats`, a `fedcor.rules.Seats`:
+    who has a seat in the round already, and who may take the next one. A selector need not read it.
     """
 
     @property
@@ -179,15 +184,21 @@ class Selector(Protocol):
 
     In every round the engine calls `select`, trains the chosen clients, and calls `observe`.
 
-    Two more methods are optional:
+    Three more methods are optional:
 
     `join(state, population) -> State`
         Called before `select` when clients have joined (they stand at the end of the population) or
         when their sizes became known. A selector without it starts over from `init` when a client
         joins. In the simulator, nobody joins.
+    `questions(round, clients) -> Questions`
+        What it will ask in a round, if so many clients are available. An engine can then say before
+        the first round what a run will cost, and check that clients answer.
     `reasons(state, federation, chosen) -> Reasons`
         Called after `select`, with the state that it returned: why it chose these clients. It may
         repeat a question that was asked in this round, which is free, but not ask a new one.
+    `phase(state) -> str`
+        Called after `select`, with the state that it returned: what it is doing in this round, in
+        a few words for the log, such as "warm-up 3 of 15: at random". Empty for its usual rule.
 
     Some attributes tell an engine more. `SelectorTraits` lists them; all are optional.
 
@@ -248,6 +259,8 @@ class SelectorTraits:
             counts twice in the mean.
         needs_updates: Whether it reads the updates of single clients, which secure aggregation
             hides.
+        needs_losses: Whether it reads the losses that clients send with their updates
+            (`Outcome.losses`). On Flower, a run in which nobody ever sends one ends with an error.
         optimiser: Name of the federated optimiser that it goes with. It aggregates where nobody
             says how.
     """
@@ -257,6 +270,7 @@ class SelectorTraits:
     candidates: int | None = None
     replacement: bool = False
     needs_updates: bool = False
+    needs_losses: bool = False
     optimiser: str = "fedavg"
 
 
@@ -264,6 +278,37 @@ def selector_traits(selector: Selector) -> SelectorTraits:
     """The traits of `selector`, with the default of each that it does not declare."""
     default = dataclasses.asdict(SelectorTraits())
     return SelectorTraits(**{name: getattr(selector, name, default[name]) for name in default})
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What a selector asks in one round.
+
+    Attributes:
+        losses: How many clients it asks for the loss of the current model, beside those that are
+            asked for a candidate's sake.
+        candidates: How many selections it tries (`loss_changes`). Everyone is asked for the losses
+            of the current model and of each candidate.
+        adopted: Whether the candidate is then chosen, so that nobody trains twice.
+    """
+
+    losses: int = 0
+    candidates: int = 0
+    adopted: bool = False
+
+
+def planned_questions(selector: Selector, round: int, clients: int) -> Questions | None:
+    """What `selector` will ask in a round with so many clients; None if it does not say.
+
+    A subclass with a `select` of its own has to say it itself.
+    """
+    kind = type(selector).__mro__
+    says = next((i for i, one in enumerate(kind) if "questions" in vars(one)), len(kind))
+    selects = next((i for i, one in enumerate(kind) if "select" in vars(one)), 0)
+    if says > selects:
+        return None
+    planned: Questions = selector.questions(round, clients)  # type: ignore[attr-defined]
+    return planned
 
 
 @dataclass(frozen=True)
@@ -365,6 +410,7 @@ class OptimiserTraits:
         proximal: mu of the proximal term mu/2 |w - w^t|^2 in local training; 0 for none.
         needs_updates: Whether it reads the updates of single clients, which secure aggregation
             hides.
+        remembers: Whether its state holds an update of every client that was seen.
         extra_down: Further vectors of P numbers that each training client receives.
         extra_up: Further vectors of P numbers that each training client sends.
     """
@@ -372,6 +418,7 @@ class OptimiserTraits:
     weighted: bool = False
     proximal: float = 0.0
     needs_updates: bool = False
+    remembers: bool = False
     extra_down: int = 0
     extra_up: int = 0
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from fedcor.cli.messages import error_message, interrupt_message
 from fedcor.cli.parser import build_parser
+from fedcor.foreign import lines
 
 __all__ = ["main"]
 
@@ -38,5 +39,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = error_message(error, options)
         if message is None:
             raise
-        print(f"fedcor: {message}", file=sys.stderr)
+        print(f"fedcor: {lines(message)}", file=sys.stderr)
         return 2

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fedcor.checks import expand_home
+from fedcor.errors import ConfigError
+
 __all__ = ["parse_count", "parse_folder", "parse_names", "parse_seeds"]
 
 _LARGEST = 2**31
@@ -23,7 +26,10 @@ def parse_folder(text: str) -> Path:
     """A path, with `~` for the home folder."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the name of the folder is empty")
-    return Path(text).expanduser()
+    try:
+        return expand_home("folder", text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error.allowed}") from None
 
 
 def parse_seeds(text: str) -> list[int]:

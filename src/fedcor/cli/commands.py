@@ -124,6 +124,7 @@ def data_list(options: argparse.Namespace) -> None:  # noqa: ARG001
     """The data sets, and whether they are present."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from fedcor.data import available, cache_dir
 
@@ -132,7 +133,9 @@ def data_list(options: argparse.Namespace) -> None:  # noqa: ARG001
         table.add_column(title)
     for entry in available():
         what = f"{entry.description} {entry.shape}, {entry.classes} classes"
-        table.add_row(entry.name, what, "yes" if entry.present else "no", entry.next_step)
+        here = "yes" if entry.present else "no"
+        # The next step may be to install `fedcor[sim]`, which is no markup.
+        table.add_row(*map(Text, (entry.name, what, here, entry.next_step)))
     Console().print(table)
     print(f"\ncache folder: {cache_dir()} (FEDCOR_DATA names another)")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from fedcor.foreign import one_line
 from fedcor.record import RunRecord, read_run
 from fedcor.types import selector_traits
 
@@ -40,7 +41,9 @@ def print_who(experiment: Experiment) -> None:
         from fedcor.report.series import optimiser_title
 
         aggregating = optimiser_title(experiment.describe()["optimiser"]["name"])
-        print(f"{experiment.name}: {experiment.selector} selects, {aggregating} aggregates")
+        print(
+            one_line(f"{experiment.name}: {experiment.selector} selects, {aggregating} aggregates")
+        )
 
 
 def print_finished(folder: Path, terminal: bool) -> None:
@@ -115,4 +118,4 @@ def warn_about_warmup(experiment: Experiment) -> None:
 
 
 def _warn(message: str) -> None:
-    print(f"fedcor: {message}", file=sys.stderr)
+    print(f"fedcor: {one_line(message, None)}", file=sys.stderr)

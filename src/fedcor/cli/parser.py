@@ -231,8 +231,8 @@ def _add_report(actions: Any) -> None:
     parser.add_argument("--baseline", help="selector to compare with (default: random)")
     parser.add_argument(
         "--metric",
-        help="what to judge by: accuracy, loss, or a metric of your own (default: accuracy; "
-        "loss where there is none)",
+        help="what to judge by: accuracy, loss, or a metric of your own, of a Flower app as "
+        "train/NAME, evaluate/NAME or server/NAME (default: accuracy; loss where there is none)",
     )
     _add_plot(parser, "DIR")
     form = parser.add_mutually_exclusive_group()
@@ -264,7 +264,10 @@ def _add_explain(actions: Any) -> None:
     parser = _add_command(actions, "explain", help, EXPLAIN_EXAMPLES)
     parser.add_argument("folder", type=parse_folder, metavar="RUN", help="folder of a run")
     parser.add_argument(
-        "--round", type=parse_count, help="number of the round, from 0 (default: the last)"
+        "--round",
+        type=parse_count,
+        help="number of the round, from 0; of a run on Flower, Flower's own, from 1 (default: "
+        "the last)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(command=explain)

@@ -38,8 +38,19 @@ def report(options: argparse.Namespace) -> None:
         print_full(summary)
     else:
         print_screen(summary, curve=not pictures)
+    _print_faults(options.folder)
     if pictures:
         print("\n" + "\n".join(map(str, pictures)))
+
+
+def _print_faults(folder: Path) -> None:
+    """What went wrong with clients, of each run in which something did: a line each."""
+    from fedcor.report.names import clean
+    from fedcor.report.notes import faults_note
+
+    found = [note for run in read_runs(folder) if (note := faults_note(run))]
+    if found:
+        print("\n" + "\n".join(map(clean, found)))
 
 
 def show_comparison(folder: Path, plot: Path | None) -> None:
@@ -67,12 +78,18 @@ def _summary(folder: Path, baseline: str | None = None, measure: str | None = No
 
 
 def _plot(summary: Summary, folder: Path, file: Path) -> list[Path]:
-    """Draw every experiment; returns the files. Several experiments get a file each."""
-    from fedcor.report.plots import plot_experiment, save_plot
+    """Draw every experiment; returns the files. Several experiments get a file each.
+
+    One without anything to draw is left out, and said.
+    """
+    from fedcor.report.plots import cannot_draw, plot_experiment, save_plot
 
     path = folder / "curves.png" if file == DEFAULT_PLOT else file
     written = []
     for experiment in summary.experiments:
+        if why := cannot_draw(experiment):
+            print(f"fedcor: {why}", file=sys.stderr)
+            continue
         name = re.sub(r"[^\w.-]", "_", experiment.name)
         several = len(summary.experiments) > 1
         target = path.with_name(f"{path.stem}-{name}{path.suffix}") if several else path

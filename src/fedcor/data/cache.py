@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedcor.checks import expand_home
 from fedcor.errors import DataError, FedcorError
 from fedcor.types import Array
 
@@ -115,7 +116,7 @@ SPECS: dict[str, tuple[ArraySpec, ...]] = {
 def cache_dir() -> Path:
     """The folder of fetched data: the one that `FEDCOR_DATA` names, else in the user's cache."""
     if chosen := os.environ.get("FEDCOR_DATA"):
-        return Path(chosen).expanduser()
+        return expand_home("FEDCOR_DATA", chosen)
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("fedcor")) / "data"

@@ -10,12 +10,12 @@ import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from fedcor.checks import expand_home
 from fedcor.data.cache import RawArrays, cache_file, read_cache
 from fedcor.data.own_arrays import read_own_arrays
 from fedcor.data.package_sources import installed_folder
@@ -120,7 +120,7 @@ def load(name: str, *, regression: bool = False) -> Dataset:
     if name in LOADERS:
         return LOADERS[name]()
     if name.endswith(".npz"):
-        arrays = read_own_arrays(Path(name).expanduser(), regression=regression)
+        arrays = read_own_arrays(expand_home("data.name", name), regression=regression)
         return Dataset(name, *arrays, classes=None if regression else int(arrays[1].max()) + 1)
     allowed = f"must be one of {', '.join(LOADERS)}, or a path to an .npz"
     raise ConfigError("data.name", name, allowed, suggest(name.lower(), LOADERS))

@@ -116,7 +116,7 @@ def _png_strip(name: str, content: bytes, count: int) -> npt.NDArray[np.uint8]:
     except ImportError:
         raise MissingExtraError("pillow", "sim") from None
     # Checked before Pillow sees it: a picture of any other size is never decoded.
-    if content[12:16] != b"IHDR" or struct.unpack(">II", content[16:24]) != (1024, count):
+    if content[12:24] != b"IHDR" + struct.pack(">II", 1024, count):
         raise DataError(f"{name}: not a PNG of {count} rows of 1024 pixels")
     try:
         with Image.open(io.BytesIO(content), formats=["PNG"]) as image:

@@ -263,7 +263,7 @@ def as_partition(given: Any) -> Partitioner:
 def _from_table(table: Mapping[str, Any]) -> Partitioner:
     kind = table.get("kind")
     try:
-        if kind is None or kind in PARTITIONS.built_in:
+        if kind is None or kind in list(PARTITIONS.built_in):  # of any type
             return build_dataclass(Partition, table)
         options = {key: value for key, value in table.items() if key != "kind"}
         partition: Partitioner = PARTITIONS.build(kind, options)

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from fedcor.checks import expand_home
 from fedcor.data.cache import SPECS, RawArrays, cache_file, is_intact, store
 from fedcor.data.download import OnDownload, download
 from fedcor.data.formats import READERS
@@ -71,7 +72,7 @@ def fetch(name: str, source: Path | None = None, on_download: OnDownload | None 
         allowed = f"can be fetched: {', '.join(SPECS)}"
         raise ConfigError("data.name", name, allowed, suggest(name.lower(), SPECS))
     if source is not None:
-        given = Path(source).expanduser()
+        given = expand_home("source", source)
         if not given.exists():
             raise DataError(f"{given}: no such file or folder")
         return store(name, lambda _: READERS[name](given))

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedcor.checks import check_at_least, check_counts, check_memory
 from fedcor.data import Dataset
 from fedcor.engine.batch import Batch, as_batch, as_tensor, outputs_of, rows_of
 from fedcor.errors import ConfigError
@@ -73,9 +74,9 @@ def mlp(
     """
     if not 0.0 <= dropout < 1.0:
         raise ConfigError("dropout", dropout, "must lie in [0, 1)")
-    if any(isinstance(width, bool) or not isinstance(width, int) or width < 1 for width in hidden):
-        raise ConfigError("hidden", list(hidden), "must be a list of whole numbers of at least 1")
+    check_counts("hidden", hidden)
     widths = [math.prod(shape), *hidden]
+    check_memory("hidden", list(hidden), 4.0 * sum(map(math.prod, itertools.pairwise(widths))))
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in itertools.pairwise(widths):
         layers += [nn.Linear(before, after), nn.Dropout(dropout), nn.ReLU()]
@@ -106,7 +107,11 @@ def cnn(
             "cnn",
             f"needs images (channels, height, width), but a sample has shape {tuple(shape)}",
         )
+    check_counts("channels", channels)
+    check_at_least("dense", dense, 1)
     first, second, third = channels
+    numbers = 9.0 * (first * second + second * third) + third * dense  # at the least
+    check_memory("channels", [*channels, dense], 4.0 * numbers)
     features = nn.Sequential(
         nn.Conv2d(shape[0], first, 3), nn.MaxPool2d(2), nn.ReLU(),
         nn.Conv2d(first, second, 3), nn.MaxPool2d(2), nn.ReLU(),

@@ -14,6 +14,7 @@ from fedcor.experiments.files import flatten, read_settings
 from fedcor.experiments.given import as_selectors
 from fedcor.experiments.settings import Experiment
 from fedcor.faults import Faults
+from fedcor.rules import Rules
 from fedcor.schedules import Schedule
 from fedcor.tasks import MetricSetting
 from fedcor.types import Selector
@@ -47,6 +48,8 @@ def experiment(
     noisy_clients: float = _SAME,
     optimiser: Any = _SAME,
     faults: Faults | Mapping[str, float] = _SAME,
+    rules: Rules | Mapping[str, Any] = _SAME,
+    tags: Any = _SAME,
     selector: str | Selector = _SAME,
     selectors: Mapping[str, Mapping[str, Any] | Selector] = _SAME,
     target_accuracy: float | None = _SAME,
@@ -57,8 +60,8 @@ def experiment(
         source: The name of a preset, the path of a TOML file, or an experiment.
         data, partition, model, rounds, clients_per_round, batch_size, local_steps, learning_rate,
             name, test_data, loss, metrics, milestones, factor, weight_decay, device, holdout,
-            noisy_clients, optimiser, faults, selector, selectors, target_accuracy: As in
-            `Experiment`. A dictionary changes single settings: `partition={"clients": 20}`,
+            noisy_clients, optimiser, faults, rules, tags, selector, selectors, target_accuracy: As
+            in `Experiment`. A dictionary changes single settings: `partition={"clients": 20}`,
             `selectors={"fedcor": {"beta": 0.9}}`; an object replaces what was there.
 
     Raises:
@@ -92,6 +95,8 @@ def _merged(key: str, old: Any, new: Any) -> Any:
         old = old.describe()
     if isinstance(old, Faults):
         old = dataclasses.asdict(old)
+    if isinstance(old, Rules):
+        old = {name: value for name, value in vars(old).items() if value}
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return new
     if key in ("model", "optimiser") and new.get("name", old.get("name")) != old.get("name"):

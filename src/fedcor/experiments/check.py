@@ -7,12 +7,32 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from fedcor.checks import check_at_least, check_between, check_fraction, check_positive
+import numpy as np
+
+from fedcor.checks import (
+    check_at_least,
+    check_between,
+    check_fraction,
+    check_memory,
+    check_positive,
+)
 from fedcor.errors import ConfigError
 from fedcor.model_options import MODEL_OPTIONS, check_model_options
+from fedcor.types import optimiser_traits
 
-__all__ = ["LARGEST", "check_finite", "check_model", "check_numbers", "errors_under"]
+__all__ = [
+    "BYTES_PER_CLIENT",
+    "LARGEST",
+    "check_finite",
+    "check_model",
+    "check_numbers",
+    "check_optimiser_memory",
+    "check_selector_memory",
+    "errors_under",
+]
 
+DEEPEST = 20  # levels of tables and lists within one another
+BYTES_PER_CLIENT = 400  # at the least: its rows, its size, and what is known of it
 LARGEST = 1e6  # of a learning rate, of its factor and of the weight decay
 _DEVICES = ("auto", "cpu", "cuda", "mps")
 
@@ -47,6 +67,36 @@ def check_model(model: Any) -> None:
         check_model_options(name, options)
 
 
+def check_selector_memory(
+    name: str, selector: Any, clients: int, parameters: int | None = None
+) -> None:
+    """Refuse a selector whose state does not fit into memory.
+
+    Args:
+        name: What the selector is called in the settings.
+        selector: One that may have `memory_bytes(clients, parameters)`: setting -> bytes.
+        clients: N.
+        parameters: P, of the model; None where it is not known yet.
+    """
+    needs = getattr(selector, "memory_bytes", None)
+    for key, needed in needs(clients, parameters).items() if callable(needs) else ():
+        check_memory(f"selectors.{name}.{key}", getattr(selector, key), needed)
+
+
+def check_optimiser_memory(optimiser: Any, clients: int, parameters: int) -> None:
+    """Refuse an optimiser that remembers a vector of each client, if they do not fit into memory.
+
+    Args:
+        optimiser: One whose trait `remembers` may be true.
+        clients: How many take part in a run, at the most.
+        parameters: P, of the model.
+    """
+    if optimiser_traits(optimiser).remembers:
+        number = np.dtype(getattr(optimiser, "dtype", "float32")).itemsize
+        given = f"{type(optimiser).__name__} of {clients} clients with {parameters} parameters each"
+        check_memory("optimiser.name", given, float(number) * clients * parameters)
+
+
 @contextmanager
 def errors_under(table: str) -> Iterator[None]:
     """A ConfigError raised within names its key inside `table`."""
@@ -56,13 +106,15 @@ def errors_under(table: str) -> Iterator[None]:
         raise error.under(table) from None
 
 
-def check_finite(settings: Any, path: str = "") -> None:
-    """Refuse NaN and infinity anywhere in tables of settings."""
+def check_finite(settings: Any, path: str = "", depth: int = 0) -> None:
+    """Refuse NaN and infinity anywhere in tables of settings, and tables that nest too deeply."""
+    if depth > DEEPEST:
+        raise ConfigError(path, settings, f"is nested more than {DEEPEST} levels deep")
     if isinstance(settings, Mapping):
         for key, value in settings.items():
-            check_finite(value, f"{path}.{key}".removeprefix("."))
+            check_finite(value, f"{path}.{key}".removeprefix("."), depth + 1)
     elif isinstance(settings, list | tuple):
         for value in settings:
-            check_finite(value, path)
+            check_finite(value, path, depth + 1)
     elif isinstance(settings, float) and not math.isfinite(settings):
         raise ConfigError(path, settings, "must be a finite number")

@@ -8,16 +8,20 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedcor.checks import check_at_least
+from fedcor.checks import check_at_least, expand_home
 from fedcor.config import check_keys, convert
 from fedcor.errors import ConfigError, suggest
+from fedcor.experiments.check import DEEPEST
 from fedcor.experiments.settings import TABLES, Experiment
 
 __all__ = ["flatten", "load_experiment", "parse_experiment", "preset_names", "read_settings"]
 
 _PRESETS = resources.files("fedcor") / "presets"
-_TABLES = ("data", "partition", "model", "training", "optimiser", "faults", "selectors", "metrics")
-_PLAIN = ("name", "selector", "target_accuracy")
+_TABLES = (
+    *("data", "partition", "model", "training", "optimiser", "faults", "rules", "selectors"),
+    "metrics",
+)
+_PLAIN = ("name", "selector", "target_accuracy", "tags")
 _REQUIRED = {
     "data": "a table of settings with name",
     "partition": "a table of settings with kind and clients",
@@ -101,7 +105,7 @@ def read_settings(source: str | Path) -> dict[str, Any]:
     source, names = str(source), preset_names()
     if source in names:
         return tomllib.loads((_PRESETS / f"{source}.toml").read_text(encoding="utf-8"))
-    path = Path(source).expanduser()
+    path = expand_home("experiment", source)
     if path.suffix != ".toml":
         allowed = f"must be a preset ({', '.join(names)}) or the path of a .toml file"
         raise ConfigError("experiment", source, allowed, suggest(source, names))
@@ -110,9 +114,22 @@ def read_settings(source: str | Path) -> dict[str, Any]:
     except OSError as error:
         why = f"the file cannot be read: {error.strerror}"
         raise ConfigError("experiment", source, why) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
+        # It is not UTF-8, not TOML, or has a number of thousands of digits, or endless brackets.
         raise ConfigError("experiment", source, f"the file is not TOML: {error}") from None
+    if _nests_deeper_than(DEEPEST, settings):
+        why = f"it has tables or lists within one another, more than {DEEPEST} levels deep"
+        raise ConfigError("experiment", source, why)
     return {"name": path.stem, **settings}
+
+
+def _nests_deeper_than(depth: int, settings: Mapping[str, Any]) -> bool:
+    """Whether tables and lists have more levels than what follows can go down."""
+    level: list[Any] = [settings]
+    for _ in range(depth):
+        inner = (one.values() if isinstance(one, Mapping) else one for one in level)
+        level = [below for one in inner for below in one if isinstance(below, Mapping | list)]
+    return bool(level)
 
 
 def _in_table(error: ConfigError) -> ConfigError:
@@ -128,8 +145,9 @@ def _apply_change(settings: dict[str, Any], change: str) -> None:
     *tables, last = _changed_key(change)
     text = change.partition("=")[2]
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        parsed = tomllib.loads(f"value = {text}")
+        value = parsed["value"] if len(parsed) == 1 else text
+    except (ValueError, RecursionError):  # not TOML, or a number of thousands of digits
         value = text
     here = settings
     for table in tables:
@@ -144,7 +162,7 @@ def _changed_key(change: str) -> list[str]:
     key, equals, _ = change.partition("=")
     try:
         path = _only_key(tomllib.loads(f"{key} = 0")) if equals else []
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         path = []
     if not path:
         raise ConfigError(
@@ -157,8 +175,11 @@ def _changed_key(change: str) -> list[str]:
 
 
 def _only_key(table: Any) -> list[str]:
-    """The dotted key of a table that holds nothing else."""
-    if not isinstance(table, dict):
-        return []
-    ((key, below),) = table.items()
-    return [key, *_only_key(below)]
+    """The dotted key of a table that holds nothing else; empty where it holds more, or nothing."""
+    path: list[str] = []
+    while isinstance(table, dict):
+        if len(table) != 1 or len(path) == DEEPEST:
+            return []
+        ((key, table),) = table.items()
+        path.append(key)
+    return path

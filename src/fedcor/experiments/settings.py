@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from fedcor.checks import check_between, check_fraction, check_positive
+from fedcor.checks import check_between, check_fraction, check_memory, check_positive
 from fedcor.config import convert, plain_keywords
 from fedcor.data import Partitioner
 from fedcor.describe import describe
 from fedcor.errors import ConfigError
 from fedcor.experiments.check import (
+    BYTES_PER_CLIENT,
     LARGEST,
     check_finite,
     check_model,
     check_numbers,
+    check_selector_memory,
 )
 from fedcor.experiments.given import (
     OwnData,
@@ -35,6 +37,7 @@ from fedcor.experiments.optimiser import (
     make_optimiser,
 )
 from fedcor.faults import Faults
+from fedcor.rules import FixedRules, as_rules, as_tags, describe_tags, fix_rules
 from fedcor.schedules import LearningRate, Schedule, as_schedule
 from fedcor.selectors import (
     DEFAULT_SELECTOR,
@@ -117,6 +120,10 @@ class Experiment:
             your own; a name or `module:Class`; or a table with `name` and options. None, or a table
             without a name: the one that the selector goes with, FedAvg for most.
         faults: Which faults are simulated.
+        rules: Who may be chosen: `Rules(...)`, or a table.
+        tags: What the rules know clients by: tag -> value -> clients, as a list of ids or a text of
+            ranges ("0-9, 12"); tag -> a list with the value of each client; or the path of a CSV
+            file with the columns `client` and one per tag.
         selector: The selector that runs: an object such as `FedCor(10)`, a name, or `module:Class`.
         selectors: Hyper-parameters of selectors, one table per name; those that are not given have
             the selector's defaults. Or a label of your own -> a selector.
@@ -152,6 +159,8 @@ class Experiment:
     noisy_clients: float = 0.0
     optimiser: Any = None
     faults: Faults = field(default_factory=Faults)
+    rules: Any = None
+    tags: Any = field(default_factory=dict)
     selector: str | Selector = DEFAULT_SELECTOR
     selectors: Mapping[str, Mapping[str, Any] | Selector] = field(default_factory=dict)
     target_accuracy: float | None = None
@@ -168,6 +177,8 @@ class Experiment:
         self._set("model", as_model(self.model))
         self._set("optimiser", as_optimiser_setting(self.optimiser))
         self._set("faults", as_faults(self.faults))
+        self._set("rules", as_rules(self.rules))
+        self._set("tags", as_tags(self.tags))
         self._set("selectors", as_selectors(self.selectors))
         self._take_selector()
         check_numbers(self)
@@ -175,11 +186,14 @@ class Experiment:
         self._check_own_keys()
         self.build_optimiser()
         self._check_selectors()
+        if self.clients is not None and self.clients_per_round:
+            self.fix_rules(self.clients)
         check_finite({"optimiser": self.optimiser if _is_table(self.optimiser) else {}})
         check_model(self.model)
         if self.loss is not None:
             find_loss(self.loss)
         find_metrics(self.metrics)
+        self._check_sizes()
 
     def _set(self, key: str, value: Any) -> None:
         object.__setattr__(self, key, value)
@@ -217,6 +231,12 @@ class Experiment:
         # Only a selector object, which may follow, knows how many clients there are per round.
         declared = getattr(selector_class(label), "optimiser", None)
         return declared if isinstance(declared, str) else SelectorTraits().optimiser
+
+    def fix_rules(self, clients: int) -> FixedRules | None:
+        """The rules for so many clients; None where there are none. Refuses what cannot be met."""
+        if not self.rules and not self.tags:
+            return None
+        return fix_rules(self.rules, self.tags, clients, self.build_selector(), self.rounds)
 
     def build_schedule(self) -> Schedule:
         """The learning rate in every round."""
@@ -266,6 +286,10 @@ class Experiment:
             "selectors": {self.selector: self._describe_selector()},
             "target_accuracy": self.target_accuracy,
         }
+        if self.rules:
+            settings["rules"] = self.rules.describe()
+        if self.tags:
+            settings["tags"] = describe_tags(self.tags)
         return {**settings, "metrics": describe_metrics(self.metrics)} if self.metrics else settings
 
     def _describe_selector(self) -> dict[str, Any]:
@@ -305,9 +329,11 @@ class Experiment:
         given: Any = self.learning_rate
         given = given.item() if isinstance(given, np.generic) else given
         if isinstance(given, int | float) and not isinstance(given, bool):
-            self._set("learning_rate", float(given))
+            self._set("learning_rate", convert("learning_rate", given, float))
             check_positive("learning_rate", self.learning_rate)
             check_between("learning_rate", self.learning_rate, 0.0, LARGEST)
+            if self.factor > 1.0:  # the rate is highest at the end
+                self.build_schedule().at(self.rounds - 1)
             return
         if self.milestones:
             allowed = "go with a learning rate that is a number; yours is a schedule of its own"
@@ -320,7 +346,8 @@ class Experiment:
         if self.clients is not None and self.clients_per_round > self.clients:
             allowed = f"must be at most partition.clients = {self.clients}"
             raise ConfigError("clients_per_round", self.clients_per_round, allowed)
-        if not self.name.strip(". ") or any(mark in self.name for mark in "/\\:"):
+        plain = self.name.isprintable() and not any(mark in self.name for mark in "/\\:")
+        if not self.name.strip(". ") or not plain:
             raise ConfigError("name", self.name, "must be a plain name: it names a folder")
         if self.target_accuracy is not None:
             check_fraction("target_accuracy", self.target_accuracy, closed=True)
@@ -348,6 +375,14 @@ class Experiment:
         if candidates is not None and self.clients is not None and candidates > self.clients:
             allowed = f"must be at most {self.clients} clients"
             raise ConfigError(f"selectors.{self.selector}.candidates", candidates, allowed)
+
+    def _check_sizes(self) -> None:
+        """Refuse what does not fit into memory, as far as it can be known without the data."""
+        if self.clients is None:
+            return
+        check_memory("partition.clients", self.clients, BYTES_PER_CLIENT * self.clients)
+        if self.clients_per_round:
+            check_selector_memory(self.selector_label, self.build_selector(), self.clients)
 
 
 def _chosen_by(selector: Selector) -> int | None:

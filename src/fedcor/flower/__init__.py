@@ -25,6 +25,7 @@ from fedcor.errors import MissingExtraError
 if find_spec("flwr") is None:
     raise MissingExtraError("flwr", "flower")
 
+from fedcor.flower.candidates import is_candidate
 from fedcor.flower.client import answers_probes
 from fedcor.flower.entry_points import FedCorStrategy, select_with
 from fedcor.flower.optimiser_strategy import OptimiserStrategy
@@ -37,5 +38,6 @@ __all__ = [
     "SelectingStrategy",
     "SelectionSettings",
     "answers_probes",
+    "is_candidate",
     "select_with",
 ]

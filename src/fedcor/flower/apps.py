@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,16 +17,18 @@ from flwr.serverapp.strategy import FedAvg
 from fedcor import types
 from fedcor.aggregation import init_optimiser
 from fedcor.build import build_simulation, experiment_header, use_one_thread
-from fedcor.errors import ConfigError
+from fedcor.errors import ConfigError, FedcorError
 from fedcor.experiments import Experiment
 from fedcor.flower.client import answers_probes
 from fedcor.flower.delivery import Delivered
 from fedcor.flower.local_training import RATE, STEPS
-from fedcor.flower.numbering import own_round
+from fedcor.flower.numbering import flower_round, own_round
 from fedcor.flower.optimiser_strategy import Arrays, OptimiserStrategy
 from fedcor.flower.settings import SelectionSettings
 from fedcor.flower.strategy import SelectingStrategy
+from fedcor.flower.tags import Tag
 from fedcor.record import RoundRecord
+from fedcor.rules import Rules
 from fedcor.simulation import Simulation
 from fedcor.simulation.aggregate import next_model, parameters_of
 from fedcor.types import Optimiser, Population, Selector, State, optimiser_traits
@@ -81,6 +83,8 @@ def server_app(
             wait_for=simulation.engine.population.count,
             probe_timeout=600.0,
             on_round=on_round,
+            preflight=False,  # the simulator asks no client for a check
+            **_rules(experiment),
         )
         strategy = _BridgedStrategy(
             ExperimentStrategy(simulation),
@@ -106,7 +110,15 @@ def client_app(experiment: Experiment, seed: int) -> ClientApp:
     def examples(context: Context) -> int:
         return _size(_simulation(held, seed), _client(context))
 
-    app = ClientApp(mods=[answers_probes(examples=examples)])
+    def tags(context: Context) -> dict[str, Tag]:
+        return {
+            tag: value
+            for tag, values in experiment.tags.items()
+            for value, clients in values.items()
+            if _client(context) in clients
+        }
+
+    app = ClientApp(mods=[answers_probes(examples=examples, tags=tags)])
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -116,7 +128,12 @@ def client_app(experiment: Experiment, seed: int) -> ClientApp:
         # A client is given Flower's number over the whole run, so nothing was finished before it.
         round = own_round(cast(int, config["server-round"]), finished=0)
         rate = cast(float, config["lr"])
-        (result,) = simulation.engine.train(model, [client], round, rate)
+        try:
+            (result,) = simulation.engine.train(model, [client], round, rate)
+        except FedcorError as error:
+            # The server's log says which client it was, and Flower's number of the round.
+            where = f"round {round}, client {client}: "
+            raise FedcorError(str(error).removeprefix(where)) from error
         weighted = optimiser_traits(simulation.optimiser).weighted
         metrics = MetricRecord(
             {
@@ -138,6 +155,31 @@ def client_app(experiment: Experiment, seed: int) -> ClientApp:
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     return app
+
+
+def _rules(experiment: Experiment) -> dict[str, Any]:
+    """The experiment's rules as settings on Flower, which has names and counts rounds from 1."""
+    rules: Rules = experiment.rules
+    own, schedule = rules.eligible, rules.clients_per_round
+
+    def eligible(name: str, tags: Mapping[str, Any]) -> bool:
+        assert callable(own)
+        client = int(name.removeprefix("partition-"))
+        return own(client, {tag: tags[tag] for tag in experiment.tags if tag in tags})
+
+    def clients_per_round(round: int) -> int:
+        assert callable(schedule)
+        return schedule(own_round(round, finished=0))
+
+    shifted: Any = clients_per_round if callable(schedule) else None
+    if isinstance(schedule, Mapping):
+        shifted = {flower_round(round): count for round, count in schedule.items()}
+    return {
+        "eligible": eligible if callable(own) else own,
+        "at_least": rules.at_least,
+        "at_most": rules.at_most,
+        "clients_per_round": shifted,
+    }
 
 
 class _BridgedStrategy(SelectingStrategy):
@@ -206,6 +248,7 @@ class ExperimentStrategy(OptimiserStrategy):
             weights=delivered.weights,
             steps=delivered.training.steps,
             learning_rate=delivered.training.learning_rate,
+            number=flower_round(delivered.round),
         )
         return {"model": after.cpu().numpy()}, state
 

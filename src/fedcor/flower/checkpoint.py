@@ -11,9 +11,11 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Strategy
 
 from fedcor.errors import RecordError
+from fedcor.flower.alike import Signature
 from fedcor.flower.memory import pack, snapshot, unpack, wrapped, writable
+from fedcor.flower.privacy import read_spent, restore_spent
 from fedcor.flower.roster import Roster
-from fedcor.flower.state import CurrentModel, FederationState
+from fedcor.flower.state import CurrentModel, FederationState, SeenReplies
 from fedcor.flower.wire import LOG
 from fedcor.types import Array, Population
 
@@ -35,13 +37,20 @@ class Checkpoint:
         state = self.state
         assert state.population is not None
         assert state.selector is not None
-        known = sorted(state.model.losses)
+        known, replies = sorted(state.model.losses), state.model.replies
+        built = {"trained": replies.trained, "evaluated": replies.evaluated}
         return {
             "round": np.array(self.done),
             "sizes": state.population.sizes,
             "version": np.array(state.model.version, dtype=np.str_),
             "known_clients": np.array(known, dtype=np.int64),
             "known_losses": np.array([state.model.losses[client] for client in known]),
+            "replies/answered": np.array(replies.answered),
+            "replies/reported": np.array(replies.reported),
+            **{
+                f"replies/{name}": np.array("" if one is None else one.to_text(), dtype=np.str_)
+                for name, one in built.items()
+            },
             **{f"roster/{name}": array for name, array in state.roster.to_arrays().items()},
             **{f"selector/{name}": array for name, array in state.selector.items()},
             **pack({"arrays": self.arrays}, "model"),
@@ -61,7 +70,7 @@ class Checkpoint:
             state = FederationState(
                 finished=int(arrays["round"]),
                 roster=Roster.from_arrays(_below(arrays, "roster/")),
-                model=CurrentModel(str(arrays["version"]), losses),
+                model=CurrentModel(str(arrays["version"]), losses, replies=_replies(arrays)),
                 selector=_below(arrays, "selector/"),
                 population=Population(arrays["sizes"]),
             )
@@ -74,6 +83,16 @@ class Checkpoint:
             )
         except (KeyError, ValueError, AttributeError) as error:
             raise RecordError(f"the checkpoint does not fit this run: {error!r}") from error
+
+
+def _replies(arrays: Mapping[str, Array]) -> SeenReplies:
+    """What the replies have been like; as far as it can be told, in an older checkpoint."""
+    return SeenReplies(
+        Signature.from_text(str(arrays.get("replies/trained", ""))),
+        Signature.from_text(str(arrays.get("replies/evaluated", ""))),
+        answered=bool(arrays.get("replies/answered", len(arrays["known_losses"]) > 0)),
+        reported=bool(arrays.get("replies/reported", False)),
+    )
 
 
 def _below(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
@@ -109,12 +128,13 @@ class StrategyMemory:
                 type(changed[key]).__name__,
             )
         self._reported |= lost
-        return {key: value for key, value in changed.items() if key not in lost}
+        kept = {key: value for key, value in changed.items() if key not in lost}
+        return {**kept, **read_spent(self._strategy)}
 
     def write(self, memory: Mapping[str, Any]) -> None:
         """Put back what `read` returned."""
         owners = dict(wrapped(self._strategy))
-        for key, value in memory.items():
+        for key, value in restore_spent(self._strategy, memory).items():
             path, dot, name = key.rpartition(".")
             setattr(owners[path + dot], name, value)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from fedcor.flower.wire import LOG, MISSING, NOTE
+from fedcor.flower.tags import Tag, write_tags
+from fedcor.flower.wire import LOG, MISSING, NOTE, PROTOCOL
 
 __all__ = ["answers_probes"]
 
@@ -19,18 +21,25 @@ _Mod = Callable[[Message, Context, _ClientCall], Message]
 
 
 def answers_probes(
-    *, name: str | None = None, examples: Callable[[Context], int] | None = None
+    *,
+    name: str | None = None,
+    examples: Callable[[Context], int] | None = None,
+    tags: Callable[[Context], Mapping[str, Tag]] | None = None,
 ) -> _Mod:
     """A mod with which an app's own evaluate function answers the server's questions. Put it first.
 
     It says who the client is, and keeps the models that the server will refer to later, so that
-    none is sent twice.
+    none is sent twice. It belongs to the whole app, `ClientApp(mods=[...])`, not to a single
+    function of it.
 
     Args:
         name: The client's name, the same in every run. None: the node's configuration
             `client-name`, else its `partition-id`.
         examples: Returns the client's number of training samples. None: the server learns it from
             the client's first reply.
+        tags: Returns further tags of the client, for rules about who may be chosen; a node's own
+            configuration counts without it. The server asks when it first meets the node, and only
+            for the tags that its rules need.
 
     Returns:
         A mod for `ClientApp(mods=[...])`.
@@ -45,14 +54,16 @@ def answers_probes(
             return call_next(message, context)
         del message.content[NOTE]  # the app sees the message as it is without us
         if note["ask"] == "identity":
-            return Message(RecordDict({NOTE: _identity(context)}), reply_to=message)
+            return Message(RecordDict({NOTE: _identity(context, note)}), reply_to=message)
         if not _recall(message.content, context.state, note):
             return Message(RecordDict({NOTE: ConfigRecord({MISSING: True})}), reply_to=message)
         return call_next(message, context)
 
-    def _identity(context: Context) -> ConfigRecord:
+    def _identity(context: Context, question: ConfigRecord) -> ConfigRecord:
         config = context.node_config
-        answer = ConfigRecord()
+        answer = ConfigRecord(
+            {"protocol": PROTOCOL, "fedcor": version("fedcor"), "flwr": version("flwr")}
+        )
         own = name if name is not None else config.get("client-name")
         if own is not None:
             answer["name"] = str(own)
@@ -65,6 +76,13 @@ def answers_probes(
                 LOG.exception(
                     "answers_probes: examples() failed; the server will use the number in a reply"
                 )
+        more: Mapping[str, Tag] = {}
+        if tags is not None and "tags" in question:
+            try:
+                more = dict(tags(context))
+            except Exception:
+                LOG.exception("answers_probes: tags() failed; the server is not told its tags")
+        write_tags(answer, question, {**config, **more})
         return answer
 
     return mod

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import Message, MetricRecord
 
 from fedcor.aggregation import read_only
 from fedcor.flower.layout import Layout
@@ -26,10 +26,12 @@ class Company:
     Attributes:
         clients: Node -> the client on it.
         population: All clients that are known.
+        metrics: Client -> all metrics of its reply, where a part of them was left out.
     """
 
     clients: Mapping[int, int]
     population: Population
+    metrics: Mapping[int, MetricRecord] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,12 @@ def read_delivered(
         weight[client] = weight.get(client, 0.0) + given
     clients = sorted(first)
     weights = np.array([weight[client] for client in clients])
+    read = {client: metrics_of(first[client].content) for client in clients}
+    said = {**read, **company.metrics}
     return Delivered(
         own_round(server_round, finished=0),
         np.array(clients, dtype=np.int64),
         weights / weights.sum(),
-        read_local_training([metrics_of(first[client].content) for client in clients]),
+        read_local_training([said[client] for client in clients]),
         [first[client] for client in clients],
     )

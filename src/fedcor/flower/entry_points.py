@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +14,7 @@ from fedcor.flower.optimiser_strategy import OptimiserStrategy
 from fedcor.flower.settings import SelectionSettings
 from fedcor.flower.strategy import SelectingStrategy
 from fedcor.record import RoundRecord
+from fedcor.rules import Bounds, ClientsPerRound, Eligible, Rules
 from fedcor.selectors import FedCor, build_selector, registry
 from fedcor.types import Selector, selector_traits
 
@@ -26,12 +27,14 @@ class FedCorStrategy(SelectingStrategy):
     """A Flower strategy whose clients are chosen by FedCor.
 
     Args:
-        clients_per_round: C, clients that train in each round.
+        clients_per_round: C, clients that train in each round; or round, from 1 -> C from then on;
+            or a function of the round.
         strategy: Aggregates their updates; `FedAvg()` unless another is given.
         warmup, interval, samples_per_refit, warmup_history, history, discount, dimension, noise,
             warmup_steps, refit_steps, gp_learning_rate, beta: As in `fedcor.FedCor`.
-        checkpoint, seed, wait_for, probe_timeout, attempts, loss_key, name, identity,
-            secure_aggregation, on_round: As in `SelectionSettings`.
+        checkpoint, seed, wait_for, probe_timeout, attempts, loss_key, accuracy_key, name,
+            identity, secure_aggregation, on_round, preflight, eligible, at_least, at_most: As in
+            `SelectionSettings`.
 
     Example:
         strategy = FedCorStrategy(5, warmup=10, checkpoint="runs/mine")
@@ -43,7 +46,7 @@ class FedCorStrategy(SelectingStrategy):
     @suggests
     def __init__(
         self,
-        clients_per_round: int,
+        clients_per_round: int | ClientsPerRound,
         strategy: Strategy | None = None,
         *,
         warmup: int = FedCor.warmup,
@@ -64,10 +67,15 @@ class FedCorStrategy(SelectingStrategy):
         probe_timeout: float = _Settings.probe_timeout,
         attempts: int = _Settings.attempts,
         loss_key: str | None = _Settings.loss_key,
+        accuracy_key: str | None = _Settings.accuracy_key,
         name: str = _Settings.name,
         identity: Literal["name", "key"] = _Settings.identity,
         secure_aggregation: bool = _Settings.secure_aggregation,
         on_round: Callable[[RoundRecord], None] | None = None,
+        preflight: bool = _Settings.preflight,
+        eligible: Eligible | None = _Settings.eligible,
+        at_least: Mapping[str, Bounds] | None = _Settings.at_least,
+        at_most: Mapping[str, Bounds] | None = _Settings.at_most,
     ) -> None:
         options = {
             "warmup": warmup,
@@ -83,6 +91,7 @@ class FedCorStrategy(SelectingStrategy):
             "gp_learning_rate": gp_learning_rate,
             "beta": beta,
         }
+        first, schedule = _first_number(clients_per_round)
         settings = SelectionSettings(
             checkpoint=checkpoint,
             seed=seed,
@@ -90,14 +99,20 @@ class FedCorStrategy(SelectingStrategy):
             probe_timeout=probe_timeout,
             attempts=attempts,
             loss_key=loss_key,
+            accuracy_key=accuracy_key,
             name=name,
             identity=identity,
             secure_aggregation=secure_aggregation,
             on_round=on_round,
+            preflight=preflight,
+            eligible=eligible,
+            at_least=at_least,
+            at_most=at_most,
+            clients_per_round=schedule,
         )
         super().__init__(
             FedAvg() if strategy is None else strategy,
-            build_selector("fedcor", clients_per_round, options),
+            build_selector("fedcor", first, options),
             settings,
         )
 
@@ -107,17 +122,22 @@ def select_with(
     strategy: Strategy,
     selector: Selector | str | None = None,
     *,
-    clients_per_round: int | None = None,
+    clients_per_round: int | ClientsPerRound | None = None,
     checkpoint: str | Path | None = _Settings.checkpoint,
     seed: int = _Settings.seed,
     wait_for: int | None = _Settings.wait_for,
     probe_timeout: float = _Settings.probe_timeout,
     attempts: int = _Settings.attempts,
     loss_key: str | None = _Settings.loss_key,
+    accuracy_key: str | None = _Settings.accuracy_key,
     name: str = _Settings.name,
     identity: Literal["name", "key"] = _Settings.identity,
     secure_aggregation: bool = _Settings.secure_aggregation,
     on_round: Callable[[RoundRecord], None] | None = None,
+    preflight: bool = _Settings.preflight,
+    eligible: Eligible | None = _Settings.eligible,
+    at_least: Mapping[str, Bounds] | None = _Settings.at_least,
+    at_most: Mapping[str, Bounds] | None = _Settings.at_most,
 ) -> SelectingStrategy:
     """`strategy` as it is, with its clients chosen by `selector`.
 
@@ -130,10 +150,12 @@ def select_with(
         strategy: Any strategy of `flwr.serverapp.strategy`, `OptimiserStrategy`, or your own.
         selector: A selector, or the name of one with `clients_per_round`. None: the default one,
             `fedcor.selectors.DEFAULT_SELECTOR`.
-        clients_per_round: C, clients that train in each round. Must be given unless `selector` is
-            an object, which says it itself.
-        checkpoint, seed, wait_for, probe_timeout, attempts, loss_key, name, identity,
-            secure_aggregation, on_round: As in `SelectionSettings`.
+        clients_per_round: C, clients that train in each round; or round, from 1 -> C from then on;
+            or a function of the round. Must be given unless `selector` is an object, which says
+            it itself.
+        checkpoint, seed, wait_for, probe_timeout, attempts, loss_key, accuracy_key, name,
+            identity, secure_aggregation, on_round, preflight, eligible, at_least, at_most: As in
+            `SelectionSettings`.
 
     Returns:
         A strategy to `start` as any other.
@@ -143,6 +165,9 @@ def select_with(
         strategy = select_with(FedAdam(eta=0.05), PowerOfChoice(5), checkpoint="runs/mine")
         strategy.start(grid, initial_arrays, num_rounds=100)
     """
+    first, schedule = (
+        (None, None) if clients_per_round is None else _first_number(clients_per_round)
+    )
     settings = SelectionSettings(
         checkpoint=checkpoint,
         seed=seed,
@@ -150,17 +175,23 @@ def select_with(
         probe_timeout=probe_timeout,
         attempts=attempts,
         loss_key=loss_key,
+        accuracy_key=accuracy_key,
         name=name,
         identity=identity,
         secure_aggregation=secure_aggregation,
         on_round=on_round,
+        preflight=preflight,
+        eligible=eligible,
+        at_least=at_least,
+        at_most=at_most,
+        clients_per_round=schedule,
     )
     if selector is None or isinstance(selector, str):
-        if clients_per_round is None:
+        if first is None:
             where = "where no selector is" if selector is None else "with a selector's name"
             raise ConfigError("clients_per_round", None, f"must be given {where}")
-        chosen = build_selector(selector or registry.DEFAULT_SELECTOR, clients_per_round)
-    elif clients_per_round is not None:
+        chosen = build_selector(selector or registry.DEFAULT_SELECTOR, first)
+    elif clients_per_round is not None and schedule is None:
         allowed = "is set by the selector that you gave"
         raise ConfigError("clients_per_round", clients_per_round, allowed)
     else:
@@ -168,6 +199,17 @@ def select_with(
     if selector is None and type(strategy) is FedAvg:
         strategy = _with_optimiser(strategy, selector_traits(chosen).optimiser)
     return SelectingStrategy(strategy, chosen, settings)
+
+
+def _first_number(given: int | ClientsPerRound) -> tuple[int, ClientsPerRound | None]:
+    """Clients in the first round, and how they change if they do."""
+    if not isinstance(given, Mapping) and not callable(given):
+        return given, None
+    first = Rules(clients_per_round=given).clients_at(1)
+    if first is None:
+        allowed = "must say how many clients there are in round 1, the first one"
+        raise ConfigError("clients_per_round", given, allowed)
+    return first, given
 
 
 def _with_optimiser(strategy: FedAvg, optimiser: str) -> OptimiserStrategy:

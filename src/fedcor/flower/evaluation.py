@@ -14,14 +14,17 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
+from fedcor.flower.alike import compare_replies, log_left_out, with_common_metrics
 from fedcor.flower.exchange import Exchange
 from fedcor.flower.grids import SomeNodes, limited
+from fedcor.flower.logs import true_numbers
 from fedcor.flower.messages import Holders, renewed, slim
 from fedcor.flower.numbering import flower_round
-from fedcor.flower.screen import Unusable, clean_evaluation, metrics_of, number, odd_ones_out
+from fedcor.flower.screen import Unusable, clean_evaluation, metrics_of, number
 from fedcor.flower.settings import RoundSettings
-from fedcor.flower.state import CurrentModel
+from fedcor.flower.state import CurrentModel, SeenReplies
 from fedcor.guard import screen_losses
+from fedcor.selection import blame
 
 __all__ = ["Evaluation", "configure_evaluation"]
 
@@ -43,23 +46,35 @@ class Evaluation:
         exchange, settings = self.exchange, self.settings
         received, lost = exchange.resend(
             self.sent,
-            exchange.match(self.sent, replies),
+            exchange.match(self.sent, replies, task="evaluate"),
             lambda client: renewed(self.requests[client]),
             self.sent_at + settings.train_timeout,
+            task="evaluate",
         )
-        usable = self._usable(received)
+        usable, seen = self._usable(received, model.replies)
+        exchange.accept(usable, task="evaluate")
+        exchange.log_faults()
         losses = dict(model.losses)
         for client, reply in usable.items():
             loss = number(metrics_of(reply.content), *settings.loss_keys)
             if np.isfinite(screen_losses(np.array([loss]))[0][0]):
                 losses[client] = loss
+                seen = dataclasses.replace(seen, answered=True)
         remember = {client for client in usable if exchange.roster.has_mod(client)} - lost
         holders = (model.holders | remember) - lost
-        round = flower_round(exchange.round)
-        metrics = settings.strategy.aggregate_evaluate(round, list(usable.values()))
-        return metrics, dataclasses.replace(model, losses=losses, holders=holders)
+        common = with_common_metrics([reply.content for reply in usable.values()])
+        for reply, content in zip(usable.values(), common, strict=True):
+            reply.content = content
+        round, name = flower_round(exchange.round), type(settings.strategy).__name__
+        failed = f"round {round}: {name} failed in aggregate_evaluate"
+        with true_numbers(failures=len(self.sent) - len(usable)), blame(failed):
+            metrics = settings.strategy.aggregate_evaluate(round, list(usable.values()))
+        model = dataclasses.replace(model, losses=losses, holders=holders, replies=seen)
+        return metrics, model
 
-    def _usable(self, received: Mapping[int, Message]) -> dict[int, Message]:
+    def _usable(
+        self, received: Mapping[int, Message], seen: SeenReplies
+    ) -> tuple[dict[int, Message], SeenReplies]:
         """The replies that the strategy can average; the others are counted as faults."""
         usable: dict[int, Message] = {}
         weight_key, loss_keys = self.settings.weight_key, self.settings.loss_keys
@@ -68,12 +83,18 @@ class Evaluation:
                 reply.content = clean_evaluation(reply.content, weight_key, loss_keys)
                 usable[client] = reply
             except Unusable as wrong:
-                self.exchange.count_fault(client, wrong.kind, wrong.why)
-        for client in odd_ones_out(usable, None)[0]:
-            why = "its evaluation is built differently from the others'"
-            self.exchange.count_fault(client, "malformed", why)
+                self.exchange.count_fault(client, wrong.kind, wrong.why, task="evaluate")
+        found = compare_replies(
+            {client: reply.content for client, reply in usable.items()},
+            seen.evaluated,
+            needed=self.settings.recorded_metrics,
+        )
+        for client, why in found.refused.items():
+            self.exchange.count_fault(client, "malformed", why, task="evaluate")
             del usable[client]
-        return usable
+        round, names = flower_round(self.exchange.round), self.exchange.roster.names
+        said = log_left_out(found, seen.left_out, "evaluate", round, names)
+        return usable, dataclasses.replace(seen, evaluated=found.usual, left_out=said)
 
 
 def configure_evaluation(
@@ -88,12 +109,11 @@ def configure_evaluation(
     roster, nodes = exchange.roster, list(grid.get_node_ids())
     reachable = [roster.node(client) for client in roster.reachable(nodes, exchange.round).tolist()]
     some = reachable or nodes
-    with limited(settings.strategy, len(some)):
-        messages = list(
-            settings.strategy.configure_evaluate(
-                flower_round(exchange.round), arrays, config, SomeNodes(grid, some)
-            )
-        )
+    round, strategy = flower_round(exchange.round), settings.strategy
+    alone = len(roster.left_alone(exchange.round))
+    failed = f"round {round}: {type(strategy).__name__} failed in configure_evaluate"
+    with limited(strategy, len(some)), true_numbers(left_alone=alone), blame(failed):
+        messages = list(strategy.configure_evaluate(round, arrays, config, SomeNodes(grid, some)))
     clients = {roster.client(message.metadata.dst_node_id): message for message in messages}
     requests = {client: message for client, message in clients.items() if client >= 0}
     holders = Holders(model.version, model.holders)

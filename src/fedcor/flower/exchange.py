@@ -9,31 +9,37 @@ from collections.abc import Callable, Iterable, Mapping
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedcor.flower.fault_log import FaultLog
 from fedcor.flower.messages import says_missing
-from fedcor.flower.numbering import flower_round
+from fedcor.flower.quarantine import Task
 from fedcor.flower.roster import Roster
 from fedcor.flower.screen import UNREACHABLE, reply_fault
-from fedcor.flower.wire import LOG, payload_bytes
+from fedcor.flower.wire import payload_bytes
 
 __all__ = ["Exchange", "send_and_receive"]
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.02, 1.0  # seconds between looks for replies
-_LONGEST_REASON = 300  # characters in the log
 
 
 class Exchange:
     """The traffic of one round, and what the record says of it."""
 
-    def __init__(self, grid: Grid, roster: Roster, round: int) -> None:
+    def __init__(
+        self, grid: Grid, roster: Roster, round: int, fault_log: FaultLog | None = None
+    ) -> None:
         self.grid, self.roster, self.round = grid, roster, round
+        self._fault_log = FaultLog() if fault_log is None else fault_log
         self.bytes_down = self.bytes_up = 0
         self.probed = 0  # losses that clients were asked for
         self.refused = 0  # answers and updates that came, but cannot be used
         self.faults: Counter[str] = Counter()
+        self.last_fault: dict[int, tuple[str, str]] = {}  # client -> kind and reason
         # Clients that could not be reached in this round: nobody waits for them a second time.
         self.gone: set[int] = set()
 
-    def ask(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message]:
+    def ask(
+        self, messages: Mapping[int, Message], timeout: float, *, task: Task
+    ) -> dict[int, Message]:
         """Client -> reply, of all who replied with content in time."""
         messages = {
             client: message for client, message in messages.items() if client not in self.gone
@@ -42,14 +48,14 @@ class Exchange:
             return {}
         self.count_sent(messages.values())
         replies = send_and_receive(self.grid, list(messages.values()), timeout)
-        return self.match(messages, replies)
+        return self.match(messages, replies, task=task)
 
     def count_sent(self, messages: Iterable[Message]) -> None:
         """Count the bytes of messages that go out."""
         self.bytes_down += sum(payload_bytes(message.content) for message in messages)
 
     def match(
-        self, messages: Mapping[int, Message], replies: Iterable[Message]
+        self, messages: Mapping[int, Message], replies: Iterable[Message], *, task: Task
     ) -> dict[int, Message]:
         """The replies by client, sorted; a missing one is a fault.
 
@@ -65,13 +71,12 @@ class Exchange:
             heard.add(client)
             fault = reply_fault(reply)
             if fault is not None:
-                self.count_fault(client, *fault)
+                self.count_fault(client, *fault, task=task)
             else:
                 answers[client] = reply
                 self.bytes_up += payload_bytes(reply.content)
-                self.roster.answered(client)
-        for client in messages.keys() - heard:
-            self.count_fault(client, "late", "no reply within the deadline")
+        for client in sorted(messages.keys() - heard):
+            self.count_fault(client, "late", "no reply within the deadline", task=task)
         return dict(sorted(answers.items()))
 
     def resend(
@@ -80,6 +85,8 @@ class Exchange:
         replies: Mapping[int, Message],
         with_model: Callable[[int], Message],
         end: float,
+        *,
+        task: Task,
     ) -> tuple[dict[int, Message], set[int]]:
         """The replies, after whoever lost a model that was left out got a message with it.
 
@@ -87,24 +94,37 @@ class Exchange:
         """
         lost = {client for client, reply in replies.items() if says_missing(sent[client], reply)}
         messages = {client: with_model(client) for client in sorted(lost)}
-        late = self.ask(messages, max(0.0, end - time.monotonic()))
+        late = self.ask(messages, max(0.0, end - time.monotonic()), task=task)
         kept = {client: reply for client, reply in replies.items() if client not in lost}
         return dict(sorted({**kept, **late}.items())), lost
 
-    def refuse(self, client: int, kind: str, why: str) -> None:
+    def accept(self, clients: Iterable[int], *, task: Task) -> None:
+        """What these clients sent can be used: earlier faults at this task are forgotten."""
+        for client in clients:
+            self.roster.succeeded(client, task)
+
+    def refuse(self, client: int, kind: str, why: str, *, task: Task) -> None:
         """A client's answer or update came, but cannot be used."""
         self.refused += 1
-        self.count_fault(client, kind, why)
+        self.count_fault(client, kind, why, task=task)
 
-    def count_fault(self, client: int, kind: str, why: str) -> None:
-        """Count and log a fault; a client that cannot be reached is left alone for a while."""
+    def count_fault(self, client: int, kind: str, why: str, *, task: Task) -> None:
+        """Count a fault; a client with several in a row is left alone for a while."""
         self.faults[kind] += 1
-        why = why if len(why) < _LONGEST_REASON else f"{why[:_LONGEST_REASON]}..."
-        number, name = flower_round(self.round), self.roster.names[client]
-        LOG.warning("round %d: client %d (%s): %s: %s", number, client, name, kind, why)
-        if kind in UNREACHABLE and client not in self.gone:
+        self.last_fault[client] = kind, why
+        roster, name = self.roster, self.roster.names[client]
+        self._fault_log.add(client, name, kind, why)
+        if kind in UNREACHABLE:
+            if client in self.gone:
+                return
             self.gone.add(client)
-            self.roster.failed(client, self.round)
+        if roster.failed(client, self.round, task, replied=kind not in UNREACHABLE):
+            faults, until = roster.quarantine.faults(client, task), roster.quarantine.until(client)
+            self._fault_log.add_alone(client, name, faults, until)
+
+    def log_faults(self) -> None:
+        """Log the faults that were counted since it was last called."""
+        self._fault_log.write(self.round)
 
 
 def send_and_receive(grid: Grid, messages: list[Message], timeout: float) -> list[Message]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections.abc import Mapping
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
 
 from fedcor.flower.messages import probe_message, slim
+from fedcor.flower.missing_loss import loss_fault, no_loss_answered
 from fedcor.flower.numbering import flower_round
-from fedcor.flower.screen import metrics_of, number
+from fedcor.flower.screen import UNREACHABLE, metrics_of, number
 from fedcor.flower.state import CurrentModel
 from fedcor.flower.training import Training
 from fedcor.flower.wire import version_of
-from fedcor.guard import check_clients, screen_losses
+from fedcor.guard import check_clients
 from fedcor.rng import stream
 from fedcor.types import FloatArray, IntArray
 
@@ -74,11 +77,15 @@ class FlowerFederation:
         """What is known of the model `version`, which the next round starts from."""
         training = self._training
         losses = self._losses.get(version, {})
-        return CurrentModel(version, losses, training.holders.of(version), training.signature)
+        return CurrentModel(version, losses, training.holders.of(version), training.replies)
 
     def _probe(self, version: str, model: ArrayRecord, clients: list[int]) -> dict[int, float]:
-        """Client -> its loss of `model`, of all who gave a usable answer. All are asked at once."""
+        """Client -> its loss of `model`, of all who gave a usable answer. All are asked at once.
+
+        Raises FedcorError if this run has never seen a loss, and most replies came without one.
+        """
         end, holders = time.monotonic() + self._settings.probe_timeout, self._training.holders
+        asked = [client for client in clients if client not in self._exchange.gone]
         self._exchange.probed += len(clients)
 
         def message(client: int) -> Message:
@@ -93,15 +100,37 @@ class FlowerFederation:
             return message(client)
 
         sent = {client: message(client) for client in clients}
-        replies = self._exchange.ask(sent, self._settings.probe_timeout)
-        replies, _ = self._exchange.resend(sent, replies, whole_message, end)
+        replies = self._exchange.ask(sent, self._settings.probe_timeout, task="probe")
+        replies, _ = self._exchange.resend(sent, replies, whole_message, end, task="probe")
         answers: dict[int, float] = {}
         for client, reply in replies.items():
             if self._roster.has_mod(client):
                 holders[version].add(client)
-            answer = number(metrics_of(reply.content), *self._settings.loss_keys)
-            if np.isnan(screen_losses(np.array([answer]))[0][0]):
-                self._exchange.refuse(client, "unusable", f"its loss is {answer}")
+            metrics, keys = metrics_of(reply.content), self._settings.loss_keys
+            wrong = loss_fault(metrics, keys)
+            if wrong:
+                self._exchange.refuse(client, "unusable", wrong, task="probe")
             else:
-                answers[client] = answer
+                answers[client] = number(metrics, *keys)
+        self._exchange.accept(answers, task="probe")
+        seen = self._training.replies
+        if answers:
+            self._training.replies = dataclasses.replace(seen, answered=True)
+        elif not seen.answered:
+            self._check_replies(asked, replies)
         return answers
+
+    def _check_replies(self, asked: list[int], replies: Mapping[int, Message]) -> None:
+        """No loss was ever seen: go on if most could not be reached, since an outage may pass."""
+        faults = self._exchange.last_fault
+        errors = [
+            faults[client][1]
+            for client in asked
+            if client not in replies and faults[client][0] not in UNREACHABLE
+        ]
+        heard = len(replies) + len(errors)
+        # Who could not be reached before in this round was not asked again.
+        if heard and 2 * heard >= len({*asked, *self._exchange.gone}):
+            contents = [reply.content for reply in replies.values()]
+            number = flower_round(self.round)
+            raise no_loss_answered(self._settings, number, len(asked), contents, errors)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedcor.flower.memory import wrapped
-from fedcor.flower.private import NodeInfo, Run
+
+if TYPE_CHECKING:
+    from fedcor.flower.private import NodeInfo, Run
 
 __all__ = ["SomeNodes", "limited"]
 

@@ -14,6 +14,7 @@ from flwr.app import MetricRecord
 
 from fedcor.flower.screen import number
 from fedcor.flower.wire import LOG
+from fedcor.foreign import one_line
 from fedcor.types import BoolArray, FloatArray, IntArray
 
 __all__ = ["RATE", "STEPS", "LocalTraining", "read_local_training"]
@@ -51,7 +52,7 @@ class LocalTraining:
             names: (m) What the clients are called.
         """
         if self.doubts:
-            said = "; ".join(f"{names[row]}: {what}" for row, what in self.doubts)
+            said = "; ".join(f"{one_line(names[row])}: {what}" for row, what in self.doubts)
             LOG.warning("in the metrics of replies, %s (this is said once per run)", said)
         return bool(self.doubts)
 

@@ -21,7 +21,17 @@ from fedcor import types
 from fedcor.aggregation import read_only
 from fedcor.errors import RecordError
 
-__all__ = ["Frozen", "Memory", "pack", "restore", "snapshot", "unpack", "wrapped", "writable"]
+__all__ = [
+    "Frozen",
+    "Memory",
+    "is_accountant",
+    "pack",
+    "restore",
+    "snapshot",
+    "unpack",
+    "wrapped",
+    "writable",
+]
 
 _SCALARS = (bool, int, float, str, type(None))
 
@@ -52,7 +62,8 @@ class Frozen(Mapping[str, types.Array]):
 class Memory:
     """A strategy's attributes at one moment, by dotted name."""
 
-    # Copies; without functions, other strategies, optimisers, and what cannot be copied.
+    # Copies; without functions, other strategies, optimisers, accountants, and what cannot be
+    # copied.
     values: dict[str, Any]
     names: frozenset[str]  # of all attributes
 
@@ -67,6 +78,12 @@ def wrapped(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
     yield from found
 
 
+def is_accountant(value: Any) -> bool:
+    """Whether it counts releases of a model for differential privacy. They cannot be taken back."""
+    verbs = ("compose", "would_exceed", "state_dict", "load_state_dict")
+    return all(callable(getattr(value, verb, None)) for verb in verbs)
+
+
 def snapshot(strategy: Strategy) -> Memory:
     """Copies of the strategy's attributes as they are now."""
     values, names = {}, []
@@ -75,6 +92,8 @@ def snapshot(strategy: Strategy) -> Memory:
             names.append(path + name)
             # An optimiser never changes, and need not know when it is equal to its copy.
             if isinstance(value, Strategy | types.Optimiser) or callable(value):
+                continue
+            if is_accountant(value):
                 continue
             try:
                 values[path + name] = copy.deepcopy(value)

@@ -29,6 +29,7 @@ from fedcor.flower.numbering import flower_round
 from fedcor.flower.roster import population_of
 from fedcor.flower.screen import Unusable, clean_model, metrics_of, number
 from fedcor.flower.wire import LOG
+from fedcor.foreign import one_line
 from fedcor.optimisers import as_optimiser, build_optimiser
 from fedcor.types import IntArray, Optimiser, Population, State, optimiser_traits
 
@@ -240,7 +241,9 @@ def _usable(reply: Message, model: Arrays, strategy: FedAvg) -> bool:
     try:
         reply.content = clean_model(reply.content, model, strategy.weighted_by_key, ())
     except Unusable as wrong:
-        LOG.warning("the reply of node %d is left out: %s", reply.metadata.src_node_id, wrong)
+        LOG.warning(
+            "the reply of node %d is left out: %s", reply.metadata.src_node_id, one_line(wrong)
+        )
         return False
     return True
 

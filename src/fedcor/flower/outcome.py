@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -11,12 +12,30 @@ from flwr.app import RecordDict
 from fedcor.errors import FedcorError
 from fedcor.flower.layout import layout_of
 from fedcor.flower.local_training import LocalTraining
+from fedcor.flower.missing_loss import loss_fault, no_loss_reported
+from fedcor.flower.numbering import flower_round
 from fedcor.flower.screen import metrics_of, number
 from fedcor.flower.training import Training
 from fedcor.guard import screen_losses
-from fedcor.types import Array, FloatArray, IntArray, Outcome
+from fedcor.types import Array, FloatArray, IntArray, Outcome, selector_traits
 
-__all__ = ["read_outcome"]
+__all__ = ["check_losses", "read_outcome"]
+
+
+def check_losses(training: Training, participated: IntArray) -> None:
+    """Refuse to go on if the selector needs the losses in replies, and no reply has ever had one.
+
+    Args:
+        training: The replies.
+        participated: (m,) Who delivered.
+    """
+    settings, seen = training.settings, training.replies
+    if seen.reported or not selector_traits(settings.selector).needs_losses:
+        return
+    contents = [training.results[client].content for client in participated.tolist()]
+    if all(loss_fault(metrics_of(content), settings.loss_keys) for content in contents):
+        raise no_loss_reported(settings, flower_round(training.exchange.round), contents)
+    training.replies = dataclasses.replace(seen, reported=True)
 
 
 def read_outcome(
@@ -45,13 +64,17 @@ def read_outcome(
             raise FedcorError(
                 "single updates are hidden by secure aggregation: this selector cannot be used"
             )
+        if settings.grows_trees:
+            raise FedcorError(
+                "clients that grow trees send no updates of a model: this selector cannot be used"
+            )
         start = layout.flatten(training.model).astype(np.float64)
         rows = [layout.flatten(_arrays(content)) for content in contents]
         return np.array(rows, dtype=np.float64).reshape(len(rows), len(start)) - start
 
     # A strategy that is not known to weight replies is taken to weight them alike.
     weights = np.ones(len(clients))
-    if hasattr(settings.strategy, "weighted_by_key"):
+    if settings.weighted:
         given = [number(metrics_of(content), settings.weight_key) for content in contents]
         weights = np.array(given, dtype=np.float64)
     return Outcome(

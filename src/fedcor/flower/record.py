@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from typing import Any
@@ -16,6 +16,8 @@ from fedcor.describe import describe
 from fedcor.errors import RecordError
 from fedcor.flower.checkpoint import Checkpoint, StrategyMemory
 from fedcor.flower.memory import restore, snapshot
+from fedcor.flower.metrics import flat_metrics, other_records
+from fedcor.flower.numbering import flower_round
 from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.flower.round import Round
 from fedcor.flower.screen import number
@@ -31,11 +33,6 @@ from fedcor.types import Optimiser
 
 __all__ = ["Recorder", "describe_run"]
 
-# fmt: off
-_ACCURACIES = (
-    "accuracy", "test_accuracy", "eval_accuracy", "eval_acc", "eval-acc", "val_acc", "acc",
-)
-# fmt: on
 _RATES = ("lr", "learning-rate", "learning_rate")
 
 
@@ -54,6 +51,8 @@ def describe_run(settings: RoundSettings, num_rounds: int) -> dict[str, Any]:
             "clients_per_round": described.get("clients_per_round"),
         },
     }
+    if settings.selection.rules:
+        config["rules"] = settings.selection.rules.describe()
     versions = {"flwr": version("flwr")}
     return run_header(settings.selection.name, selector, settings.selection.seed, config, versions)
 
@@ -66,13 +65,20 @@ def _describe(optimiser: Optimiser) -> dict[str, Any]:
 
 
 class Recorder:
-    """Writes the rounds of a run. Without a checkpoint folder, only `on_round` hears of them."""
+    """Writes the rounds of a run. Without a checkpoint folder, only `on_round` hears of them.
+
+    Attributes:
+        initial_metrics: The evaluation of the initial model, if there was one in this start.
+    """
 
     def __init__(self, settings: RoundSettings) -> None:
         self._settings, self._memory = settings, StrategyMemory(settings.strategy)
         self._writer: RunWriter | None = None
+        self.is_open = False  # whether a run is under way
         self._initial_config: dict[str, Any] = {}  # the train configuration that `start` was given
         self._finished = snapshot(settings.strategy)  # the strategy after the last finished round
+        self._names_checked = False  # whether an evaluation has shown which metrics there are
+        self.initial_metrics: MetricRecord | None = None
 
     @contextmanager
     def opened(self, header: dict[str, Any]) -> Iterator[None]:
@@ -83,16 +89,23 @@ class Recorder:
         """
         folder = self._settings.selection.folder
         self._finished = snapshot(self._settings.strategy)
+        self._names_checked, self.initial_metrics = False, None
         with ExitStack() as stack:
             if folder is not None:
                 self._writer = stack.enter_context(open_run(folder, header, resume=True))
             try:
+                self.is_open = True
                 yield
             except BaseException:
                 restore(self._settings.strategy, self._finished)
                 raise
             finally:
-                self._writer = None
+                self._writer, self.is_open = None, False
+
+    @property
+    def before(self) -> list[Mapping[str, Any]]:
+        """The lines of the rounds that were finished before this start."""
+        return [] if self._writer is None else self._writer.kept
 
     def resume(
         self, initial: ArrayRecord, config: ConfigRecord
@@ -114,7 +127,8 @@ class Recorder:
             raise RecordError(
                 f"{folder}: {error}; choose another folder, or delete it to start over"
             ) from error
-        if _shapes(checkpoint.arrays) != _shapes(initial):
+        grows = self._settings.grows_trees
+        if _shapes(checkpoint.arrays, grows) != _shapes(initial, grows):
             raise RecordError(
                 f"the model in {folder} has other arrays than the initial model of this run"
             )
@@ -131,9 +145,16 @@ class Recorder:
     ) -> None:
         """Write the line of a round that ended with `arrays`, and the checkpoint."""
         record = self._line(round, MetricRecord() if scores is None else scores)
+        if scores is not None and not self._names_checked:
+            self._check_names(record, scores)
+            self._names_checked = True
         if self._writer is not None:
-            faults = dict(round.exchange.faults)
-            self._writer.append({**dataclasses.asdict(record), "faults": faults})
+            initial = self.initial_metrics if record.round == 0 else None
+            more = {
+                "faults": dict(round.exchange.faults),
+                "metric_records": other_records(round.metrics, initial),
+            }
+            self._writer.append({**dataclasses.asdict(record), **more})
             write_client_names(self._writer.folder, state.roster.names)
             changed = {
                 key: value
@@ -158,7 +179,7 @@ class Recorder:
             round=round.number,
             selected=round.outcome.selected.tolist(),
             participated=round.outcome.participated.tolist(),
-            test_accuracy=number(scores, *_ACCURACIES),
+            test_accuracy=number(scores, *self._settings.accuracy_keys),
             test_loss=number(scores, *self._settings.loss_keys),
             learning_rate=rates[0] if rates else float("nan"),
             probed=exchange.probed,
@@ -167,12 +188,50 @@ class Recorder:
             bytes_up=exchange.bytes_up,
             seconds=_seconds_since(round.started),
             why=round.attempt.decision.why,
+            unmet=round.attempt.decision.unmet,
             memory_bytes=0 if aggregating is None else state_bytes(aggregating.memory),
+            quarantined=round.left_alone,
+            metrics=flat_metrics(round.metrics),
+            server_round=flower_round(round.number),
         )
 
+    def _check_names(self, record: RoundRecord, scores: MetricRecord) -> None:
+        """Log what the first evaluation does not hold, so that nobody waits for it in vain."""
+        selection, there = self._settings.selection, ", ".join(scores) or "none"
+        where = f"the evaluation of round {record.server_round}"
+        for what, key in (("accuracy", selection.accuracy_key), ("loss", selection.loss_key)):
+            if key is None or _is_number(scores.get(key)):
+                continue
+            clients = f"evaluate/{key}"
+            known = f"; the clients' own evaluation is in it as {clients}"
+            LOG.warning(
+                '%s_key = "%s": %s has no such number; its metrics are %s. '
+                "The record has no %s until it comes%s",
+                what,
+                key,
+                where,
+                there,
+                what,
+                known if clients in record.metrics else "",
+            )
+        if selection.accuracy_key is None and not any(
+            _is_number(scores.get(key)) for key in self._settings.accuracy_keys
+        ):
+            LOG.info(
+                "%s has no accuracy under a known name (%s); its metrics are %s. "
+                "accuracy_key names the one that is it",
+                where,
+                ", ".join(self._settings.accuracy_keys),
+                there,
+            )
 
-def _shapes(arrays: ArrayRecord) -> list[tuple[str, tuple[int, ...]]]:
-    return [(name, array.shape) for name, array in arrays.items()]
+
+def _shapes(arrays: ArrayRecord, grows: bool) -> list[tuple[str, tuple[int, ...] | None]]:
+    return [(name, None if grows else array.shape) for name, array in arrays.items()]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
 
 def _seconds_since(start: float) -> float:

@@ -1,4 +1,4 @@
-"""Who is who: each client's stable name and number, its node, its size, and whether it answers.
+"""Who is who: each client's stable name and number, its node, its size, and its faults.
 
 A node's id may change with every run and every restart, a client's name does not. Clients of the
 first round are numbered in the order of their names, later ones as they come; a number is never
@@ -7,23 +7,22 @@ reused.
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedcor.flower.quarantine import Quarantine, Task, rounds_alone
+from fedcor.flower.tags import Tag
+from fedcor.foreign import one_line
 from fedcor.types import Array, FloatArray, IntArray, Population
 
 __all__ = ["Claim", "Roster", "population_of"]
 
 LOG = logging.getLogger("flwr.fedcor")
 _MOST_EXAMPLES = 1e9  # beyond this it is not a number of samples
-
-
-def _patience(failures: int) -> int:
-    """Rounds for which one that failed so often in a row is left alone: 1, 2, 4, then 8."""
-    return min(8, int(2 ** min(failures - 1, 10)))
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,7 @@ class Claim:
     name: str
     examples: int | None = None
     mod: bool = True  # it understands our notes
+    tags: Mapping[str, Tag] | None = None  # those that it was asked for; None if it cannot say
 
 
 class Roster:
@@ -41,12 +41,13 @@ class Roster:
     def __init__(self) -> None:
         self.names: list[str] = []  # (N,) client -> name
         self._sizes: list[float] = []  # (N,) n_k, NaN where it is unknown
-        self._failures: list[int] = []  # (N,) in a row
-        self._barred: list[int] = []  # (N,) not chosen before this round
+        self.quarantine = Quarantine()
         # Client -> the nodes that claim to be it, the trusted one first; node -> the client.
         self._nodes: dict[int, list[int]] = {}
         self._client: dict[int, int] = {}
         self._plain: set[int] = set()  # nodes without our mod
+        self._tags: dict[int, Mapping[str, Tag] | None] = {}  # node -> what it says of itself
+        self._earlier_tags: dict[int, Mapping[str, Tag]] = {}  # client -> in an earlier start
         self._here: set[int] = set()  # nodes that are connected
         # Node that did not say who it is -> (how often, not asked before this round).
         self._unidentified: dict[int, tuple[int, int]] = {}
@@ -65,7 +66,7 @@ class Roster:
     def unidentified(self, node: int, round: int) -> None:
         """The node did not say who it is: do not ask it for a while."""
         times = self._unidentified.get(node, (0, 0))[0] + 1
-        self._unidentified[node] = times, round + 1 + _patience(times)
+        self._unidentified[node] = times, round + 1 + rounds_alone(times, replied=False)
 
     def forget_unidentified(self) -> None:
         """Ask every node once more that did not say who it is."""
@@ -83,16 +84,16 @@ class Roster:
             if claim.name not in self.names:
                 self.names.append(claim.name)
                 self._sizes.append(np.nan)
-                self._failures.append(0)
-                self._barred.append(0)
+                self.quarantine.add()
             client = self.names.index(claim.name)
             rivals = [other for other in self._nodes.get(client, []) if other in self._here]
             if rivals:
                 message = "nodes %s and %d both claim to be %s: the first is trusted"
-                LOG.warning(message, rivals, node, claim.name)
+                LOG.warning(message, rivals, node, one_line(claim.name))
             self._nodes.setdefault(client, []).append(node)
             self._client[node] = client
             self._here.add(node)
+            self._tags[node] = claim.tags
             self.learn_size(client, claim.examples)
             if not claim.mod:
                 self._plain.add(node)
@@ -111,6 +112,12 @@ class Roster:
         """Whether the client understands our notes."""
         return self.node(client) not in self._plain
 
+    def tags(self, client: int) -> Mapping[str, Tag] | None:
+        """The tags of a client, as its node says; None where the node cannot say."""
+        if client not in self._nodes:  # not seen since a restart
+            return self._earlier_tags.get(client)
+        return self._tags[self.node(client)]
+
     def learn_size(self, client: int, examples: float | None) -> None:
         """Note a client's number of samples, if it is plausible and the first that we hear of."""
         if examples is None or not 1 <= examples <= _MOST_EXAMPLES:
@@ -122,35 +129,62 @@ class Roster:
         """The clients' sizes; the mean size for clients whose own is unknown."""
         return population_of(self._sizes)
 
-    def reachable(self, nodes: Iterable[int], round: int) -> IntArray:
-        """Sorted clients that may be chosen: on a connected node, not left alone after a failure.
+    def reachable(
+        self, nodes: Iterable[int], round: int, eligible: Callable[[int], bool] | None = None
+    ) -> IntArray:
+        """Sorted clients that may be chosen: on a connected node, not left alone after faults.
 
-        If all of them are left alone, all of them may be chosen.
+        If all of them are left alone, all of them may be chosen. Only of the `eligible` ones.
         """
         self._here = set(nodes)
-        there = sorted({client for node in self._here if (client := self.client(node)) >= 0})
-        ready = [client for client in there if self._barred[client] <= round]
-        return np.array(ready or there, dtype=np.int64)
+        alone = set(self.left_alone(round, eligible))
+        there = [client for client in self._connected(eligible) if client not in alone]
+        return np.array(there, dtype=np.int64)
 
-    def failed(self, client: int, round: int) -> None:
-        """It could not be reached: leave it alone for a while, and prefer its other nodes."""
-        self._failures[client] += 1
-        self._barred[client] = round + 1 + _patience(self._failures[client])
-        here = self.node(client)
-        self._nodes[client].remove(here)
-        self._nodes[client].append(here)
+    def left_alone(self, round: int, eligible: Callable[[int], bool] | None = None) -> list[int]:
+        """Sorted clients on connected nodes that may not be chosen in `round`, after faults.
 
-    def answered(self, client: int) -> None:
-        """It could be reached: its failures are forgotten."""
-        self._failures[client] = self._barred[client] = 0
+        Nobody is left alone where that would leave no one of the `eligible` ones.
+        """
+        there = self._connected(eligible)
+        alone = [client for client in there if self.quarantine.until(client) > round]
+        return [] if len(alone) == len(there) else alone
+
+    def failed(
+        self, client: int, round: int, task: Task = "train", *, replied: bool = False
+    ) -> bool:
+        """A client did not do what it was asked to; returns whether it is left alone for it.
+
+        Args:
+            client: Its number.
+            round: In which it failed.
+            task: What it was asked to do.
+            replied: Whether it replied, uselessly. One that could not be reached is looked for on
+                its other nodes first.
+        """
+        if not replied:
+            here = self.node(client)
+            self._nodes[client].remove(here)
+            self._nodes[client].append(here)
+        return self.quarantine.failed(client, task, round, replied=replied)
+
+    def succeeded(self, client: int, task: Task) -> None:
+        """A client did what it was asked to: its faults at this task are forgotten."""
+        self.quarantine.succeeded(client, task)
+
+    def _connected(self, eligible: Callable[[int], bool] | None = None) -> list[int]:
+        """Sorted clients on connected nodes, of the `eligible` ones."""
+        there = {client for node in self._here if (client := self.client(node)) >= 0}
+        return sorted(client for client in there if eligible is None or eligible(client))
 
     def to_arrays(self) -> dict[str, Array]:
         """What a checkpoint keeps: everything but the nodes."""
+        tags = {k: of for k in range(len(self)) if (of := self.tags(k)) is not None}
         return {
+            **({"tags": np.array(json.dumps(tags), dtype=np.str_)} if tags else {}),
             "names": np.array(self.names, dtype=np.str_),
             "sizes": np.array(self._sizes, dtype=np.float64),
-            "failures": np.array(self._failures, dtype=np.int64),
-            "barred": np.array(self._barred, dtype=np.int64),
+            **self.quarantine.to_arrays(),
         }
 
     @classmethod
@@ -159,8 +193,9 @@ class Roster:
         roster = cls()
         roster.names = [str(name) for name in arrays["names"]]
         sizes: FloatArray = arrays["sizes"]
-        roster._sizes, roster._failures = sizes.tolist(), arrays["failures"].tolist()
-        roster._barred = arrays["barred"].tolist()
+        roster._sizes, roster.quarantine = sizes.tolist(), Quarantine.from_arrays(arrays)
+        tags = json.loads(str(arrays["tags"])) if "tags" in arrays else {}
+        roster._earlier_tags = {int(client): of for client, of in tags.items()}
         return roster
 
 

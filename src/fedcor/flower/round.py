@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -13,19 +13,25 @@ from fedcor.errors import FedcorError
 from fedcor.flower.attendance import reachable_clients
 from fedcor.flower.evaluation import Evaluation
 from fedcor.flower.exchange import Exchange
+from fedcor.flower.fault_log import some_of
 from fedcor.flower.federation import FlowerFederation
 from fedcor.flower.local_training import read_local_training
 from fedcor.flower.memory import snapshot
 from fedcor.flower.numbering import flower_round
-from fedcor.flower.outcome import read_outcome
+from fedcor.flower.outcome import check_losses, read_outcome
+from fedcor.flower.preflight import preflight
+from fedcor.flower.rules import eligible_clients, groups_now, log_unmet, scheduled
 from fedcor.flower.settings import RoundSettings
 from fedcor.flower.state import FederationState
 from fedcor.flower.training import RoundStart, Training
 from fedcor.flower.wire import LOG, version_of
-from fedcor.selection import Decision, decide, observe
+from fedcor.selection import Decision, decide, observe, phase_of
 from fedcor.types import IntArray, Outcome
 
 __all__ = ["Round", "open_round"]
+
+# In the log of a choice: names up to so many characters, and so many of them.
+_SHORT_NAME, _MOST_NAMES = 40, 10
 
 
 @dataclass
@@ -48,6 +54,8 @@ class Round:
     attempt: Attempt | None = None  # the last one
     outcome: Outcome | None = None  # once somebody has delivered
     evaluation: Evaluation | None = None  # federated, once it is configured
+    left_alone: list[int] = field(default_factory=list)  # connected clients, after faults
+    metrics: dict[str, MetricRecord] = field(default_factory=dict)  # aggregated: train, ...
 
     @property
     def number(self) -> int:
@@ -61,22 +69,43 @@ class Round:
 
         Returns messages for the caller to send: to the chosen who have not trained for a question.
         """
-        number, selector = flower_round(self.number), settings.selector
+        number, rules = flower_round(self.number), settings.selection.rules
+        selector = scheduled(rules, settings.selector, self.number)
         available = reachable_clients(settings, state, self.exchange, retry=retries > 0)
+        preflight(settings, state, self.exchange, self.start.arrays, available)
+        eligible = eligible_clients(rules, state)
+        self.left_alone = state.roster.left_alone(self.number, eligible)
         selector_state = state.adapt_selector(selector)
         training = Training(settings, self.exchange, self.start, state.model)
         federation = FlowerFederation(training, state.model, available, retries)
-        decision = decide(selector, selector_state, federation, number)
+        groups = groups_now(rules, settings.selector, state)
+        try:
+            decision = decide(selector, selector_state, federation, number, groups)
+        finally:
+            self.exchange.log_faults()
+        log_unmet(number, decision.unmet, state)
         messages = training.request(decision.chosen)
         self.attempt = Attempt(training, federation, decision)
-        LOG.info(
-            "round %d: selected clients %s (%d reachable, %d asked for a loss)",
-            number,
-            decision.chosen.tolist(),
-            len(available),
-            self.exchange.probed,
-        )
+        notes = [f"attempt {retries + 1}"] if retries else []
+        notes += [phase_of(selector, decision.state, number)]
+        self._log_choice(settings, decision.chosen.tolist(), len(available), notes)
         return messages
+
+    def _log_choice(
+        self, settings: RoundSettings, chosen: list[int], reachable: int, notes: list[str]
+    ) -> None:
+        """Log who was chosen, of whom, and what was asked for that; `notes` come first."""
+        names, total = self.exchange.roster.names, settings.num_rounds
+        number = f"{flower_round(self.number)} of {total}" if total else flower_round(self.number)
+        if all(len(names[client]) <= _SHORT_NAME for client in chosen):
+            who = some_of([names[client] for client in chosen], _MOST_NAMES)
+        else:
+            who = some_of([f"client {client}" for client in chosen], _MOST_NAMES)
+        alone = f", {len(self.left_alone)} left alone" if self.left_alone else ""
+        asked = f"{self.exchange.probed} losses asked for" if self.exchange.probed else ""
+        facts = "; ".join(filter(None, (*notes, f"{reachable} reachable{alone}", asked)))
+        message = "round %s: selected %d of %d clients: %s (%s)"
+        LOG.info(message, number, len(chosen), len(names), who, facts)
 
     def aggregate(
         self, settings: RoundSettings, state: FederationState, replies: Iterable[Message]
@@ -84,6 +113,7 @@ class Round:
         """Aggregate the replies of the selected clients; `state` is then the next round's."""
         attempt, participated = self._deliver(settings, state, replies)
         training, chosen = attempt.training, attempt.decision.chosen
+        check_losses(training, participated)
         # A strategy may decide to leave the model as it is.
         arrays, metrics = training.aggregate(chosen)
         self.arrays = self.arrays if arrays is None else arrays
@@ -98,9 +128,16 @@ class Round:
         for key, value in training.config.items():
             self.start.config[key] = value
         decided, number = attempt.decision.state, flower_round(self.number)
-        state.selector = observe(settings.selector, decided, outcome, number)
+        selector = scheduled(settings.selection.rules, settings.selector, self.number)
+        state.selector = observe(selector, decided, outcome, number)
         self.outcome = outcome
+        self.note("train", metrics)
         return arrays, metrics
+
+    def note(self, part: str, metrics: MetricRecord | None) -> None:
+        """Keep the aggregated metrics of a part of the round, for the record."""
+        if metrics is not None:
+            self.metrics[part] = metrics
 
     def _deliver(
         self, settings: RoundSettings, state: FederationState, replies: Iterable[Message]
@@ -112,6 +149,7 @@ class Round:
             assert attempt is not None, "select() comes first"
             attempt.training.receive(replies)
             participated = attempt.training.delivered(attempt.decision.chosen)
+            self.exchange.log_faults()
             if len(participated):
                 return attempt, participated
             tried += 1
@@ -122,8 +160,11 @@ class Round:
 
     def _give_up_or_pause(self, settings: RoundSettings, tried: int) -> None:
         """Nobody delivered: wait a little, since an outage may pass, or end the run."""
-        number, faults = flower_round(self.number), dict(self.exchange.faults)
-        LOG.error("round %d: NOBODY delivered a usable update: %s", number, faults)
+        number, counts = flower_round(self.number), self.exchange.faults
+        faults = (
+            ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "nobody was asked"
+        )
+        lost = f"round {number}: NOBODY delivered a usable update ({faults})"
         attempts = settings.selection.attempts
         if tried == attempts:
             raise FedcorError(
@@ -132,7 +173,7 @@ class Round:
                 "start resumes after them"
             )
         pause = min(2.0 ** (tried - 1), settings.probe_timeout)
-        LOG.error("round %d: attempt %d of %d in %g s", number, tried + 1, attempts, pause)
+        LOG.error("%s: attempt %d of %d in %g s", lost, tried + 1, attempts, pause)
         time.sleep(pause)
         self.exchange.gone.clear()
 
@@ -149,4 +190,5 @@ def open_round(
     started = time.perf_counter()
     state.meet_model(version_of(arrays))
     start = RoundStart(arrays, config, snapshot(settings.strategy))
-    return Round(Exchange(grid, state.roster, round), start, arrays, started)
+    exchange = Exchange(grid, state.roster, round, state.fault_log)
+    return Round(exchange, start, arrays, started)

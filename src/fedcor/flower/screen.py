@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from typing import TypeAlias
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
@@ -16,14 +14,12 @@ from fedcor.guard import LARGEST_LOSS
 __all__ = [
     "ABSURD_EXAMPLES",
     "UNREACHABLE",
-    "Signature",
     "Unusable",
     "clean_evaluation",
     "clean_model",
     "metrics_of",
     "number",
     "numbers_fault",
-    "odd_ones_out",
     "reply_fault",
 ]
 
@@ -36,8 +32,6 @@ _GONE = {
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.CLIENT_APP_CRASHED,
 }
-# How a reply is built: a strategy takes only replies that are built alike.
-Signature: TypeAlias = frozenset[tuple[str, str, int]]
 
 
 class Unusable(Exception):
@@ -139,33 +133,3 @@ def numbers_fault(values: types.Array, like: types.Array) -> str:
     if not bad.any() or np.array_equal(values[bad], like[bad], equal_nan=like.dtype.kind == "f"):
         return ""
     return "has numbers that are not finite or absurdly large"
-
-
-def signature(content: RecordDict) -> Signature:
-    """The names of its records, and the names and lengths of its metrics."""
-    parts = {
-        (kind, key, -1)
-        for kind, keys in (("a", content.array_records), ("m", content.metric_records))
-        for key in keys
-    }
-    metrics = metrics_of(content)
-    return frozenset(
-        parts | {("v", key, len(v) if isinstance(v, list) else -1) for key, v in metrics.items()}
-    )
-
-
-def odd_ones_out(
-    replies: Mapping[int, Message], usual: Signature | None
-) -> tuple[list[int], Signature | None]:
-    """Clients whose replies are built differently from most, and how most are built.
-
-    A tie is decided by how they were built before (`usual`).
-    """
-    found = {client: signature(reply.content) for client, reply in sorted(replies.items())}
-    if not found:
-        return [], usual
-    counts = Counter(found.values())
-    most = max(counts.values())
-    common = [one for one, count in counts.items() if count == most]
-    chosen = usual if usual in common else common[0]
-    return [client for client, one in found.items() if one != chosen], chosen

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from flwr.app import ConfigRecord
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedXgbCyclic, Strategy
 
-from fedcor.checks import check_at_least, check_one_of, check_positive
+from fedcor.checks import (
+    LARGEST_SEED,
+    check_at_least,
+    check_one_of,
+    check_positive,
+    expand_home,
+)
 from fedcor.errors import ConfigError
 from fedcor.flower.layout import PLAIN
 from fedcor.flower.memory import wrapped
 from fedcor.flower.optimiser_strategy import optimiser_strategy_in
+from fedcor.flower.private import SAYS_KEYS
+from fedcor.flower.rules import check_minima
+from fedcor.flower.trees import grows_trees
 from fedcor.record import RoundRecord
+from fedcor.rules import Bounds, ClientsPerRound, Eligible, Rules, check_rules_for
 from fedcor.types import Selector, optimiser_traits, selector_traits
 
 __all__ = [
@@ -31,7 +42,12 @@ _LOSSES = (
     "loss", "eval_loss", "eval-loss", "val_loss", "val-loss",
     "test_loss", "train_loss", "train-loss",
 )
+_ACCURACIES = (
+    "accuracy", "test_accuracy", "eval_accuracy", "eval_acc", "eval-acc", "val_acc", "acc",
+)
 # fmt: on
+# Differential privacy with adaptive clipping reads it, and no attribute names it.
+_READ_BY_FLOWER = ("norm_bit",)
 
 
 @dataclass(frozen=True)
@@ -50,12 +66,25 @@ class SelectionSettings:
             error.
         loss_key: Metric that holds a client's loss. None: the first that is there of `loss`,
             `eval_loss`, `val_loss`, `test_loss` and `train_loss`.
+        accuracy_key: Metric of the evaluation that holds the accuracy, for the record. None: the
+            first that is there of `accuracy`, `test_accuracy`, `eval_accuracy`, `eval_acc`,
+            `val_acc` and `acc`.
         name: Name of the experiment in the record.
         identity: `"name"`: clients are known by what they say of themselves. `"key"`: by their
             nodes' names or public keys, which the SuperLink vouches for.
         secure_aggregation: Whether single updates are hidden from the server. A selector or an
             optimiser that reads them is refused.
         on_round: Called with the record of every finished round.
+        preflight: Whether the start checks before the first round that clients answer what the
+            selector will ask, and logs what the run will cost.
+        eligible: Who may be asked and chosen: tag -> the value or the values that a client must
+            have; or a function of the client's name and tags that gives True or False. Tags are the
+            entries of the node's configuration; they are what a node says of itself.
+        at_least: Least number of clients in a round: tag -> a number for each of its values, or
+            value -> a number. As far as the clients that can be reached allow it.
+        at_most: Most clients in a round, likewise; never exceeded.
+        clients_per_round: Clients per round that change: round, from 1 -> clients from that round
+            on, or a function of the round. None: the selector's own.
     """
 
     checkpoint: str | Path | None = None
@@ -64,36 +93,60 @@ class SelectionSettings:
     probe_timeout: float = 60.0
     attempts: int = 5
     loss_key: str | None = None
+    accuracy_key: str | None = None
     name: str = "flower"
     identity: Literal["name", "key"] = "name"
     secure_aggregation: bool = False
     on_round: Callable[[RoundRecord], None] | None = None
+    preflight: bool = True
+    eligible: Eligible | None = None
+    at_least: Mapping[str, Bounds] | None = None
+    at_most: Mapping[str, Bounds] | None = None
+    clients_per_round: ClientsPerRound | None = None
 
     def __post_init__(self) -> None:
         check_positive("probe_timeout", self.probe_timeout)
         check_at_least("attempts", self.attempts, 1)
-        check_at_least("seed", self.seed, 0)
+        check_at_least("seed", self.seed, 0, LARGEST_SEED)
         if self.wait_for is not None:
             check_at_least("wait_for", self.wait_for, 1)
         check_one_of("identity", self.identity, ("name", "key"))
+        if self.identity == "key" and not SAYS_KEYS:
+            raise ConfigError("identity", "key", "needs flwr 1.38 or later, which says nodes' keys")
+        self.rules  # noqa: B018  it is checked when it is made
+
+    @cached_property
+    def rules(self) -> Rules:
+        """Who may be chosen."""
+        return Rules(self.eligible, self.at_least or {}, self.at_most or {}, self.clients_per_round)
 
     @property
     def folder(self) -> Path | None:
         """The checkpoint's folder as a path."""
-        return None if self.checkpoint is None else Path(self.checkpoint).expanduser()
+        return None if self.checkpoint is None else expand_home("checkpoint", self.checkpoint)
 
 
 def check_strategy(strategy: Strategy) -> None:
-    """Refuse what cannot be wrapped: no strategy, one with its own loop, one that trains nobody."""
+    """Refuse no strategy, one with its own loop or choice of clients, one that trains nobody."""
     if not isinstance(strategy, Strategy):
         raise ConfigError("strategy", strategy, "must be a flwr.serverapp.strategy.Strategy")
     for _, one in wrapped(strategy):
         if type(one).start is not Strategy.start:
             allowed = "has its own loop (start), which would not be run"
             raise ConfigError("strategy", type(one).__name__, allowed)
-    if getattr(strategy, "fraction_train", 1.0) == 0.0:
+        if isinstance(one, FedXgbCyclic):
+            allowed = "chooses by itself who trains: one client after the other"
+            hint = "start it alone, without a selector, or select for FedXgbBagging"
+            raise ConfigError("strategy", type(one).__name__, allowed, hint)
+    if _setting(strategy, "fraction_train", 1.0) == 0.0:
         allowed = "switches training off, so there is nobody to select"
         raise ConfigError("fraction_train", 0.0, allowed)
+
+
+def _setting(strategy: Strategy, name: str, default: Any) -> Any:
+    """An attribute of the strategy, or of the first that it wraps and that has it."""
+    found = (getattr(one, name) for _, one in wrapped(strategy) if hasattr(one, name))
+    return next(found, default)
 
 
 def check_selector(selector: Selector, settings: SelectionSettings) -> None:
@@ -104,6 +157,8 @@ def check_selector(selector: Selector, settings: SelectionSettings) -> None:
         allowed = "reads single updates, which secure aggregation hides"
         hint = "choose one that does not, such as random, power_of_choice or fedcor"
         raise ConfigError("selector", selector, allowed, hint)
+    check_rules_for(settings.rules, selector)
+    check_minima(settings.rules, selector)
 
 
 def check_optimiser(strategy: Strategy, settings: SelectionSettings) -> None:
@@ -125,6 +180,7 @@ class RoundSettings:
     strategy: Strategy
     selector: Selector
     selection: SelectionSettings
+    num_rounds: int = 0  # of the whole run
     train_timeout: float = 3600.0  # seconds
     evaluate_config: ConfigRecord = field(default_factory=ConfigRecord)
     server_evaluates: bool = False  # a round then ends with the server's evaluation
@@ -137,8 +193,9 @@ class RoundSettings:
     @property
     def wait_for(self) -> int:
         """Nodes that must be connected before the first round."""
-        least = int(getattr(self.strategy, "min_available_nodes", 1))
-        chosen = selector_traits(self.selector).clients_per_round
+        least = int(_setting(self.strategy, "min_available_nodes", 1))
+        chosen = self.selection.rules.clients_at(1)
+        chosen = chosen or selector_traits(self.selector).clients_per_round
         return self.selection.wait_for or max(least, 1 if chosen is None else int(chosen))
 
     @property
@@ -148,14 +205,20 @@ class RoundSettings:
         return _LOSSES if key is None else (key,)
 
     @property
+    def accuracy_keys(self) -> tuple[str, ...]:
+        """The metrics that may hold the accuracy; the first that is there counts."""
+        key = self.selection.accuracy_key
+        return _ACCURACIES if key is None else (key,)
+
+    @property
     def arrays_key(self) -> str:
         """Where the strategy puts the model in a message."""
-        return str(getattr(self.strategy, "arrayrecord_key", "arrays"))
+        return str(_setting(self.strategy, "arrayrecord_key", "arrays"))
 
     @property
     def config_key(self) -> str:
         """Where the strategy puts the configuration in a message."""
-        return str(getattr(self.strategy, "configrecord_key", "config"))
+        return str(_setting(self.strategy, "configrecord_key", "config"))
 
     @property
     def plain(self) -> tuple[str, ...]:
@@ -166,4 +229,30 @@ class RoundSettings:
     @property
     def weight_key(self) -> str:
         """The metric by which the strategy weights replies."""
-        return str(getattr(self.strategy, "weighted_by_key", "num-examples"))
+        return str(_setting(self.strategy, "weighted_by_key", "num-examples"))
+
+    @property
+    def recorded_metrics(self) -> tuple[str, ...]:
+        """The metrics of the strategy's evaluation that the record takes: a loss, an accuracy."""
+        return () if self.server_evaluates else (*self.loss_keys, *self.accuracy_keys)
+
+    @property
+    def needed_metrics(self) -> set[str]:
+        """The metrics of train replies that the strategy reads one by one, as it names them."""
+        named = {
+            value
+            for _, one in wrapped(self.strategy)
+            for name, value in vars(one).items()
+            if name.endswith("_key") and isinstance(value, str)
+        }
+        return {self.weight_key, *_READ_BY_FLOWER, *named}
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the strategy is known to weight replies."""
+        return _setting(self.strategy, "weighted_by_key", None) is not None
+
+    @property
+    def grows_trees(self) -> bool:
+        """Whether the model is a bag of trees, whose array grows and cannot be subtracted."""
+        return grows_trees(self.strategy)

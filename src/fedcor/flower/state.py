@@ -7,13 +7,25 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedcor.flower.alike import Signature
+from fedcor.flower.fault_log import FaultLog
 from fedcor.flower.roster import Roster
-from fedcor.flower.screen import Signature
 from fedcor.flower.wire import LOG
 from fedcor.selection import init_state, join_clients
 from fedcor.types import Population, Selector, State
 
-__all__ = ["CurrentModel", "FederationState"]
+__all__ = ["CurrentModel", "FederationState", "SeenReplies"]
+
+
+@dataclass(frozen=True)
+class SeenReplies:
+    """What the replies of this run have been like."""
+
+    trained: Signature | None = None  # how replies to train messages are usually built
+    evaluated: Signature | None = None  # and those to the strategy's evaluate messages
+    answered: bool = False  # whether an evaluation, asked for or the strategy's, had a usable loss
+    reported: bool = False  # whether a trained model came with one, if the selector needs it
+    left_out: frozenset[str] = frozenset()  # metrics that this start has logged as left out
 
 
 @dataclass(frozen=True)
@@ -23,7 +35,7 @@ class CurrentModel:
     version: str = ""
     losses: Mapping[int, float] = field(default_factory=dict)  # client -> l_k(w^t), where known
     holders: frozenset[int] = frozenset()  # clients that hold w^t
-    signature: Signature | None = None  # how replies to it are usually built
+    replies: SeenReplies = SeenReplies()  # to it and to the models before it
 
 
 @dataclass
@@ -35,13 +47,16 @@ class FederationState:
     model: CurrentModel = field(default_factory=CurrentModel)
     selector: State | None = None  # the selector's state; None before its first round
     population: Population | None = None  # that the selector's state was made for
+    fault_log: FaultLog = field(default_factory=FaultLog)
     doubted: bool = False  # whether this start has logged a doubt about the metrics of replies
+    said: set[str] = field(default_factory=set)  # what this start has logged once
+    unmet: Mapping[str, int] = field(default_factory=dict)  # rules that the last round did not meet
     assembled: bool = False  # whether the nodes that the first round waits for have been here
 
     def meet_model(self, version: str) -> None:
         """Forget what was known of another model: this is the first one, or somebody changed it."""
         if self.model.version != version:
-            self.model = CurrentModel(version, signature=self.model.signature)
+            self.model = CurrentModel(version, replies=self.model.replies)
 
     def adapt_selector(self, selector: Selector) -> State:
         """The selector's state, for the clients that there are by now."""

@@ -2,23 +2,29 @@
 
 The strategy's own configure_train and aggregate_train do all the configuring and averaging. They
 may be called several times in a round, for candidates and for the choice; each call finds the
-strategy as it was before.
+strategy as it was before. Nothing is aggregated twice: a candidate that is chosen becomes the model
+as it is, since an aggregation that draws noise would make another one of the same results.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedcor.errors import FedcorError
+from fedcor.flower.alike import compare_replies, log_left_out, with_common_metrics
+from fedcor.flower.candidates import Candidate, adopt, trial
 from fedcor.flower.delivery import Company
 from fedcor.flower.exchange import Exchange
 from fedcor.flower.grids import SomeNodes, limited
+from fedcor.flower.logs import private_call, true_numbers
 from fedcor.flower.memory import Memory, restore, snapshot
 from fedcor.flower.messages import Holders, renewed, slim
 from fedcor.flower.numbering import flower_round
@@ -29,13 +35,19 @@ from fedcor.flower.screen import (
     metrics_of,
     number,
     numbers_fault,
-    odd_ones_out,
 )
 from fedcor.flower.settings import RoundSettings
 from fedcor.flower.state import CurrentModel
+from fedcor.flower.trees import clean_trees, trees_fault, usual_bytes
+from fedcor.flower.wire import LOG
+from fedcor.selection import blame
 from fedcor.types import IntArray
 
 __all__ = ["RoundStart", "Training"]
+
+# The clients of a selection, sorted, and those of them whose results there are. One that was drawn
+# twice is in both twice.
+_Key: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -56,9 +68,10 @@ class Training:
         self.settings, self.exchange, self.start = settings, exchange, start
         self.model = {name: array.numpy() for name, array in start.arrays.items()}
         self.holders = Holders(model.version, model.holders)
-        self.signature = model.signature
+        self.replies = model.replies
         self.config = start.config  # as the strategy left it after its last call
         self.results: dict[int, Message] = {}  # client -> its usable reply
+        self._candidates: dict[_Key, Candidate] = {}
         self._requests: dict[int, Message] = {}  # as the strategy made them, with the model
         self._sent: dict[int, Message] = {}  # by the caller of `request`
         self._sent_at = 0.0
@@ -67,11 +80,15 @@ class Training:
         """Have those of `selection` train who were not asked yet."""
         messages = self._configure(selection)
         end = time.monotonic() + self.settings.train_timeout
-        self._take(messages, self.exchange.ask(messages, self.settings.train_timeout), end)
+        replies = self.exchange.ask(messages, self.settings.train_timeout, task="train")
+        self._take(messages, replies, end)
 
     def request(self, selection: IntArray) -> list[Message]:
         """As `train`, but the caller sends the messages, and brings the replies to `receive`."""
-        messages = self._configure(selection)
+        # The candidate of this selection is there: everyone was asked, and configuring anew would
+        # draw a second time in a strategy that draws.
+        made = self._key(selection) in self._candidates
+        messages = {} if made else self._configure(selection)
         gone = self.exchange.gone
         self._sent = {client: m for client, m in messages.items() if client not in gone}
         self._sent_at = time.monotonic()
@@ -81,17 +98,25 @@ class Training:
     def receive(self, replies: Iterable[Message]) -> None:
         """Take the replies to `request`."""
         end = self._sent_at + self.settings.train_timeout
-        self._take(self._sent, self.exchange.match(self._sent, replies), end)
+        self._take(self._sent, self.exchange.match(self._sent, replies, task="train"), end)
 
     def delivered(self, selection: IntArray) -> IntArray:
         """(m,) sorted clients of `selection` whose results can be averaged together."""
         wanted = sorted(set(selection.tolist()))
         results = {client: self.results[client] for client in wanted if client in self.results}
-        odd, self.signature = odd_ones_out(results, self.signature)
-        for client in odd:
-            why = "its reply is built differently from the others'"
-            self.exchange.refuse(client, "malformed", why)
+        found = compare_replies(
+            {client: reply.content for client, reply in results.items()},
+            self.replies.trained,
+            names=(self.settings.arrays_key,),
+            needed=self.settings.needed_metrics,
+        )
+        round, roster = flower_round(self.exchange.round), self.exchange.roster
+        said = log_left_out(found, self.replies.left_out, "train", round, roster.names)
+        self.replies = dataclasses.replace(self.replies, trained=found.usual, left_out=said)
+        for client, why in found.refused.items():
+            self.exchange.refuse(client, "malformed", why, task="train")
             del self.results[client], results[client]
+        self.exchange.accept(results, task="train")
         return np.array(list(results), dtype=np.int64)
 
     def metrics(self, clients: IntArray) -> list[MetricRecord]:
@@ -102,28 +127,60 @@ class Training:
         """The model that `selection` would make; the strategy forgets that it was asked."""
         if not len(self.delivered(selection)):
             return None
-        memory = snapshot(self.settings.strategy)
-        arrays, _ = self.aggregate(selection)
-        restore(self.settings.strategy, memory)
-        return arrays
+        key, strategy = self._key(selection), self.settings.strategy
+        if key not in self._candidates:
+            with trial(strategy), private_call():
+                arrays, metrics = self._aggregate(selection)
+                made = Candidate(arrays, metrics, snapshot(strategy), self.config)
+            self._candidates[key] = made
+        return self._candidates[key].arrays
 
     def aggregate(self, selection: IntArray) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """What the strategy makes of the results of `selection`: the candidate, if there is one."""
+        made = self._candidates.get(self._key(selection))
+        self._candidates = {}
+        round, strategy = flower_round(self.exchange.round), self.settings.strategy
+        if made is None:
+            with true_numbers(failures=len(set(selection.tolist()) - self.results.keys())):
+                arrays, metrics = self._aggregate(selection)
+        else:
+            adopt(strategy, made, round)
+            self.config, arrays, metrics = made.config, made.arrays, made.metrics
+            # As the strategy said when it tried the candidate, which was not logged.
+            came = len(set(self._key(selection)[1]))
+            lost = len(set(selection.tolist())) - came
+            LOG.info("aggregate_train: Received %d results and %d failures", came, lost)
+        if arrays is None:
+            message = "round %d: %s made no model of the replies: the model stays as it is"
+            LOG.warning(message, round, type(strategy).__name__)
+        return arrays, metrics
+
+    def _key(self, selection: IntArray) -> _Key:
+        """Whom the strategy is configured for, and whose results it is given."""
+        wanted = tuple(np.sort(selection).tolist())
+        return wanted, tuple(client for client in wanted if client in self.results)
+
+    def _aggregate(self, selection: IntArray) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """What the strategy makes of the results of `selection`, in the order of the clients.
 
         A client that was drawn twice counts twice. With one order, sums are equal in every run.
         """
         replies, clients = [], {}
-        for client in np.sort(selection).tolist():
-            if client not in self.results:
-                continue
+        for client in self._key(selection)[1]:
             # A copy, since a strategy may change the messages that it is given.
             reply = copy.copy(self.results[client])
             records = {key: record.copy() for key, record in reply.content.items()}
             reply.content = RecordDict(records)
             replies.append(reply)
             clients[reply.metadata.src_node_id] = client
+        common = with_common_metrics([reply.content for reply in replies])
+        for reply, content in zip(replies, common, strict=True):
+            reply.content = content
         round, strategy = flower_round(self.exchange.round), self.settings.strategy
-        with introduced(strategy, Company(clients, self.exchange.roster.population())):
+        whole = {client: metrics_of(self.results[client].content) for client in clients.values()}
+        company = Company(clients, self.exchange.roster.population(), whole)
+        failed = f"round {round}: {type(strategy).__name__} failed in aggregate_train"
+        with introduced(strategy, company), blame(failed):
             arrays, metrics = strategy.aggregate_train(round, replies)
         if arrays is not None:
             self._check(arrays)
@@ -138,11 +195,20 @@ class Training:
         grid, round = SomeNodes(self.exchange.grid, list(nodes)), flower_round(self.exchange.round)
         restore(strategy, start.memory)
         self.config = ConfigRecord(dict(start.config.items()))
-        with limited(strategy, len(nodes), everyone=True):
+        failed = f"round {round}: {type(strategy).__name__} failed in configure_train"
+        with limited(strategy, len(nodes), everyone=True), private_call(), blame(failed):
             messages = list(strategy.configure_train(round, start.arrays, self.config, grid))
         found = {
             nodes[m.metadata.dst_node_id]: m for m in messages if m.metadata.dst_node_id in nodes
         }
+        if len(found) < len(nodes):
+            LOG.warning(
+                "round %d: %s has no message for %d of the %d chosen clients: they do not train",
+                round,
+                type(strategy).__name__,
+                len(nodes) - len(found),
+                len(nodes),
+            )
         new = {client: found[client] for client in sorted(found.keys() - self._requests.keys())}
         self._requests |= new
         version = self.holders.current
@@ -156,15 +222,21 @@ class Training:
     ) -> None:
         """Keep the usable results; whoever lost the model is sent it, until the time `end`."""
         replies, lost = self.exchange.resend(
-            sent, replies, lambda client: renewed(self._requests[client]), end
+            sent, replies, lambda client: renewed(self._requests[client]), end, task="train"
         )
         self.holders[self.holders.current].difference_update(lost)
         weight_key, loss_keys = self.settings.weight_key, self.settings.loss_keys
+        contents = {client: one.content for client, one in {**self.results, **replies}.items()}
+        usual = usual_bytes(contents) if self.settings.grows_trees else {}
         for client, reply in replies.items():
+            expected = (self.model, weight_key, loss_keys)
             try:
-                content = clean_model(reply.content, self.model, weight_key, loss_keys)
+                if self.settings.grows_trees:
+                    content = clean_trees(reply.content, *expected, usual[client])
+                else:
+                    content = clean_model(reply.content, *expected)
             except Unusable as wrong:
-                self.exchange.refuse(client, wrong.kind, wrong.why)
+                self.exchange.refuse(client, wrong.kind, wrong.why, task="train")
                 continue
             reply.content = content
             self.results[client] = reply
@@ -176,6 +248,8 @@ class Training:
         for name, like in self.model.items():
             if name not in arrays:
                 wrong = "is missing"
+            elif self.settings.grows_trees:
+                wrong = trees_fault(arrays[name])
             else:
                 values = arrays[name].numpy()
                 shaped = values.shape == like.shape

@@ -1,30 +1,47 @@
 """What the strategy and the client's mod say to each other: one small record beside Flower's own.
 
-    ask = "identity"    who are you?                    -> name, partition, examples
+    ask = "identity"    who are you?                    -> name, partition, examples, those of its
+                        tags that the question names; protocol and versions, which older clients
+                        do not say
     ask = "model"       a train or evaluate message as the app knows it; the model may be left out
                         if the client already holds it  -> the app's own reply, or missing = True
 
 A client without the mod is sent plain train and evaluate messages only, with the model in each.
+The question who it is goes out as a train message, since every ClientApp has a train function: one
+that the app has no function for would not reach the mod.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Sequence
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-__all__ = ["LOG", "MISSING", "NOTE", "identity_note", "model_note", "payload_bytes", "version_of"]
+__all__ = [
+    "LOG",
+    "MISSING",
+    "NOTE",
+    "PROTOCOL",
+    "identity_note",
+    "model_note",
+    "payload_bytes",
+    "version_of",
+]
 
 # Below Flower's own logger, so its level and its handlers apply.
 LOG = logging.getLogger("flwr.fedcor")
 NOTE = "fedcor"  # the record's key in a message's content
 MISSING = "missing"
+# Of these notes. Another first number: the two sides do not understand each other. Another second
+# number: one side says more than the other reads. A client that names none has 1.0.
+PROTOCOL = "1.1"
 
 
-def identity_note() -> ConfigRecord:
-    """Who are you?"""
-    return ConfigRecord({"ask": "identity"})
+def identity_note(tags: Sequence[str] = ()) -> ConfigRecord:
+    """Who are you, and which of these tags do you have?"""
+    return ConfigRecord({"ask": "identity", **({"tags": list(tags)} if tags else {})})
 
 
 def model_note(key: str, version: str, keep: list[str]) -> ConfigRecord:

@@ -53,7 +53,13 @@ class Picks:
 
 
 def select(
-    X: FloatArray, p: FloatArray, alpha: FloatArray, s2: float, count: int, candidates: IntArray
+    X: FloatArray,
+    p: FloatArray,
+    alpha: FloatArray,
+    s2: float,
+    count: int,
+    candidates: IntArray,
+    earlier: IntArray | None = None,
 ) -> Picks:
     """The clients that Algorithm 1 picks, for the prior N(0, X X' + s2 I).
 
@@ -64,6 +70,7 @@ def select(
         s2: Noise variance.
         count: C, the number of picks; all candidates where there are fewer.
         candidates: Ids that can be picked. The loss of all N clients counts.
+        earlier: Ids that were picked before, in order; none of them is a candidate.
     """
     count = min(count, len(candidates))
     Xc, pc, ac = X[candidates], p[candidates], alpha[candidates]
@@ -73,6 +80,10 @@ def select(
     order = np.empty(count, dtype=np.int64)
     gain = np.empty(count)
     alone = _gains(Xc, pc, ac, s2, A, v)[0]
+    for k in [] if earlier is None else earlier.tolist():
+        u = A @ X[k]
+        A -= np.outer(u, u) / (max(float(X[k] @ u), 0.0) + s2)
+        v -= p[k] * X[k]
     for j in range(count):
         g, variance = _gains(Xc, pc, ac, s2, A, v)
         k = int(np.argmax(np.where(left, g, -np.inf)))  # line 7

@@ -18,6 +18,7 @@ from fedcor.optimisers.registry import (
     build_optimiser,
     optimiser_names,
 )
+from fedcor.optimisers.robust import GeometricMedian, MultiKrum, TrimmedMean
 from fedcor.optimisers.scaffold import Scaffold
 from fedcor.optimisers.short import ShortForm
 from fedcor.types import Optimiser
@@ -37,9 +38,12 @@ __all__ = [
     "FedStale",
     "FedVARP",
     "FedYogi",
+    "GeometricMedian",
+    "MultiKrum",
     "Optimiser",
     "Scaffold",
     "ShortForm",
+    "TrimmedMean",
     "as_optimiser",
     "build_optimiser",
     "optimiser_names",

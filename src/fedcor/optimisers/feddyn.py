@@ -49,6 +49,7 @@ class FedDyn:
     weighted: bool = False
 
     needs_updates: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_between("alpha", self.alpha, 1e-6, 1e6)

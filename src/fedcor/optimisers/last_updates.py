@@ -40,6 +40,7 @@ class _LastUpdates:
     dtype: StoredAs = "float32"
 
     needs_updates: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_one_of("dtype", self.dtype, get_args(StoredAs))

@@ -84,6 +84,7 @@ class FedRecall:
     dtype: StoredAs = "float32"
 
     needs_updates: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("gain", self.gain)

@@ -15,6 +15,7 @@ from fedcor.optimisers.last_updates import MIFA, FedStale, FedVARP
 from fedcor.optimisers.momentum import FedAvgM
 from fedcor.optimisers.normalised import FedNova
 from fedcor.optimisers.recall import FedRecall
+from fedcor.optimisers.robust import GeometricMedian, MultiKrum, TrimmedMean
 from fedcor.optimisers.scaffold import Scaffold
 from fedcor.optimisers.short import ShortForm
 from fedcor.plugins import Registry
@@ -40,6 +41,9 @@ OPTIMISERS = Registry(
         "fedstale": FedStale,
         "fedexp": FedExP,
         "fedrecall": FedRecall,
+        "trimmed_mean": TrimmedMean,
+        "geometric_median": GeometricMedian,
+        "multi_krum": MultiKrum,
     },
     ("init", "step"),
     ("aggregate",),
@@ -73,7 +77,7 @@ def as_optimiser(given: Any) -> Optimiser:
     short = callable(getattr(given, "aggregate", None))
     optimiser = ShortForm(given) if short else cast(Optimiser, given)
     traits = optimiser_traits(optimiser)
-    for key in ("weighted", "needs_updates"):
+    for key in ("weighted", "needs_updates", "remembers"):
         if not isinstance(getattr(traits, key), bool):
             raise ConfigError(key, getattr(traits, key), "must be true or false")
     check_between("proximal", traits.proximal, 0.0, 1e6)

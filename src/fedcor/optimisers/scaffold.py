@@ -54,6 +54,7 @@ class Scaffold:
     weighted: bool = False
 
     needs_updates: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True
     extra_down: ClassVar[int] = 1
     extra_up: ClassVar[int] = 1
 

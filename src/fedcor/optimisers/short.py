@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fedcor.selection import blame
 from fedcor.types import Array, Delivery, Population, State
 
 __all__ = ["ShortForm"]
@@ -55,8 +54,6 @@ class ShortForm:
         # Copies: tensors cannot be read-only.
         model = torch.from_numpy(delivery.model.copy())
         results = model + torch.from_numpy(delivery.updates.copy())
-        name = type(self.short_form).__name__
-        with blame(f"round {delivery.round}: the optimiser {name} failed in aggregate"):
-            answer = self.short_form.aggregate(model, results, delivery.weights)
+        answer = self.short_form.aggregate(model, results, delivery.weights)
         tensor = isinstance(answer, torch.Tensor)
         return answer.detach().cpu().numpy() if tensor else answer, state

@@ -2,6 +2,8 @@
 
 curve, metrics      one run as arrays, and its values
 estimates, pairs    means over seeds, and differences between two selectors, with intervals
+groups, comparable, series
+                    which runs can be compared, and what they are called
 summary             both, for every run of a folder
 ranking, verdict    who is best, in a sentence
 screen              what a person sees first: verdict, `compact` table, `sparkline`

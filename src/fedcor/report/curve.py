@@ -7,6 +7,7 @@ user's.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -14,11 +15,15 @@ from typing import Any, Literal
 import numpy as np
 
 from fedcor.errors import RecordError
-from fedcor.record import RunRecord
+from fedcor.record import RunRecord, first_round
+from fedcor.report.groups import is_flower_app, shared_settings
 from fedcor.report.series import optimiser_settings, was_renamed
 from fedcor.types import FloatArray
 
 __all__ = ["Curve", "read_curve"]
+
+# Metrics of a Flower app: `evaluate/accuracy`, `train/val_loss`.
+_APP_METRIC = re.compile(r"(?:train|evaluate|server)/(?:.*[-_])?(accuracy|acc|loss)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +38,12 @@ class Curve:
         target: accuracy to reach; None without one
         settings: what runs must share to be compared
         options: the selector's own settings, which its runs must share to count as one selector
-        optimiser: the settings of the optimiser, with its name; empty where the record has none
+        optimiser: the settings of who aggregates, with a name; empty where the record has none
         renamed: whether it was given another name than its selector's
         measures: name -> (T,) values: `accuracy`, `loss` and the user's own; NaN where a round was
             not measured, infinite where the loss was not finite because the model diverged
+        lists: names of metrics that are lists of numbers, which are no measure
+        first_round: number of the first round where a person reads it: 1 on Flower, else 0
         down: (T,) bytes sent to clients in each round
         up: (T,) bytes that came back
         seconds: (T,) duration of each round; NaN where the record does not tell
@@ -52,15 +59,22 @@ class Curve:
     optimiser: Mapping[str, Any]
     renamed: bool
     measures: Mapping[str, FloatArray]
+    lists: tuple[str, ...]
+    first_round: int
     down: FloatArray
     up: FloatArray
     seconds: FloatArray
 
     def better(self, measure: str) -> Literal["lower", "higher"] | None:
-        """Which direction of a metric of the user's is better; None where nobody said."""
+        """Which direction of a metric of the user's is better; None where nobody said.
+
+        Of a Flower app's metrics, its name says it where it is that of an accuracy or a loss.
+        """
+        if found := _APP_METRIC.fullmatch(measure):
+            return "lower" if found[1] == "loss" else "higher"
         said = self._own_metrics.get(measure)
-        found = said.get("better") if isinstance(said, Mapping) and "function" in said else None
-        return found if found in ("lower", "higher") else None
+        better = said.get("better") if isinstance(said, Mapping) and "function" in said else None
+        return better if better in ("lower", "higher") else None
 
     def can_say_better(self, measure: str) -> bool:
         """Whether the settings name this metric, so that its direction can be said with it."""
@@ -114,20 +128,21 @@ def read_curve(run: RunRecord) -> Curve:
             seed=int(header["seed"]),
             planned=int(config["training"]["rounds"]),
             target=None if target is None else float(target),
-            settings=_shared_settings(config),
+            settings=shared_settings(run),
             options=config.get("selectors") or {},
             optimiser=optimiser_settings(run),
             renamed=was_renamed(run),
             measures=_measures(run),
+            lists=_lists(run),
+            first_round=first_round(run),
             down=_column(run, "bytes_down"),
             up=_column(run, "bytes_up"),
             seconds=np.array([_finite_or(row.get("seconds"), math.nan) for row in run.rounds]),
         )
         order = [row["round"] for row in run.rounds]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RecordError(
-            f"{name}: the record has no usable {error}; run it again or leave it out"
-        ) from error
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        what = f"no usable {error}" if isinstance(error, KeyError) else f"unusable values ({error})"
+        raise RecordError(f"{name}: the record has {what}; run it again or leave it out") from error
     if order != list(range(curve.done)) or not np.isfinite([curve.down, curve.up]).all():
         raise RecordError(
             f"{name}: rounds are missing, out of order or without bytes; "
@@ -145,7 +160,7 @@ def _measures(run: RunRecord) -> dict[str, FloatArray]:
     """
     accuracy = _column(run, "test_accuracy")
     accuracy[~np.isfinite(accuracy)] = np.nan
-    unusable = math.nan if _is_flower_app(run) else math.inf
+    unusable = math.nan if is_flower_app(run) else math.inf
     loss = np.array(
         [
             math.nan if "test_loss" not in row else _finite_or(row["test_loss"], unusable)
@@ -153,8 +168,10 @@ def _measures(run: RunRecord) -> dict[str, FloatArray]:
         ],
         dtype=np.float64,
     )
-    found = {"accuracy": accuracy, "loss": loss}
-    for name in dict.fromkeys(key for row in run.rounds for key in row.get("metrics") or {}):
+    found, lists = {"accuracy": accuracy, "loss": loss}, _lists(run)
+    for name in _metric_names(run):
+        if name in lists:
+            continue
         values = [(row.get("metrics") or {}).get(name) for row in run.rounds]
         own = np.array([_finite_or(value, math.nan) for value in values])
         if name not in found or np.isnan(found[name]).all():
@@ -166,18 +183,20 @@ def _finite_or(value: float | None, other: float) -> float:
     return float(value) if value is not None and math.isfinite(value) else other
 
 
-def _is_flower_app(run: RunRecord) -> bool:
-    """Whether a user's own Flower app made the run, which need not evaluate every round."""
-    versions = run.header.get("versions") or {}
-    return "flwr" in versions and run.header.get("engine") is None
+def _metric_names(run: RunRecord) -> list[str]:
+    """The further metrics that any round has."""
+    return list(dict.fromkeys(key for row in run.rounds for key in row.get("metrics") or {}))
 
 
-def _shared_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What two runs must share to be compared: all but selector, optimiser and number of rounds."""
-    others = ("selector", "selectors", "optimiser")
-    settings = {key: value for key, value in config.items() if key not in others}
-    training = {key: value for key, value in config["training"].items() if key != "rounds"}
-    return {**settings, "training": training}
+def _lists(run: RunRecord) -> tuple[str, ...]:
+    """Those that are a list in any round."""
+    found = {
+        key: True
+        for row in run.rounds
+        for key, value in (row.get("metrics") or {}).items()
+        if isinstance(value, list)
+    }
+    return tuple(found)
 
 
 def _column(run: RunRecord, key: str) -> FloatArray:

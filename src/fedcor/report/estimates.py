@@ -58,8 +58,8 @@ class Difference:
 
     Attributes:
         estimate: of the mean paired difference; `n` and `of` count pairs
-        rounds: fewest and most rounds that a pair was compared over; None for a metric that is
-            fixed once the target is reached
+        rounds: fewest and most rounds that a pair was compared over, those in which both have a
+            value; None for a metric that is fixed once the target is reached
         verdict: "unclear" where the interval contains zero; None without an interval; "higher" or
             "lower" where nobody said which is better
     """

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
+from rich.text import Text
 
 from fedcor.errors import RecordError
-from fedcor.record import RunRecord, client_names
+from fedcor.foreign import one_line
+from fedcor.record import RunRecord, client_names, first_round
 from fedcor.report.names import run_name
 
 __all__ = ["explain", "render_explanation"]
@@ -28,69 +31,104 @@ MEANINGS = {
     "age": "rounds since the client's last update came",
 }
 
+_UNFITTED = "chosen uniformly: the process was never fitted (no loss change could be measured)"
+
 
 def explain(run: RunRecord, round: int | None = None) -> dict[str, Any]:
     """The choice of one round as plain values.
 
     Args:
         run: as `read_run` gives it
-        round: as numbered in the record, from 0; None for the last
+        round: from 0, as in the record; of a run on Flower as Flower counts, from 1, where the
+            record says Flower's numbers; None for the last
 
     Returns:
-        The run, selector and round; `probed`, the number of losses that clients were asked for;
-        `reasons`, what each reason means; and `chosen`, one row per chosen client in the order of
-        choice.
+        The run and selector; `round`, as numbered in the record, from 0; `server_round`, Flower's
+        number, where the record says it; `probed`, the number of losses that clients were asked
+        for; `reasons`, what each reason means; `note`, why there are none, where that is known;
+        `chosen`, one row per chosen client in the order of choice; and `left_alone`, the clients
+        that were there but were not asked, after faults.
     """
     where = run_name(run)
     if not run.rounds:
         raise RecordError(f"{where} has no finished round yet")
-    number = len(run.rounds) - 1 if round is None else round
+    first = first_round(run)
+    last = first + len(run.rounds) - 1
+    number = last - first if round is None else round - first
     if not 0 <= number < len(run.rounds):
+        counted = ", numbered as in Flower" if first else ""
         raise RecordError(
-            f"{where} has the rounds 0 to {len(run.rounds) - 1}; there is no round {number}"
+            f"{where} has the rounds {first} to {last}{counted}; there is no round {round}"
         )
     entry, names = run.rounds[number], [] if run.path is None else client_names(run.path)
-    why = entry.get("why") or {}
+    why, selected = entry.get("why") or {}, entry.get("selected")
+    if selected is None or any(len(values) != len(selected) for values in why.values()):
+        raise RecordError(
+            f"{where}, round {number}: the record does not say who was chosen, or gives other "
+            "reasons than clients; it was edited or damaged"
+        )
     rows = []
-    for place, client in enumerate(entry["selected"]):
+    for place, client in enumerate(selected):
         row: dict[str, Any] = {"client": client}
         if client < len(names):
             row["name"] = names[client]
-        row["delivered"] = client in entry["participated"]
+        row["delivered"] = client in (entry.get("participated") or ())
         rows.append(row | {reason: values[place] for reason, values in why.items()})
     return {
         "run": where,
-        "selector": run.header["selector"],
+        "selector": run.header.get("selector"),
         "round": number,
+        **({"server_round": number + first} if first else {}),
         "probed": entry.get("probed"),
         "reasons": {reason: MEANINGS.get(reason, "") for reason in why},
+        "note": _UNFITTED if _is_unfitted(run, entry) else "",
         "chosen": rows,
+        "left_alone": entry.get("quarantined") or [],
     }
 
 
 def render_explanation(explanation: dict[str, Any], console: Console) -> None:
     """Print what `explain` returned: a table of the chosen clients and what its columns mean."""
     asked = f", {explanation['probed']} losses asked for" if explanation["probed"] else ""
-    title = f"{explanation['selector']}, round {explanation['round']}{asked}"
-    console.print(title, highlight=False)
+    round = f"round {explanation['round']}"
+    if "server_round" in explanation:
+        round = f"round {explanation['server_round']} (numbered as in Flower, from 1)"
+    title = f"{explanation['selector']}, {round}{asked}"
+    console.print(Text(one_line(title)))
     table = Table(box=None, pad_edge=False)
     rows = explanation["chosen"]
     for column in rows[0] if rows else ():
-        table.add_column(column, justify="left" if column == "name" else "right")
+        justify: JustifyMethod = "left" if column == "name" else "right"
+        table.add_column(Text(one_line(column)), justify=justify)
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        table.add_row(*(Text(_cell(value)) for value in row.values()))
     console.print(table)
-    if not explanation["reasons"]:
+    if explanation["left_alone"]:
+        clients = ", ".join(map(str, explanation["left_alone"]))
+        console.print(f"left alone after faults: {clients}", highlight=False, soft_wrap=True)
+    if explanation["note"]:
+        console.print(explanation["note"], highlight=False)
+    elif not explanation["reasons"]:
         console.print(
             "No reasons in the record: the choice was uniform (as in a warm-up round), or the "
             "selector gives none."
         )
     for reason, meaning in explanation["reasons"].items():
         if meaning:
-            console.print(f"{reason}: {meaning}", highlight=False, soft_wrap=True)
+            console.print(Text(f"{reason}: {meaning}"), soft_wrap=True)
+
+
+def _is_unfitted(run: RunRecord, entry: Mapping[str, Any]) -> bool:
+    """Whether FedCor gave no reason for a choice after its warm-up."""
+    config = run.header.get("config") or {}
+    options = (config.get("selectors") or {}).get(run.header["selector"]) or {}
+    if run.header["selector"] != "fedcor" or "warmup" not in options:
+        return False
+    silent = entry.get("why") == {} and len(entry["selected"]) > 0
+    return silent and entry["round"] >= int(options["warmup"])
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else one_line(value)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedcor.errors import MissingExtraError
 from fedcor.record import RunRecord
 from fedcor.report.estimates import Estimate
+from fedcor.report.groups import group_names
 from fedcor.report.pairs import difference
 from fedcor.report.ranking import ranking
 from fedcor.report.series import series_names
@@ -20,6 +21,7 @@ __all__ = ["difference_frame", "rounds_frame", "summary_frame"]
 
 _TEXTS = ("experiment", "selector", "selected", "participated")
 _COUNTS = ("seed", "round", "bytes_down", "bytes_up", "bytes", "probed", "refused")
+_FLOWERS = "server_round"
 _COLUMNS = (
     *("experiment", "selector", "seed", "round", "accuracy", "loss", "learning_rate"),
     *("bytes_down", "bytes_up", "bytes", "probed", "refused", "selected", "participated"),
@@ -30,12 +32,14 @@ _COLUMNS = (
 def rounds_frame(runs: Sequence[RunRecord]) -> pd.DataFrame:
     """A row per round; see `fedcor.results.Result.to_frame`."""
     pandas = _pandas()
-    named = zip(series_names(runs), runs, strict=True)
-    rows = [row for name, run in named for row in _rows(name, run)]
+    named = zip(group_names(runs), series_names(runs), runs, strict=True)
+    rows = [row for group, name, run in named for row in _rows(group, name, run)]
     columns = dict.fromkeys([*_COLUMNS, *(key for row in rows for key in row)])
     frame = pandas.DataFrame(rows, columns=list(columns))
-    numbers = [c for c in frame.columns if c not in _TEXTS and c not in _COUNTS]
-    return frame.astype(dict.fromkeys(numbers, float))
+    tuples = {key for row in rows for key, value in row.items() if isinstance(value, tuple)}
+    numbers = [c for c in frame.columns if c not in {*_TEXTS, *_COUNTS, *tuples, _FLOWERS}]
+    frame = frame.astype(dict.fromkeys(numbers, float))
+    return frame.astype({_FLOWERS: "Int64"}) if _FLOWERS in frame else frame
 
 
 def summary_frame(summary: Summary) -> pd.DataFrame:
@@ -74,13 +78,13 @@ def difference_frame(experiment: ExperimentSummary, a: str, b: str) -> pd.DataFr
     return frame.astype(dict.fromkeys(("mean", "low", "high"), float))
 
 
-def _rows(name: str, run: RunRecord) -> Iterator[dict[str, Any]]:
-    """A run's rounds as rows of a frame, in which it is called `name`."""
+def _rows(group: str, name: str, run: RunRecord) -> Iterator[dict[str, Any]]:
+    """A run's rounds as rows of a frame; `group` and `name` are what it is called there."""
     header, total = run.header, 0
     for entry in run.rounds:
         total += entry["bytes_down"] + entry["bytes_up"]
         row = {
-            "experiment": str(header["experiment"]),
+            "experiment": group,
             "selector": name,
             "seed": int(header["seed"]),
             "round": entry["round"],
@@ -96,9 +100,16 @@ def _rows(name: str, run: RunRecord) -> Iterator[dict[str, Any]]:
             "participated": tuple(entry.get("participated", ())),
             "seconds": entry.get("seconds"),
         }
-        own: Mapping[str, float | None] = entry.get("metrics") or {}
+        if _FLOWERS in entry:
+            row[_FLOWERS] = entry[_FLOWERS]
+        own: Mapping[str, Any] = entry.get("metrics") or {}
         # One that is named as a column keeps its value under a name of its own.
-        yield row | {f"metric_{k}" if k in row else k: value for k, value in own.items()}
+        yield row | {
+            f"metric_{key}" if key in (*row, _FLOWERS) else key: (
+                tuple(value) if isinstance(value, list) else value
+            )
+            for key, value in own.items()
+        }
 
 
 def _parts(estimate: Estimate) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from rich.cells import cell_len, set_cell_size
 
+from fedcor.foreign import one_line
 from fedcor.record import RunRecord
 
 __all__ = ["NAME_WIDTH", "clean", "find_name", "run_name", "short_names"]
@@ -76,8 +77,8 @@ def run_name(run: RunRecord) -> str:
 
 
 def clean(text: str) -> str:
-    """The text on one line: characters that a terminal would act on become `?`."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+    """The text on one line: characters that a terminal would act on are shown, as `\\x1b`."""
+    return one_line(text, None)
 
 
 def _cut(text: str, width: int) -> str:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
+from fedcor.record import RunRecord, client_names
+from fedcor.report.names import run_name
 from fedcor.report.summary import ExperimentSummary
 
-__all__ = ["caution_note", "missing_note", "seeds_text", "span", "unfinished_note"]
+__all__ = [
+    "all_notes",
+    "caution_note",
+    "faults_note",
+    "missing_note",
+    "seeds_text",
+    "span",
+    "unfinished_note",
+]
 
-MOST_NAMED = 3  # runs
+MOST_NAMED = 3  # runs, or clients
 
 
 def span(bounds: tuple[int, int]) -> str:
@@ -27,6 +39,12 @@ def seeds_text(experiment: ExperimentSummary) -> str:
     return "seeds " + ", ".join(f"{name} ({seeds})" for name, seeds in listed.items())
 
 
+def all_notes(experiment: ExperimentSummary) -> list[str]:
+    """Whatever of the notes below there is."""
+    notes = (unfinished_note(experiment), missing_note(experiment), caution_note(experiment))
+    return [note for note in notes if note]
+
+
 def unfinished_note(experiment: ExperimentSummary) -> str:
     """Which runs are not finished, and how far they are; empty where all are."""
     unfinished = [
@@ -39,23 +57,43 @@ def unfinished_note(experiment: ExperimentSummary) -> str:
 
 
 def missing_note(experiment: ExperimentSummary) -> str:
-    """In which runs rounds lack the measure, or a loss was not finite; empty where all is there."""
+    """Which runs never have the measure, in how many rounds the others do, and where a loss was not
+    finite; empty where all is there."""
+    measure = experiment.measure
+    runs = {
+        f"{name} seed {seed}": curve
+        for name, by_seed in experiment.curves.items()
+        for seed, curve in sorted(by_seed.items())
+        if curve.done
+    }
+    counts = {name: int((~np.isnan(run.of(measure))).sum()) for name, run in runs.items()}
+    without = [name for name, count in counts.items() if not count]
     notes = []
-    for what, test in (
-        (f"Rounds without a value of {experiment.measure} are left out", np.isnan),
-        ("The model diverged, so there is no mean", np.isinf),
-    ):
-        found = [
-            f"{name} seed {seed} ({count} of {curve.done})"
-            for name, by_seed in experiment.curves.items()
-            for seed, curve in sorted(by_seed.items())
-            if (count := int(test(curve.of(experiment.measure)).sum()))
-        ]
-        if found:
-            more = len(found) - MOST_NAMED
-            shown = ", ".join(found[:MOST_NAMED]) + (f" and {more} runs more" if more > 0 else "")
-            notes.append(f"{what}: {shown}.")
+    if without:
+        notes.append(f"Left out, as no round has a value of {measure}: {_listed(without)}.")
+    gaps = {n: (k, runs[n].done) for n, k in counts.items() if 0 < k < runs[n].done}
+    if gaps and len(gaps) + len(without) == len(runs) and len(set(gaps.values())) == 1:
+        count, done = next(iter(gaps.values()))
+        rest = " of the others; the rest is left out" if without else "; the others are left out"
+        notes.append(f"{measure} is known in {count} of {done} rounds{rest}.")
+    elif gaps:
+        shown = [f"in {count} of {done} rounds of {name}" for name, (count, done) in gaps.items()]
+        start = f"Rounds without a value of {measure} are left out; it is known"
+        notes.append(f"{start} {_listed(shown)}.")
+    diverged = [
+        f"{name} ({count} of {run.done})"
+        for name, run in runs.items()
+        if (count := int(np.isinf(run.of(measure)).sum()))
+    ]
+    if diverged:
+        notes.append(f"The model diverged, so there is no mean: {_listed(diverged)}.")
     return " ".join(notes)
+
+
+def _listed(runs: list[str]) -> str:
+    more = len(runs) - MOST_NAMED
+    rest = f" and {more} {'run' if more == 1 else 'runs'} more" if more > 0 else ""
+    return ", ".join(runs[:MOST_NAMED]) + rest
 
 
 def caution_note(experiment: ExperimentSummary) -> str:
@@ -71,9 +109,37 @@ def caution_note(experiment: ExperimentSummary) -> str:
             )
         diverged = [seed for seed, one in by_seed.items() if np.isinf(one.of("loss")).any()]
         if diverged and experiment.measure != "loss":
-            first = min(int(np.isinf(by_seed[seed].of("loss")).argmax()) for seed in diverged)
+            first = curve.first_round + min(
+                int(np.isinf(by_seed[seed].of("loss")).argmax()) for seed in diverged
+            )
             notes.append(
                 f"The model of {name} diverged (seeds {', '.join(map(str, sorted(diverged)))}; "
                 f"its loss is not finite from round {first} on): lower the learning rate."
             )
     return " ".join(notes)
+
+
+def faults_note(run: RunRecord) -> str:
+    """What went wrong with the clients of a run on Flower; empty where nothing did.
+
+    `faults: 12 late, 3 error; left alone: client 7 (north) in 9 rounds`, after the run's name.
+    """
+    kinds: Counter[str] = Counter()
+    for entry in run.rounds:
+        kinds.update(entry.get("faults") or {})
+    alone = Counter(client for entry in run.rounds for client in entry.get("quarantined") or ())
+    parts = []
+    if kinds:
+        parts.append("faults: " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common()))
+    if alone:
+        names = client_names(run.path)
+        shown = [
+            f"client {client}"
+            + (f" ({names[client]})" if client < len(names) else "")
+            + f" in {rounds} round{'s' if rounds > 1 else ''}"
+            for client, rounds in sorted(alone.items(), key=lambda item: (-item[1], item[0]))
+        ]
+        more = len(shown) - MOST_NAMED
+        text = ", ".join(shown[:MOST_NAMED]) + (f" and {more} clients more" if more > 0 else "")
+        parts.append(f"left alone: {text}")
+    return f"{run_name(run)}: {'; '.join(parts)}" if parts else ""

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from fedcor.checks import check_at_least, check_one_of
-from fedcor.errors import ConfigError
+from fedcor.errors import ConfigError, RecordError
 from fedcor.files import write_whole
+from fedcor.foreign import for_figure
 from fedcor.report.names import short_names
 from fedcor.report.numbers import percent
 from fedcor.report.ranking import ranking
@@ -19,7 +20,7 @@ from fedcor.report.seed_means import SeedMeans, seed_means
 from fedcor.report.style import Axes, Figure, line_style, write_caption
 from fedcor.report.summary import ExperimentSummary
 
-__all__ = ["Plot", "check_format", "plot_experiment", "save_plot"]
+__all__ = ["Plot", "cannot_draw", "check_format", "plot_experiment", "save_plot"]
 
 LABELS = {"rounds": "communication round", "bytes": "down and up", "seconds": "seconds"}
 FORMATS = ("png", "svg", "pdf")
@@ -36,6 +37,16 @@ class Plot(Figure):
         return content.getvalue()
 
 
+def cannot_draw(experiment: ExperimentSummary) -> str:
+    """Why there is nothing to draw; empty where there is, and before the first round."""
+    curves = [curve for by_seed in experiment.curves.values() for curve in by_seed.values()]
+    begun = [curve for curve in curves if curve.done]
+    if not begun or any(np.isfinite(curve.of(experiment.measure)).any() for curve in begun):
+        return ""
+    why = f"no round has a value of {experiment.measure}"
+    return f"{experiment.name} cannot be drawn: {why}"
+
+
 def plot_experiment(
     experiment: ExperimentSummary,
     xs: Sequence[str] = ("rounds", "bytes"),
@@ -49,10 +60,18 @@ def plot_experiment(
         xs: what the measure is drawn against: `rounds`, `bytes` or `seconds`
         smooth: rounds in each point, itself and those before it; None for a twentieth of the
             rounds, at most 10
+
+    Raises:
+        RecordError: No run was ever measured.
     """
+    if why := cannot_draw(experiment):
+        raise RecordError(why)
     for x in xs:
         check_one_of("x", x, LABELS)
-    names = short_names((s.name for s in experiment.selectors), 24)
+    names = {
+        name: for_figure(short)
+        for name, short in short_names((s.name for s in experiment.selectors), 24).items()
+    }
     # A panel is 3.6 inches wide, and the legend as wide as its longest name.
     legend = 0.7 + 0.075 * max(map(len, names.values()))
     figure = Plot(figsize=(3.6 * len(xs) + legend, 3.2), layout="constrained")
@@ -120,6 +139,8 @@ def _draw(
             "seconds": mean.seconds,
         }[x]
         known = np.isfinite(mean.mean)  # rounds that were not measured are bridged
+        if not known.any():
+            continue
         look = line_style(name, places.index(name))
         few: dict[str, Any] = {"marker": "o", "markersize": 3} if known.sum() < 3 else {}
         ax.plot(across[known], mean.mean[known], label=names[name], linewidth=1.5, **few, **look)
@@ -153,13 +174,17 @@ def _window(experiment: ExperimentSummary) -> int:
 
 def _measure_label(experiment: ExperimentSummary) -> str:
     known = ("accuracy", "loss")
-    return f"test {experiment.measure}" if experiment.measure in known else experiment.measure
+    measure = experiment.measure
+    return f"test {measure}" if measure in known else for_figure(measure, 60)
 
 
 def _caption(experiment: ExperimentSummary, means: dict[str, SeedMeans], window: int) -> str:
     counts = sorted({mean.seeds for mean in means.values()})
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    parts = [experiment.name, f"mean over {seeds} {'seed' if seeds == '1' else 'seeds'}"]
+    parts = [
+        for_figure(experiment.name),
+        f"mean over {seeds} {'seed' if seeds == '1' else 'seeds'}",
+    ]
     if counts[-1] > 1:
         parts.append("band: lowest to highest seed")
     if window > 1:

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from fedcor.report.compact import WIDTH, compact_table
 from fedcor.report.names import clean
-from fedcor.report.notes import caution_note, missing_note, seeds_text, span, unfinished_note
+from fedcor.report.notes import all_notes, seeds_text, span
 from fedcor.report.sparkline import sparklines
 from fedcor.report.summary import ExperimentSummary, Summary
 from fedcor.report.verdict import experiment_verdict
@@ -18,7 +18,8 @@ STYLES = {"better": "green", "worse": "red"}
 
 
 def screen(summary: Summary, *, ascii: bool = False, curve: bool = True) -> Text:
-    """Every experiment with its verdict, table and curve; at most 80 columns wide.
+    """Every experiment with its verdict, table and curve, and what was left out; at most 80
+    columns wide.
 
     Args:
         summary: as `summarise` gives it
@@ -27,6 +28,7 @@ def screen(summary: Summary, *, ascii: bool = False, curve: bool = True) -> Text
     """
     several = len(summary.experiments) > 1
     parts = [_experiment(e, ascii, curve, several) for e in summary.experiments]
+    parts += [Text(_wrapped(clean(note))) for note in summary.notes]
     return Text("\n\n").join(parts)
 
 
@@ -54,8 +56,7 @@ def _experiment(experiment: ExperimentSummary, ascii: bool, curve: bool, named: 
 
 def notes(experiment: ExperimentSummary) -> list[str]:
     """What is unfinished, and what is missing."""
-    found = (unfinished_note(experiment), missing_note(experiment), caution_note(experiment))
-    return [clean(note) for note in found if note]
+    return [clean(note) for note in all_notes(experiment)]
 
 
 def title(experiment: ExperimentSummary) -> str:

@@ -1,4 +1,4 @@
-"""What runs are called in a table: by their selector, and by their optimiser where it differs."""
+"""What runs are called in a table: by their selector, and by who aggregated where that differs."""
 
 from __future__ import annotations
 
@@ -7,33 +7,43 @@ from typing import Any
 
 from fedcor.optimisers import OPTIMISERS
 from fedcor.record import RunRecord
+from fedcor.report.groups import group_names
 
 __all__ = ["optimiser_settings", "optimiser_title", "series_names", "was_renamed"]
 
-_USUAL = "fedavg"  # goes without saying
+_USUAL = "FedAvg"  # goes without saying
+_OURS = "OptimiserStrategy"  # the Flower strategy that aggregates with an optimiser of ours
 
 
 def series_names(runs: Sequence[RunRecord]) -> list[str]:
     """One name per run. Runs of one experiment that share a name are one row of its table.
 
-    It is the name of the selector. Where runs of an experiment differ in their optimiser, too, it
-    says which one aggregated: `aligned + FedRecall`; of FedAvg it says nothing. A run that was
-    given another name than its selector's keeps it.
+    It is the name of the selector. Where runs that are compared differ in their optimiser, too, or
+    in their Flower strategy, it says who aggregated: `aligned + FedRecall`, `random + FedAdam`; of
+    FedAvg it says nothing. A run that was given another name than its selector's keeps it.
 
     Args:
         runs: Of one experiment, or of several.
     """
-    used: dict[str, set[str]] = {}
-    for run in runs:
-        used.setdefault(str(run.header.get("experiment")), set()).add(_optimiser(run))
-    return [_name(run, len(used[str(run.header.get("experiment"))]) > 1) for run in runs]
+    groups = group_names(runs)
+    used: dict[str, set[tuple[str, str]]] = {}
+    for group, run in zip(groups, runs, strict=True):
+        used.setdefault(group, set()).add(_aggregating(run))
+    return [_name(run, used[group]) for group, run in zip(groups, runs, strict=True)]
 
 
 def optimiser_settings(run: RunRecord) -> Mapping[str, Any]:
-    """The settings of a run's optimiser, with its `name`; empty where the record has none."""
+    """The settings of who aggregated in a run, with its `name`; empty where the record has none.
+
+    Those of a Flower app's strategy are among them; without an optimiser of ours, it is the `name`.
+    """
     config = run.header.get("config")
-    settings = config.get("optimiser") if isinstance(config, Mapping) else None
-    return settings if isinstance(settings, Mapping) else {}
+    config = config if isinstance(config, Mapping) else {}
+    settings = config.get("optimiser")
+    settings = settings if isinstance(settings, Mapping) else {}
+    strategy = {key: value for key, value in config.items() if key.startswith("strategy")}
+    name = {"name": strategy["strategy"]} if "strategy" in strategy else {}
+    return {**name, **settings, **strategy}
 
 
 def was_renamed(run: RunRecord) -> bool:
@@ -53,12 +63,27 @@ def optimiser_title(name: str) -> str:
     return name.rpartition(":")[2] if known is None else known.__name__
 
 
-def _name(run: RunRecord, differing: bool) -> str:
-    selector, optimiser = str(run.header.get("selector")), _optimiser(run)
-    if not differing or optimiser in ("", _USUAL) or was_renamed(run):
+def _name(run: RunRecord, used: set[tuple[str, str]]) -> str:
+    """`used` has whoever aggregated in one of the runs that it is compared with."""
+    selector, own = str(run.header.get("selector")), _aggregating(run)
+    title = _title(*own)
+    if own[1] == _OURS and any(_title(*other) == title for other in used - {own}):
+        title = f"{_OURS}({title})"  # Flower has a strategy of this name, which others use
+    if len(used) == 1 or title in ("", _USUAL) or was_renamed(run):
         return selector
-    return f"{selector} + {optimiser_title(optimiser)}"
+    return f"{selector} + {title}"
 
 
-def _optimiser(run: RunRecord) -> str:
-    return str(optimiser_settings(run).get("name", ""))
+def _aggregating(run: RunRecord) -> tuple[str, str]:
+    """The names of the optimiser and of the Flower strategy; empty where there is none."""
+    settings = optimiser_settings(run)
+    strategy = str(settings.get("strategy", ""))
+    name = str(settings.get("name", ""))
+    return ("" if name == strategy else name), strategy
+
+
+def _title(optimiser: str, strategy: str) -> str:
+    title = optimiser_title(optimiser)
+    if strategy in ("", _OURS):
+        return title
+    return f"{strategy}({title})" if title else strategy

@@ -6,7 +6,7 @@ import numpy as np
 from rich.cells import cell_len, set_cell_size
 
 from fedcor.report.compact import WIDTH
-from fedcor.report.names import short_names
+from fedcor.report.names import clean, short_names
 from fedcor.report.numbers import numbers
 from fedcor.report.ranking import ranking
 from fedcor.report.seed_means import seed_means
@@ -44,8 +44,10 @@ def sparklines(experiment: ExperimentSummary, ascii: bool = False) -> list[str]:
     columns = min(WIDTH - margin, longest)
     bottom, top = numbers(experiment.headline, [low, high])
     scale = f"from {marks[0]} {bottom} to {marks[-1]} {top}"
-    lines = [f"{experiment.measure}, rounds 1 to {longest}, {scale}"]
+    lines = [f"{clean(experiment.measure)}, rounds 1 to {longest}, {scale}"]
     for name, mean in means.items():
+        if not np.isfinite(mean).any():
+            continue
         padded = np.full(longest, np.nan)
         padded[: len(mean)] = mean
         marked = "".join(_mark(part, low, high, marks) for part in np.array_split(padded, columns))

@@ -12,20 +12,30 @@ Two kinds of metric are treated differently:
                      mean over the lucky seeds would flatter.
     over all rounds  depend on how many rounds were done, so a pair is compared over the rounds that
                      both runs have.
+Either is about the rounds with a value: of a run, those that were measured; of a pair, those that
+were measured in both runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from fedcor.errors import RecordError, suggest
-from fedcor.record import RunRecord, differences
+from fedcor.errors import RecordError
+from fedcor.record import RunRecord
+from fedcor.report.comparable import (
+    Series,
+    check_comparable,
+    measured_in,
+    no_baseline,
+    no_metric,
+    two_runs,
+)
 from fedcor.report.curve import Curve, read_curve
 from fedcor.report.estimates import Difference, Estimate, mean_estimate
+from fedcor.report.groups import group_names, group_notes
 from fedcor.report.metrics import METRICS, Metric, metrics_of
 from fedcor.report.pairs import difference
 from fedcor.report.series import series_names
@@ -114,9 +124,16 @@ class ExperimentSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """Everything that a report shows, by experiment."""
+    """Everything that a report shows.
+
+    Attributes:
+        experiments: those that can be shown. Runs of one experiment whose settings differ in more
+            than the selector and who aggregates are several, named by what differs
+        notes: what was left out, and what was not compared, and why
+    """
 
     experiments: tuple[ExperimentSummary, ...]
+    notes: tuple[str, ...] = ()
 
 
 def summarise(
@@ -125,11 +142,13 @@ def summarise(
     """Everything that a report shows.
 
     Args:
-        runs: of one or several experiments, finished or still running; within an experiment, all
-            settings but the selector and the optimiser must agree
-        baseline: the selector to compare with; None for `random` if it is there, else the first
+        runs: of one or several experiments, finished or still running. Those of an experiment are
+            compared if all settings but the selector and the optimiser agree
+        baseline: the selector to compare with; None for `random` if it is there and has values,
+            else the first that has. An experiment that does not have it is left out
         measure: what to judge by: `accuracy`, `loss`, or a metric of the user's that the records
-            hold; None for accuracy, and for loss where no run has an accuracy
+            hold; None for accuracy, and for loss where no run has an accuracy. An experiment that
+            does not have it is left out
 
     Example:
         summary = summarise(read_runs(Path("runs/demo")))
@@ -139,36 +158,45 @@ def summarise(
         raise RecordError(
             "no runs to summarise: name a folder that `fedcor run` or `fedcor compare` wrote"
         )
-    experiments: dict[str, dict[str, dict[int, Curve]]] = {}
-    for name, curve in zip(series_names(runs), map(read_curve, runs), strict=True):
-        seeds = experiments.setdefault(curve.experiment, {}).setdefault(name, {})
-        if curve.seed in seeds:
-            twice = f"{curve.experiment}, {name}, seed {curve.seed}"
-            raise RecordError(f"two runs of {twice}: report their folders one at a time")
-        seeds[curve.seed] = curve
-    return Summary(
-        tuple(_experiment(name, curves, baseline, measure) for name, curves in experiments.items())
-    )
+    curves = _curves(runs)
+    measures = {name: _measure(series, measure) for name, series in curves.items()}
+    baselines = {
+        name: _baseline(series, baseline, measures[name]) for name, series in curves.items()
+    }
+    if all(found is None for found in baselines.values()):
+        raise no_baseline(curves, str(baseline))
+    if all(found is None for found in measures.values()):
+        raise no_metric(curves, str(measure))
+    notes, shown = group_notes(runs), []
+    for name, series in curves.items():
+        judged_by, compared_with = measures[name], baselines[name]
+        if compared_with is None:
+            notes.append(f'Left out, without a run of the baseline "{baseline}": {name}.')
+        elif judged_by is None:
+            notes.append(f'Left out, without a metric "{measure}": {name}.')
+        else:
+            check_comparable(name, series)
+            shown.append(_experiment(name, series, compared_with, judged_by))
+    if not shown:  # each lacks one of both
+        raise no_metric(curves, str(measure))
+    return Summary(tuple(shown), tuple(notes))
 
 
-def _experiment(
-    name: str,
-    curves: Mapping[str, Mapping[int, Curve]],
-    baseline: str | None,
-    measure: str | None,
-) -> ExperimentSummary:
-    if baseline is None:
-        baseline = _default_baseline(curves)
-    else:
-        from fedcor.report.names import find_name  # imports rich
+def _curves(runs: Sequence[RunRecord]) -> dict[str, dict[str, dict[int, Curve]]]:
+    """The runs by experiment, series and seed; two of one kind are refused."""
+    found: dict[str, dict[str, dict[int, Curve]]] = {}
+    places: dict[tuple[str, str, int], RunRecord] = {}
+    for group, name, run in zip(group_names(runs), series_names(runs), runs, strict=True):
+        curve = read_curve(run)
+        place = group, name, curve.seed
+        if place in places:
+            raise two_runs(f"{group}, {name}, seed {curve.seed}", places[place], run)
+        places[place] = run
+        found.setdefault(group, {}).setdefault(name, {})[curve.seed] = curve
+    return found
 
-        found = find_name(baseline, curves)
-        if found is None:
-            hint = suggest(baseline, curves) or f"there is {', '.join(curves)}"
-            raise RecordError(f'{name} has no run of the baseline "{baseline}": {hint}')
-        baseline = found
-    _check_comparable(name, curves)
-    measure = _measure(name, curves, measure)
+
+def _experiment(name: str, curves: Series, baseline: str, measure: str) -> ExperimentSummary:
     any_run = next(iter(curves[baseline].values()))  # they agree
     metrics = metrics_of(measure, any_run.better(measure))
     selectors = tuple(
@@ -179,8 +207,19 @@ def _experiment(
     return ExperimentSummary(name, target, baseline, selectors, measure, metrics, curves)
 
 
-def _default_baseline(curves: Mapping[str, Mapping[int, Curve]]) -> str:
-    """Random selection: with FedAvg, else with any optimiser; without it, the first."""
+def _baseline(curves: Series, wanted: str | None, measure: str | None) -> str | None:
+    """What is wanted, None if it is not there; else random selection: with FedAvg, else with any
+    optimiser; without it, the first. One that was run and never measured is passed over."""
+    if wanted is not None:
+        from fedcor.report.names import find_name  # imports rich
+
+        return find_name(wanted, curves)
+    curves = {
+        name: by_seed
+        for name, by_seed in curves.items()
+        if not any(curve.done for curve in by_seed.values())
+        or measure in measured_in({name: by_seed})
+    } or curves
     if DEFAULT_BASELINE in curves:
         return DEFAULT_BASELINE
     for name, by_seed in curves.items():
@@ -189,58 +228,12 @@ def _default_baseline(curves: Mapping[str, Mapping[int, Curve]]) -> str:
     return next(iter(curves))
 
 
-def _measure(name: str, curves: Mapping[str, Mapping[int, Curve]], wanted: str | None) -> str:
-    """What to judge by: what is wanted, if a run has it; else accuracy, else loss."""
-    measured = dict.fromkeys(
-        key
-        for by_seed in curves.values()
-        for curve in by_seed.values()
-        for key, values in curve.measures.items()
-        if not np.isnan(values).all()
-    )
+def _measure(curves: Series, wanted: str | None) -> str | None:
+    """What to judge by: what is wanted, None if no run has it; else accuracy, else loss."""
+    measured = measured_in(curves)
     if wanted is None:
         return "loss" if "loss" in measured and "accuracy" not in measured else "accuracy"
-    if wanted not in measured:
-        hint = suggest(wanted, measured) or f"there is {', '.join(measured) or 'nothing yet'}"
-        raise RecordError(f'{name} has no metric "{wanted}": {hint}')
-    return wanted
-
-
-def _check_comparable(name: str, curves: Mapping[str, Mapping[int, Curve]]) -> None:
-    """Refuse runs whose settings differ in more than the selector and the optimiser, and runs of
-    one selector or of one optimiser whose own options differ."""
-    first, *others = (curve for by_seed in curves.values() for curve in by_seed.values())
-    for other in others:
-        _check_equal(name, first.settings, other.settings)
-    _check_optimisers(name, [curve for curve in (first, *others) if not curve.renamed])
-    for series, by_seed in curves.items():
-        first, *others = by_seed.values()
-        for other in others:
-            _check_equal(
-                f"{name} with {series}",
-                {**first.options, "optimiser": first.optimiser},
-                {**other.options, "optimiser": other.optimiser},
-            )
-
-
-def _check_optimisers(name: str, curves: Sequence[Curve]) -> None:
-    """Refuse what the names of the series do not tell: other options of an optimiser, or none."""
-    first_with: dict[Any, Curve] = {}
-    for curve in curves:
-        own = curve.optimiser.get("name")
-        rivals = [first_with.setdefault(own, curve), first_with.get(None, curve)]
-        rivals += first_with.values() if own is None else []
-        for rival in rivals:
-            _check_equal(name, {"optimiser": rival.optimiser}, {"optimiser": curve.optimiser})
-
-
-def _check_equal(what: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    for key, values in differences(one, other).items():
-        here, there = ("not set" if value is None else repr(value) for value in values)
-        raise RecordError(
-            f"runs of {what} have different settings ({key} is {here} in one and {there} in "
-            "another): report their folders one at a time"
-        )
+    return wanted if wanted in measured else None
 
 
 def _selector(

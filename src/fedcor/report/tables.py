@@ -9,13 +9,21 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedcor.foreign import for_csv, one_line
 from fedcor.report.estimates import Difference
 from fedcor.report.metrics import Metric
-from fedcor.report.notes import missing_note, seeds_text, span, unfinished_note
+from fedcor.report.notes import (
+    all_notes,
+    missing_note,
+    seeds_text,
+    span,
+    unfinished_note,
+)
 from fedcor.report.summary import ExperimentSummary, SelectorSummary, Summary
 from fedcor.report.text import difference_text, estimate_text
 
@@ -59,6 +67,8 @@ def render(summary: Summary, console: Console) -> None:
             console.print()
             for line in LEGEND:
                 _print(console, line)
+    for note in summary.notes:
+        _print(console, f"\n{note}")
     further = ", ".join(metric.title for metric in _metrics(summary) if not metric.headline)
     _print(console, f"\nIn the JSON and CSV as well: {further}.")
 
@@ -70,7 +80,10 @@ def _metrics(summary: Summary) -> list[Metric]:
 
 
 def _print(console: Console, line: str, style: str = "") -> None:
-    console.print(Text(_ascii(console, line), style=style))
+    # A heading begins with an empty line of ours.
+    heading = "\n" if line.startswith("\n") else ""
+    text = heading + one_line(line.removeprefix(heading), None)
+    console.print(Text(_ascii(console, text), style=style))
 
 
 def _ascii(console: Console, text: str) -> str:
@@ -101,10 +114,11 @@ def _levels(experiment: ExperimentSummary, console: Console, between: str) -> Ta
             for s in experiment.selectors
         ]
         columns.append(cells)
-        lines = [*metric.title.split(), *(line for cell in cells for line in cell.splitlines())]
-        table.add_column(metric.title, justify="right", width=max(map(len, lines)))
+        title = one_line(metric.title)
+        lines = [*title.split(), *(line for cell in cells for line in cell.splitlines())]
+        table.add_column(Text(title), justify="right", width=max(map(cell_len, lines)))
     for selector, *cells in zip(experiment.selectors, *columns, strict=True):
-        table.add_row(Text(selector.name), *map(Text, cells))
+        table.add_row(Text(one_line(selector.name)), *map(Text, cells))
     return table
 
 
@@ -116,14 +130,14 @@ def _differences(experiment: ExperimentSummary, console: Console) -> Table:
     for title in ("pairs", "rounds"):
         table.add_column(title, overflow="fold", justify="right")
     for metric in _headlines(experiment):
-        table.add_row(Text(metric.title, style="bold"))
+        table.add_row(Text(one_line(metric.title), style="bold"))
         for selector in experiment.selectors:
             if selector.name == experiment.baseline:
                 continue
             difference = selector.differences[metric.key]
             verdict = difference.verdict or "-"
             table.add_row(
-                Text(f"  {selector.name}"),
+                Text(f"  {one_line(selector.name)}"),
                 Text(difference_text(metric, difference.estimate)),
                 Text(verdict, style=VERDICT_STYLES.get(verdict, "")),
                 Text(str(difference.estimate.n)),
@@ -173,15 +187,20 @@ def to_json(summary: Summary) -> str:
             "target": experiment.target,
             "baseline": experiment.baseline,
             "selectors": [asdict(selector) for selector in experiment.selectors],
+            "notes": all_notes(experiment),
         }
         for experiment in summary.experiments
     ]
-    content = {"metrics": metrics, "experiments": experiments}
+    content = {"metrics": metrics, "experiments": experiments, "notes": summary.notes}
     return json.dumps(content, indent=2, allow_nan=False, ensure_ascii=True) + "\n"
 
 
 def to_csv(summary: Summary) -> str:
-    """One line per experiment, selector and metric; empty where there is no number."""
+    """One line per experiment, selector and metric; empty where there is no number.
+
+    A name that a spreadsheet would read as a formula begins with an apostrophe; see
+    `fedcor.foreign.for_csv`. The JSON has names as they are.
+    """
     rows = [
         _csv_row(experiment, selector, metric)
         for experiment in summary.experiments
@@ -201,15 +220,15 @@ def _csv_row(
     level = selector.estimates[metric.key]
     paired = selector.differences[metric.key].estimate if selector.differences else None
     return {
-        "experiment": experiment.name,
-        "selector": selector.name,
-        "metric": metric.key,
+        "experiment": for_csv(experiment.name),
+        "selector": for_csv(selector.name),
+        "metric": for_csv(metric.key),
         "mean": level.mean,
         "std": level.std,
         "n": level.n,
         "low": level.low,
         "high": level.high,
-        "baseline": experiment.baseline,
+        "baseline": for_csv(experiment.baseline),
         "paired_difference": paired and paired.mean,
         "paired_low": paired and paired.low,
         "paired_high": paired and paired.high,

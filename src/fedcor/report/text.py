@@ -26,13 +26,16 @@ def display_name(selector: str) -> str:
 
 
 def estimate_text(metric: Metric, estimate: Estimate, between: str = " ") -> str:
-    """`0.680 ± 0.012`; `0.680` without an interval; `N/A (2/3)` without a mean.
+    """`0.680 ± 0.012`; `0.680` without an interval; `N/A (2/3)` without a mean; `-` where no run
+    was ever measured.
 
     Args:
         metric: gives the unit and the number of digits
         estimate: what is written
         between: separates the mean from what follows; a newline makes a narrow cell
     """
+    if estimate.n == 0 and not metric.to_target:
+        return "-"
     if estimate.mean is None:
         return f"N/A{between}({estimate.n}/{estimate.of})"
     if estimate.half_width is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fedcor.report.estimates import Difference
 from fedcor.report.names import clean, short_names
 from fedcor.report.numbers import numbers, percent, rounds_text
-from fedcor.report.pairs import bytes_ratio, difference, paired_values
+from fedcor.report.pairs import bytes_ratio, difference, drops_values, paired_values
 from fedcor.report.ranking import not_clearly_behind, ranking
 from fedcor.report.summary import ExperimentSummary, SelectorSummary, Summary
 
@@ -247,6 +247,8 @@ class _Duel:
         first, last = found.rounds or (0, 0)
         rounds = f"{first}" if first == last else f"{first} to {last}"
         over = f"over the first {rounds} rounds, which both have" if unequal else ""
+        if drops_values(self.metric, self.ours, self.theirs):
+            over = f"over the {rounds} {_rounds(last)} in which both have a value"
         if self.unfinished():
             return f"so far{f' ({over})' if over else ''}: "
         return f"{over}: " if over else ""
@@ -287,6 +289,8 @@ class _Duel:
         else:
             without = [s for s in (self.best, self.rival) if self._why_none(s)]
             why = "; ".join(f"{self.shown[s.name]} has none: {self._why_none(s)}" for s in without)
+            if not why and found.rounds is None:
+                why = f"there is no round in which both have a value of {self.experiment.measure}"
             why = why or f"only {found.estimate.n} of {found.estimate.of} pairs have both values"
         if estimate.mean is None:
             return f"No comparison of {self.what}: {why}."

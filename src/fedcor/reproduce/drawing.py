@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from fedcor.report.style import save_figure
 from fedcor.reproduce.comparison import summarise_variants, summary_numbers
 from fedcor.reproduce.plan import Plan
 from fedcor.reproduce.variants import Runs
+from fedcor.types import FloatArray
 
 __all__ = ["draw_curves", "smooth_curve"]
 
@@ -41,19 +43,31 @@ def smooth_curve(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
     """Mean over seeds of the ten-round mean accuracy, and one standard deviation around it."""
     length = min(len(run.rounds) for run in runs)
     accuracy = np.array(
-        [[entry["test_accuracy"] or 0.0 for entry in run.rounds[:length]] for run in runs]
-    )  # (seeds, rounds)
+        [[entry["test_accuracy"] for entry in run.rounds[:length]] for run in runs],
+        dtype=np.float64,
+    )  # (seeds, rounds); NaN where a round was not measured
     window = _window(length)
-    kernel = np.full(window, 1 / window)
-    smooth = np.apply_along_axis(lambda a: np.convolve(a, kernel, mode="valid"), 1, accuracy)
-    mean = smooth.mean(axis=0)
-    spread = smooth.std(axis=0, ddof=1) if len(runs) > 1 else np.zeros_like(mean)
+    # A point is the mean of those of its rounds that were measured.
+    sums = _sliding(np.nan_to_num(accuracy), np.full(window, 1 / window))
+    with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)  # points without any value
+        smooth = sums * (window / _sliding(~np.isnan(accuracy), np.ones(window)))
+        mean = np.nanmean(smooth, axis=0)
+        spread = np.nanstd(smooth, axis=0, ddof=1) if len(runs) > 1 else np.zeros_like(mean)
     return {
         "round": list(range(window, length + 1)),
         "mean": mean.round(4).tolist(),
         "low": (mean - spread).round(4).tolist(),
         "high": (mean + spread).round(4).tolist(),
     }
+
+
+def _sliding(rows: np.ndarray[Any, Any], kernel: FloatArray) -> FloatArray:
+    """Each row's sums of neighbours, weighted by `kernel`."""
+    sums: FloatArray = np.apply_along_axis(
+        lambda row: np.convolve(row, kernel, mode="valid"), 1, rows
+    )
+    return sums
 
 
 def _window(rounds: int) -> int:

@@ -13,6 +13,7 @@ from fedcor.analysis.embedding import chance_purity, project, purity
 from fedcor.analysis.normality import principal_components
 from fedcor.analysis.stationarity import cosine_similarity, expected_similarity
 from fedcor.build import build_simulation
+from fedcor.errors import ConfigError
 from fedcor.report.measured_figures import client_map, histograms, similarities
 from fedcor.report.style import save_figure
 from fedcor.reproduce.measuring import Measurement, advance, measure, plan_measurement
@@ -54,6 +55,9 @@ def stationarity(plan: Plan) -> list[Path]:
         experiment = plan.experiment(setting, "random")
         step = preset_fedcor(plan, setting).interval
         rounds = list(range(0, experiment.rounds, step))
+        if len(rounds) < 2:
+            allowed = f"must be more than {step}: covariances {step} rounds apart are compared"
+            raise ConfigError("training.rounds", experiment.rounds, allowed)
         measurements.append(plan_measurement(plan, "stationarity", experiment, rounds))
     measure(plan, measurements)
     series = {

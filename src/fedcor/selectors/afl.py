@@ -13,12 +13,13 @@ every client's loss there, and it costs no extra communication.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedcor.checks import check_at_least, check_fraction, check_positive
 from fedcor.config import plain_keywords
-from fedcor.selectors.base import extend_clients, fraction_of, uniform
+from fedcor.selectors.base import asks_nothing, extend_clients, fraction_of, uniform
 from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, Reasons, State
 
 __all__ = ["AFL"]
@@ -55,6 +56,10 @@ class AFL:
     alpha1: float = 0.75
     alpha2: float = 0.01
     alpha3: float = 0.1
+
+    # An engine to which clients send no losses says so.
+    needs_losses: ClassVar[bool] = True
+    questions = asks_nothing
 
     def __post_init__(self) -> None:
         check_at_least("clients_per_round", self.clients_per_round, 1)

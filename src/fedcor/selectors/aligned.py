@@ -24,8 +24,7 @@ import numpy as np
 from fedcor.checks import check_at_least, check_positive
 from fedcor.config import plain_keywords
 from fedcor.selectors.base import uniform
-from fedcor.selectors.matching import match
-from fedcor.selectors.remembered import RememberingSelector
+from fedcor.selectors.remembered import RememberingSelector, seated_known
 from fedcor.types import Federation, IntArray, Reasons, State
 
 __all__ = ["Aligned"]
@@ -82,22 +81,14 @@ class Aligned(RememberingSelector):
         order = known[np.lexsort((federation.rng.random(len(known)), asked))]
         limit = self.longest_wait * len(state["asked"]) / self.clients_per_round
         overdue = int(np.count_nonzero(int(state["round"]) - asked >= limit))
-        first = order[: min(max(overdue, 1), wanted)]
-        target = self.target(state, federation.weights)
-        if not target.any():  # nothing points anywhere: a part of the model that is not trained
+        least = 0 if len(seated_known(state, federation)) else 1
+        first = order[: min(max(overdue, least), wanted)]
+        if not self.target(state, federation.weights).any():
+            # Nothing points anywhere: a part of the model that is not trained.
             others = np.setdiff1d(known, first)
             more = uniform(federation.rng, others, wanted - len(first))
             return np.concatenate([first, more])
-        rows = match(
-            state["directions"][known],
-            target,
-            np.flatnonzero(np.isin(known, first)),
-            wanted,
-            self.swaps,
-            state["shares"][known],
-            "direction",
-        )
-        return known[rows]
+        return self.match_known(state, federation, known, first, wanted, self.swaps, "direction")
 
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
         """How well the group is aligned with everyone, and how old its directions are.

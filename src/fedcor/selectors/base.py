@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedcor.types import Array, IntArray, Outcome, Population, State
+from fedcor.types import Array, IntArray, Outcome, Population, Questions, State
 
-__all__ = ["StatelessSelector", "extend_clients", "fraction_of", "uniform"]
+__all__ = ["StatelessSelector", "asks_nothing", "extend_clients", "fraction_of", "uniform"]
 
 
 class StatelessSelector:
@@ -23,6 +23,11 @@ class StatelessSelector:
     def join(self, state: State, population: Population) -> State:
         """The same state: it does not depend on who is in the federation."""
         return state
+
+
+def asks_nothing(selector: object, round: int, clients: int) -> Questions:  # noqa: ARG001
+    """The method `questions` of a selector that asks nothing."""
+    return Questions()
 
 
 def uniform(rng: np.random.Generator, available: IntArray, count: int) -> IntArray:

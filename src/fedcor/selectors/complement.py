@@ -29,8 +29,7 @@ import numpy as np
 from fedcor.checks import check_at_least, check_fraction, check_one_of, check_positive
 from fedcor.config import plain_keywords
 from fedcor.selectors.base import fraction_of, uniform
-from fedcor.selectors.matching import match
-from fedcor.selectors.remembered import RememberingSelector
+from fedcor.selectors.remembered import RememberingSelector, seated_known
 from fedcor.types import Federation, FloatArray, IntArray, Outcome, Reasons, State
 
 __all__ = ["Complement"]
@@ -98,17 +97,11 @@ class Complement(RememberingSelector):
         if self.explore > 0:
             explored = max(1, fraction_of(self.explore, self.clients_per_round))
             first = oldest[: min(wanted, explored)]
+        elif len(seated_known(state, federation)):
+            first = known[:0]  # the group has its start
         else:
             first = oldest[:1] if self.start == "oldest" else uniform(federation.rng, known, 1)
-        rows = match(
-            state["directions"][known],
-            self.target(state, federation.weights),
-            np.flatnonzero(np.isin(known, first)),
-            wanted,
-            self.swaps,
-            state["shares"][known],
-        )
-        return known[rows]
+        return self.match_known(state, federation, known, first, wanted, self.swaps, "distance")
 
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
         """How close the group comes to the target, and how old its directions are.

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from fedcor.checks import check_fraction
 from fedcor.config import plain_keywords
 from fedcor.gp import Picks, select, select_proxy
-from fedcor.selectors.process import ProcessSelector
+from fedcor.rules import Seats, fill, seats_of
+from fedcor.selectors.process import ProcessSelector, is_fitted
 from fedcor.types import Federation, FloatArray, IntArray, Reasons, State
 
 __all__ = ["FedCor", "Proxy"]
@@ -27,6 +30,7 @@ class FedCor(ProcessSelector):
     before it. So clients that are correlated with many others are preferred, and those that would
     repeat an earlier pick are not. In the warm-up and at every refit, all available clients are
     asked for their losses, which is billed; the other rounds cost the same as random selection.
+    While not a single loss change could be measured, the choice stays uniform, as in the warm-up.
 
     The defaults are the paper's for FMNIST (Sec. 5 and Appendix C); where the paper gives no value,
     that is said. For CIFAR-10 it has warmup = 20, interval = 50, discount = 0.99 and beta = 0.9.
@@ -71,27 +75,57 @@ class FedCor(ProcessSelector):
 
     def choose(self, state: State, federation: Federation) -> IntArray:
         """(C,) clients in the order of the greedy choice (Algorithm 1)."""
-        return self.picks(state, federation.weights, federation.available).clients
+        return self._picks(state, federation).clients
 
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
-        """`gain`, `redundancy` and `annealing` of each pick (see `Picks`); none in the warm-up."""
-        if int(state["round"]) <= self.warmup or not len(chosen):
+        """`gain`, `redundancy` and `annealing` of each pick (see `Picks`).
+
+        There are none for a uniform choice: in the warm-up, and while the process is not fitted.
+        """
+        if int(state["round"]) <= self.warmup or not is_fitted(state) or not len(chosen):
             return {}
         picked = state["picked"].copy()
         picked[chosen] -= 1  # as it was before this choice
-        picks = self.picks({**state, "picked": picked}, federation.weights, federation.available)
+        picks = self._picks({**state, "picked": picked}, federation)
         return {"gain": picks.gain, "redundancy": picks.redundancy, "annealing": picks.annealing}
 
-    def picks(self, state: State, weights: FloatArray, available: IntArray) -> Picks:
+    def picks(
+        self,
+        state: State,
+        weights: FloatArray,
+        available: IntArray,
+        count: int | None = None,
+        earlier: IntArray | None = None,
+    ) -> Picks:
         """The greedy choice for a state, with what each pick was worth.
 
         Args:
             state: A state that has been fitted at least once.
             weights: (N,) p_k.
             available: Ids of the clients that can be picked.
+            count: Number of picks; C if it is not given.
+            earlier: Ids of clients that were picked before.
         """
         X, alpha = state["embedding"], self.beta ** state["picked"]
-        return select(X, weights, alpha, self.noise**2, self.clients_per_round, available)
+        count = self.clients_per_round if count is None else count
+        return select(X, weights, alpha, self.noise**2, count, available, earlier)
+
+    def _picks(self, state: State, federation: Federation) -> Picks:
+        """The greedy choice among those who may take the next seat, where rules say who may."""
+        seats = seats_of(federation)
+        if seats is None:
+            return self.picks(state, federation.weights, federation.available)
+        worth: dict[int, tuple[float, ...]] = {}  # client -> what its last pick was worth
+
+        def ask(seats: Seats, clients: IntArray) -> IntArray:
+            p = self.picks(state, federation.weights, clients, seats.count, seats.taken)
+            columns = (p.gain.tolist(), p.alone.tolist(), p.annealing.tolist())
+            worth.update(zip(p.clients.tolist(), zip(*columns, strict=True), strict=True))
+            return p.clients
+
+        clients = fill(seats, ask, one_by_one=True)
+        rows = np.array([worth[k] for k in clients.tolist()]).reshape(-1, 3)
+        return Picks(clients, *rows.T)
 
 
 @plain_keywords
@@ -117,4 +151,7 @@ class Proxy(ProcessSelector):
     def choose(self, state: State, federation: Federation) -> IntArray:
         """(C,) clients, the largest sum of covariances first."""
         X, p, s2 = state["embedding"], federation.weights, self.noise**2
-        return select_proxy(X, p, s2, self.clients_per_round, federation.available)
+        seats = seats_of(federation)
+        if seats is None:
+            return select_proxy(X, p, s2, self.clients_per_round, federation.available)
+        return fill(seats, lambda seats, clients: select_proxy(X, p, s2, seats.count, clients))

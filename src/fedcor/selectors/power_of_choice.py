@@ -15,7 +15,7 @@ from fedcor.checks import check_at_least
 from fedcor.config import plain_keywords
 from fedcor.errors import ConfigError
 from fedcor.selectors.base import StatelessSelector
-from fedcor.types import Federation, IntArray, Reasons, State
+from fedcor.types import Federation, IntArray, Questions, Reasons, State
 
 __all__ = ["PowerOfChoice"]
 
@@ -52,12 +52,16 @@ class PowerOfChoice(StatelessSelector):
                 allowed = f"must be at least clients_per_round = {self.clients_per_round}"
                 raise ConfigError("candidates", self.candidates, allowed)
 
+    def questions(self, round: int, clients: int) -> Questions:
+        """The losses of d candidates."""
+        return Questions(losses=self._asked(clients))
+
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
         """(C,) candidates, the largest loss first, and the unchanged state."""
         available = federation.available
         if not len(available):
             return available, state
-        d = min(self.candidates or 2 * self.clients_per_round, len(available))
+        d = self._asked(len(available))
         p = federation.weights[available]
         candidates = federation.rng.choice(available, size=d, replace=False, p=p / p.sum())
         losses = federation.losses(candidates)
@@ -68,3 +72,7 @@ class PowerOfChoice(StatelessSelector):
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
         """The loss of each chosen client, which was asked in `select` and so is free here."""
         return {"loss": federation.losses(chosen)}
+
+    def _asked(self, available: int) -> int:
+        """d, or all who are available if they are fewer."""
+        return min(self.candidates or 2 * self.clients_per_round, available)

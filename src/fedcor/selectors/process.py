@@ -8,11 +8,13 @@ The schedule is that of the paper's Sec. 4.5:
     both                        the embedding is refitted, starting from the last one; recent
                                 samples are reused, one that is m rounds old with weight discount^m
 
-What is done with the learnt process is left to the subclass (`choose`).
+What is done with the learnt process is left to the subclass (`choose`). While not a single loss
+change was measured, there is nothing to choose with, and the choice stays uniform.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -21,10 +23,30 @@ import numpy as np
 
 from fedcor.checks import check_at_least, check_fraction, check_positive
 from fedcor.gp import Samples, fit
+from fedcor.rules import fill, seats_of
 from fedcor.selectors.base import extend_clients, uniform
-from fedcor.types import BoolArray, Federation, FloatArray, IntArray, Outcome, Population, State
+from fedcor.types import (
+    BoolArray,
+    Federation,
+    FloatArray,
+    IntArray,
+    Outcome,
+    Population,
+    Questions,
+    State,
+)
 
-__all__ = ["ProcessSelector"]
+__all__ = ["ProcessSelector", "is_fitted"]
+
+LOG = logging.getLogger("fedcor")
+
+
+def is_fitted(state: State) -> bool:
+    """Whether the process has seen a loss change of at least one client.
+
+    The samples of the last measured round are always kept.
+    """
+    return len(state["samples"]) > 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +78,14 @@ class ProcessSelector(ABC):
         check_positive("noise", self.noise)
         check_positive("gp_learning_rate", self.gp_learning_rate)
 
+    def memory_bytes(self, clients: int, parameters: int | None) -> dict[str, float]:
+        """What some settings cost: setting -> bytes."""
+        # While samples are measured, they are there as a list, as an array, and joined to others.
+        return {
+            "samples_per_refit": 24.0 * self.samples_per_refit * clients,
+            "dimension": 24.0 * self.dimension * clients,
+        }
+
     def init(self, population: Population) -> State:
         """The state before anything was measured."""
         count = population.count
@@ -70,7 +100,10 @@ class ProcessSelector(ABC):
         }
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
-        """(C,) clients, uniform in the warm-up and by `choose` after it; and the new state."""
+        """(C,) clients, uniform in the warm-up and by `choose` after it; and the new state.
+
+        While the process is not fitted, the choice stays uniform. The end of the warm-up says so.
+        """
         t = int(state["round"])
         if t < self.warmup:
             chosen = self._draw(federation)
@@ -79,12 +112,30 @@ class ProcessSelector(ABC):
             if t % self.interval == 0 or not len(state["embedding"]):
                 tries = [self._draw(federation) for _ in range(self.samples_per_refit)]
                 state = self._learn(state, federation, tries, self.history, self.refit_steps)
-            chosen = self.choose(state, federation)
+            if is_fitted(state):
+                chosen = self.choose(state, federation)
+            else:
+                chosen = self._draw(federation)
+                if t == self.warmup:
+                    LOG.warning(
+                        "%s: the warm-up measured no loss change, so the Gaussian process was "
+                        "never fitted: clients are chosen uniformly until it is",
+                        type(self).__name__,
+                    )
         # Counted when chosen, not when delivered: else a client that never delivers would be chosen
         # in every round.
         picked = state["picked"].copy()
         picked[chosen] += 1
         return chosen, {**state, "round": np.array(t + 1), "picked": picked}
+
+    def questions(self, round: int, clients: int) -> Questions:
+        """One candidate in each round of the warm-up, which is then chosen; later some at refits.
+
+        It holds while every refit has measured something.
+        """
+        if round < self.warmup:
+            return Questions(candidates=1, adopted=True)
+        return Questions(candidates=0 if round % self.interval else self.samples_per_refit)
 
     @abstractmethod
     def choose(self, state: State, federation: Federation) -> IntArray:
@@ -93,6 +144,14 @@ class ProcessSelector(ABC):
     def observe(self, state: State, outcome: Outcome) -> State:
         """The same state: it is `select` that measures."""
         return state
+
+    def phase(self, state: State) -> str:
+        """The warm-up and how far it is, or a refit."""
+        t = int(state["round"]) - 1
+        if t < self.warmup:
+            return f"warm-up {t + 1} of {self.warmup}: at random"
+        measured = state["sample_rounds"]
+        return "refit" if len(measured) and measured[-1] == t else ""
 
     def join(self, state: State, population: Population) -> State:
         """The state with new clients: each has the mean embedding until its losses are measured."""
@@ -108,7 +167,11 @@ class ProcessSelector(ABC):
         }
 
     def _draw(self, federation: Federation) -> IntArray:
-        return uniform(federation.rng, federation.available, self.clients_per_round)
+        """A uniform selection to train; what is only tried keeps the rules, too."""
+        seats, rng = seats_of(federation), federation.rng
+        if seats is None:
+            return uniform(rng, federation.available, self.clients_per_round)
+        return fill(seats, lambda seats, clients: uniform(rng, clients, seats.count))
 
     def _learn(
         self,

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from fedcor.config import build_dataclass
 from fedcor.plugins import Registry
 from fedcor.selectors.afl import AFL
 from fedcor.selectors.aligned import Aligned
@@ -95,5 +94,5 @@ def build_selector(
     cls = selector_class(name)
     if "clients_per_round" in {field.name for field in fields(cls)}:
         options = {**(options or {}), "clients_per_round": clients_per_round}
-    selector: Selector = build_dataclass(cls, options or {})
+    selector: Selector = SELECTORS.build(name, options or {})
     return selector

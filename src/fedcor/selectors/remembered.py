@@ -20,7 +20,9 @@ import numpy as np
 
 from fedcor.checks import check_at_least, check_one_of
 from fedcor.guard import LARGEST_LOSS
-from fedcor.selectors.base import extend_clients, uniform
+from fedcor.rules import seated
+from fedcor.selectors.base import asks_nothing, extend_clients, uniform
+from fedcor.selectors.matching import Criterion, match
 from fedcor.selectors.sketch import count_sketch
 from fedcor.types import (
     BoolArray,
@@ -32,7 +34,7 @@ from fedcor.types import (
     State,
 )
 
-__all__ = ["RememberingSelector"]
+__all__ = ["RememberingSelector", "seated_known"]
 
 # A client that failed again and again is left out for 2^10 rounds, and no longer.
 _LONGEST_BACKOFF = 10
@@ -53,6 +55,7 @@ class RememberingSelector(ABC):
 
     # An engine that hides the updates of single clients refuses this selector.
     needs_updates: ClassVar[bool] = True
+    questions = asks_nothing
 
     def __post_init__(self) -> None:
         check_at_least("clients_per_round", self.clients_per_round, 1)
@@ -61,11 +64,46 @@ class RememberingSelector(ABC):
         else:
             check_at_least("sketch", self.sketch, 1)
 
+    def memory_bytes(self, clients: int, parameters: int | None) -> dict[str, float]:
+        """What the sketches of all clients cost: setting -> bytes."""
+        if self.sketch == "head" or (self.sketch == "full" and parameters is None):
+            return {}
+        size = parameters if self.sketch == "full" else self.sketch
+        return {"sketch": 4.0 * clients * int(size or 0)}
+
     @abstractmethod
     def choose_known(
         self, state: State, federation: Federation, known: IntArray, wanted: int
     ) -> IntArray:
         """`wanted` of the `known` clients, who are at least as many."""
+
+    def match_known(
+        self,
+        state: State,
+        federation: Federation,
+        known: IntArray,
+        first: IntArray,
+        wanted: int,
+        swaps: int,
+        criterion: Criterion,
+    ) -> IntArray:
+        """`wanted` of the `known` clients, `first` and those that match the mean of everyone.
+
+        Where some clients have a seat already, the group is matched together with them.
+        """
+        taken = seated_known(state, federation)
+        pool = np.union1d(known, taken)
+        rows = match(
+            state["directions"][pool],
+            self.target(state, federation.weights),
+            np.flatnonzero(np.isin(pool, [*taken, *first])),
+            wanted + len(taken),
+            swaps,
+            state["shares"][pool],
+            criterion,
+        )
+        group = pool[rows]
+        return group[~np.isin(group, taken)]
 
     def new_per_round(self, count: int) -> int:
         """How many of `count` clients may be new ones, while there are any."""
@@ -120,6 +158,11 @@ class RememberingSelector(ABC):
         failed[chosen] += 1  # until it delivers
         return chosen, {**state, "round": np.array(t + 1), "asked": asked, "failed": failed}
 
+    def phase(self, state: State) -> str:
+        """How many clients have not trained yet, while there are any: they come first."""
+        new, count = int((state["seen"] < 0).sum()), len(state["seen"])
+        return f"{new} of {count} clients have not trained yet" if new else ""
+
     @staticmethod
     def resting(state: State) -> BoolArray:
         """(N,) clients that failed to deliver and are left out for now: 2^failures rounds."""
@@ -167,3 +210,9 @@ class RememberingSelector(ABC):
         if not isinstance(self.sketch, str):
             directions = count_sketch(directions, self.sketch)
         return directions
+
+
+def seated_known(state: State, federation: Federation) -> IntArray:
+    """The clients that have a seat in this round already, and whose direction is known."""
+    taken = seated(federation)
+    return taken[state["seen"][taken] >= 0]

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedcor.checks import check_at_least
 from fedcor.config import plain_keywords
-from fedcor.selectors.base import StatelessSelector, extend_clients, uniform
+from fedcor.selectors.base import StatelessSelector, asks_nothing, extend_clients, uniform
 from fedcor.types import Federation, IntArray, Outcome, Population, State
 
 __all__ = ["Full", "Random", "RoundRobin"]
@@ -37,6 +37,8 @@ class Random(StatelessSelector):
 
     clients_per_round: int
     replacement: bool = False
+
+    questions = asks_nothing
 
     def __post_init__(self) -> None:
         check_at_least("clients_per_round", self.clients_per_round, 1)
@@ -70,6 +72,8 @@ class RoundRobin:
     """
 
     clients_per_round: int
+
+    questions = asks_nothing
 
     def __post_init__(self) -> None:
         check_at_least("clients_per_round", self.clients_per_round, 1)
@@ -109,6 +113,8 @@ class Full(StatelessSelector):
         >>> Full().select({}, federation)[0].tolist()
         [0, 1, 2, 3]
     """
+
+    questions = asks_nothing
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
         """All available clients, and the unchanged state."""

@@ -31,6 +31,7 @@ def next_model(
     weights: FloatArray,
     steps: IntArray,
     learning_rate: float,
+    number: int | None = None,
 ) -> tuple[Tensor, State]:
     """The next model and the optimiser's next state.
 
@@ -41,6 +42,7 @@ def next_model(
         results: (m, P + B) the clients' models after local training.
         trained: P, the number of parameters.
         round, clients, weights, steps, learning_rate: As in `Delivery`.
+        number: What error messages call the round, where that is not `round`.
     """
 
     @functools.cache
@@ -63,7 +65,7 @@ def next_model(
         read_updates=updates,
         read_mean=lambda: parameters_of(mean(), trained),
     )
-    made, after = take_step(optimiser, state, delivery)
+    made, after = take_step(optimiser, state, delivery, number)
     parameters = torch.from_numpy(made).to(model.device)
     if trained == len(model):
         return parameters, after

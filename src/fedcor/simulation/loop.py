@@ -24,6 +24,7 @@ from fedcor.engine import Engine, Faults
 from fedcor.errors import FedcorError
 from fedcor.guard import LARGEST_LOSS
 from fedcor.record import RoundRecord
+from fedcor.rules import FixedRules
 from fedcor.schedules import LearningRate, Schedule, as_schedule
 from fedcor.selection import Decision, decide, init_state, observe
 from fedcor.simulation.aggregate import parameters_of
@@ -48,6 +49,7 @@ class Simulation:
         learning_rate: The clients' learning rate over the rounds. A number, or a function of the
             round, becomes a schedule; a user's own is checked in every round.
         seed: Fixes everything that is drawn.
+        rules: Who may be chosen; None for everyone.
     """
 
     engine: Engine
@@ -56,6 +58,7 @@ class Simulation:
     faults: Faults
     learning_rate: Schedule
     seed: int
+    rules: FixedRules | None = None
 
     def __post_init__(self) -> None:
         rate: Any = self.learning_rate
@@ -96,7 +99,10 @@ class Simulation:
     def open_round(self, state: SimulationState) -> SimulatedRound:
         """The round that follows from `state`."""
         rate = self.learning_rate.at(state.round)
-        return SimulatedRound(self.engine, self.optimiser, self.faults, rate, self.seed, state)
+        eligible = None if self.rules is None else self.rules.eligible
+        return SimulatedRound(
+            self.engine, self.optimiser, self.faults, rate, self.seed, state, eligible
+        )
 
     def run(
         self, rounds: int, state: SimulationState | None = None
@@ -110,13 +116,16 @@ class Simulation:
         Yields:
             The record of each round, and the state after it.
         """
-        state = state or self.start
-        for _ in range(state.round, rounds):
+        state, rules, selector = state or self.start, self.rules, self.selector
+        groups = None if rules is None else rules.groups
+        for number in range(state.round, rounds):
             started = time.perf_counter()
             federation = self.open_round(state)
-            decision = decide(self.selector, state.selector, federation)
+            if rules is not None:
+                selector = rules.selector_at(self.selector, number)
+            decision = decide(selector, state.selector, federation, groups=groups)
             state, outcome = federation.close(decision.chosen, decision.state)
-            observed = observe(self.selector, decision.state, outcome)
+            observed = observe(selector, decision.state, outcome)
             state = dataclasses.replace(state, selector=observed)
             yield self._record(federation, decision, outcome, state, started), state
 
@@ -145,4 +154,5 @@ class Simulation:
             why=decision.why,
             metrics=scores.metrics,
             memory_bytes=state_bytes(after.optimiser),
+            unmet=decision.unmet,
         )

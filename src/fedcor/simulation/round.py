@@ -16,7 +16,16 @@ from fedcor.ledger import CURRENT, Ledger
 from fedcor.rng import stream
 from fedcor.simulation.aggregate import next_model
 from fedcor.simulation.state import SimulationState
-from fedcor.types import Array, FloatArray, IntArray, Optimiser, Outcome, State, optimiser_traits
+from fedcor.types import (
+    Array,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Optimiser,
+    Outcome,
+    State,
+    optimiser_traits,
+)
 
 __all__ = ["SimulatedRound"]
 
@@ -42,6 +51,7 @@ class SimulatedRound:
         learning_rate: The clients' learning rate in this round.
         seed: Fixes everything that is drawn.
         state: What the round before has left.
+        eligible: (N,) Who may be asked and chosen; None for everyone.
 
     Attributes:
         ledger: What this round has cost so far.
@@ -56,13 +66,14 @@ class SimulatedRound:
         learning_rate: float,
         seed: int,
         state: SimulationState,
+        eligible: BoolArray | None = None,
     ) -> None:
         self._engine, self._optimiser = engine, optimiser
         self._traits = optimiser_traits(optimiser)
         self.round, self.learning_rate = state.round, learning_rate
         self.weights, clients = engine.population.weights, engine.population.count
         self.rng = stream(seed, "select", self.round)
-        self.available = faults.available(seed, self.round, clients)
+        self.available = faults.available(seed, self.round, clients, eligible)
         # A selector only reads them.
         self.available.flags.writeable = self.weights.flags.writeable = False
         self._alive = ~faults.dropped(seed, self.round, clients)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedcor.testing.fake import FakeFederation
-from fedcor.types import IntArray, Selector, State, selector_traits
+from fedcor.types import IntArray, Selector, State, planned_questions, selector_traits
 
 __all__ = ["check_selector", "round_trip"]
 
@@ -77,6 +77,7 @@ def check_selector(selector: Selector, clients: int = 12, rounds: int = 25) -> N
     _play(selector, FakeFederation.example(clients, silent=range(clients // 2)), rounds)
     _play(selector, FakeFederation.example(clients, silent=range(clients)), rounds)
     _check_join(selector, clients, rounds)
+    _check_questions(selector, clients, rounds)
 
 
 def _check_join(selector: Selector, clients: int, rounds: int) -> None:
@@ -90,6 +91,31 @@ def _check_join(selector: Selector, clients: int, rounds: int) -> None:
         chosen, state = selector.select(state, early)
         state = selector.observe(state, early.train(chosen))
     _play(selector, late, rounds, state=join(round_trip(state), late.population))
+
+
+def _check_questions(selector: Selector, clients: int, rounds: int) -> None:
+    """If it says what it will ask, it asks that."""
+    federation = FakeFederation.example(clients)
+    state = selector.init(federation.population)
+    for t in range(rounds):
+        planned = planned_questions(selector, t, clients)
+        if planned is None:
+            return
+        federation.asked.clear()
+        federation.tried.clear()
+        chosen, state = selector.select(state, federation)
+        asked, tried = sum(map(len, federation.asked)), len(federation.tried)
+        assert asked == planned.losses, (
+            f"round {t}: asked {asked} clients for their losses, not {planned.losses} as "
+            "questions says"
+        )
+        assert tried == planned.candidates, (
+            f"round {t}: tried {tried} candidates, not {planned.candidates} as questions says"
+        )
+        assert not planned.adopted or set(chosen) == set(federation.tried[0]), (
+            f"round {t}: chose others than it had tried; questions says that it is adopted"
+        )
+        state = selector.observe(state, federation.train(chosen))
 
 
 def _same(one: list[IntArray], other: list[IntArray]) -> bool:
@@ -119,6 +145,7 @@ def _play(
         _check_state("select", after)
         _check_choice(selector, federation, chosen)
         _check_reasons(selector, after, federation, chosen)
+        _check_phase(selector, after)
         observed = selector.observe(after, federation.train(chosen))
         _check_state("observe", observed)
         for name, array in before.items():
@@ -154,6 +181,14 @@ def _check_reasons(
             f"the reason {name!r} has the shape {np.shape(values)}, not one number for each of "
             f"{len(chosen)} chosen clients"
         )
+
+
+def _check_phase(selector: Selector, state: State) -> None:
+    say = getattr(selector, "phase", None)
+    phase = "" if say is None else say(state)
+    assert isinstance(phase, str) and "\n" not in phase, (  # noqa: PT018
+        f"phase returned {phase!r}, not a text of one line"
+    )
 
 
 def _check_choice(selector: Selector, federation: FakeFederation, chosen: IntArray) -> None:

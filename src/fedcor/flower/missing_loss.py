@@ -1,0 +1,157 @@
+"""What to say where clients reply, and no reply has a usable loss: what came, and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from flwr.app import MetricRecord, RecordDict
+
+from fedcor.errors import FedcorError, suggest
+from fedcor.flower.local_training import RATE, STEPS
+from fedcor.flower.screen import metrics_of, number
+from fedcor.flower.settings import RoundSettings
+from fedcor.guard import screen_losses
+
+__all__ = ["likely_losses", "loss_fault", "no_loss_answered", "no_loss_reported", "reason_of"]
+
+# Parts of the names of metrics that are losses, and of those that are none.
+_LOSSES = ("xent", "entropy", "nll", "likelihood", "mse", "mae", "error", "perplexity", "cost")
+_SCORES = ("acc", "auc", "f1", "precision", "recall", "score", "num", "count", "time", "seconds")
+_LONGEST_REASON = 300  # characters
+# What Flower's clipping mods say of a message that they were not made for.
+_REJECTED = re.compile(r"\w*mod\b\S* (expects|requires)", re.IGNORECASE)
+# Those that run without an evaluate function.
+_ASK_NOTHING = "random, round_robin, full, complement and aligned"
+
+
+def loss_fault(metrics: MetricRecord, keys: Sequence[str]) -> str:
+    """Why the metrics of a reply have no usable loss; empty where they have one."""
+    loss = number(metrics, *keys)
+    if np.isfinite(screen_losses(np.array([loss]))[0][0]):
+        return ""
+    there = [key for key in keys if key in metrics]
+    if there:
+        return f"its loss is {_shown(metrics, there)}"
+    return f"no loss among its metrics ({', '.join(sorted(metrics)) or 'none'})"
+
+
+def reason_of(error: str) -> str:
+    """On one line, what an app raised. A simulation puts the traceback of its worker before it."""
+    _, marker, raised = error.rpartition(" occurred. Message: ")
+    reason = " ".join((raised.removesuffix("'>") if marker else error).split())
+    cut = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
+    return cut or "no reason given"
+
+
+def likely_losses(names: Iterable[str], weight_key: str) -> list[str]:
+    """Those of `names` that may hold a loss, the likeliest first.
+
+    >>> likely_losses(["accuracy", "my_loss", "num-examples", "step", "xent"], "num-examples")
+    ['my_loss', 'xent', 'step']
+    """
+
+    def rank(name: str) -> int:
+        parts = ("loss",), _LOSSES, _SCORES
+        found = [i for i, words in enumerate(parts) if any(word in name.lower() for word in words)]
+        # A name that says nothing comes after the losses.
+        return {0: 0, 1: 1, 2: 3}[found[0]] if found else 2
+
+    ranked = sorted((rank(name), name) for name in set(names) - {weight_key, STEPS, RATE})
+    return [name for place, name in ranked if place < 3]
+
+
+def no_loss_answered(
+    settings: RoundSettings,
+    round: int,
+    asked: int,
+    replies: Sequence[RecordDict],
+    errors: Sequence[str],
+) -> FedcorError:
+    """The error of a run in which no question for a loss was ever answered with one.
+
+    Args:
+        settings: Of the run.
+        round: Flower's number of the round.
+        asked: How many clients were asked.
+        replies: What those replied who replied with content.
+        errors: What those said who replied with an error.
+    """
+    keys, metrics = settings.loss_keys, [metrics_of(content) for content in replies]
+    unusable = [one for one in metrics if any(key in one for key in keys)]
+    if len(errors) > len(replies):
+        return _only_errors(settings, round, asked, errors)
+    if 2 * len(unusable) <= len(replies):
+        return _no_such_metric(settings, f"round {round}: the clients' evaluate", replies)
+    there = [key for key in keys if any(key in one for one in unusable)]
+    return FedcorError(
+        f"round {round}: the metric {there[0]} of {len(unusable)} of the {asked} clients that were "
+        f"asked for a loss is no usable one (but {_shown(unusable[0], there)}, say): the model has "
+        "diverged, or cannot be evaluated yet; or the metric is no loss, then loss_key says which "
+        "one is"
+    )
+
+
+def no_loss_reported(
+    settings: RoundSettings, round: int, replies: Sequence[RecordDict]
+) -> FedcorError:
+    """The error of a run in which no client ever sent a loss with its trained model.
+
+    Args:
+        settings: Of the run.
+        round: Flower's number of the round.
+        replies: Those of the clients that delivered.
+    """
+    needs = f", which {type(settings.selector).__name__} needs"
+    return _no_such_metric(settings, f"round {round}: the clients' train", replies, needs)
+
+
+def _no_such_metric(
+    settings: RoundSettings, whose: str, replies: Sequence[RecordDict], needs: str = ""
+) -> FedcorError:
+    counts = {len(content.metric_records) for content in replies} - {1}
+    if counts:
+        found = f"{whose} replies have {max(counts)} MetricRecords"
+        return FedcorError(f"{found}; exactly one is needed, with the loss in it{needs}")
+    metrics = [metrics_of(content) for content in replies]
+    names = sorted({name for one in metrics for name in one})
+    single = {name for one in metrics for name in one if np.isfinite(number(one, name))}
+    likely, key = likely_losses(single, settings.weight_key), settings.selection.loss_key
+    add = 'return the loss as a metric, for instance "loss"'
+    if key is None:
+        wanted, advice = f"no loss among {', '.join(settings.loss_keys)}", ""
+    else:
+        wanted, advice = f'no "{key}" with a number, which loss_key names', suggest(key, likely)
+    if not advice and likely:
+        advice = f'say which one it is: loss_key="{likely[0]}"; if none is, {add}'
+    return FedcorError(
+        f"{whose} replies have the metrics {', '.join(names) or '(none)'}, and {wanted}{needs}; "
+        f"{advice or add}"
+    )
+
+
+def _only_errors(
+    settings: RoundSettings, round: int, asked: int, errors: Sequence[str]
+) -> FedcorError:
+    ((reason, times),) = Counter(map(reason_of, errors)).most_common(1)
+    often = "" if times == len(errors) else f", most often ({times} times)"
+    found = (
+        f"round {round}: {len(errors)} of the {asked} clients that were asked for a loss replied "
+        f"with an error{often}: {reason}"
+    )
+    if _REJECTED.search(reason):
+        return FedcorError(
+            f"{found}; a mod rejects evaluate messages: give it to the train function alone, "
+            "@app.train(mods=[...])"
+        )
+    return FedcorError(
+        f"{found}; {type(settings.selector).__name__} needs an evaluate "
+        "function in the ClientApp that returns the loss as a metric (the nodes' logs say more). "
+        f"The selectors {_ASK_NOTHING} need none; afl reads the losses in train replies"
+    )
+
+
+def _shown(metrics: MetricRecord, keys: Sequence[str]) -> str:
+    return str(next(metrics[key] for key in keys if key in metrics))[:80]
