@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
+from collections.abc import Iterator
 
 import hypothesis
 import numpy as np
@@ -22,6 +24,18 @@ def _in_an_empty_folder(
 ) -> None:
     """No test writes into the project."""
     monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
+
+
+@pytest.fixture(scope="module")
+def only_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps Flower simulations of other test processes waiting.
+
+    Ray does not always start beside another Ray that starts or ends on the same machine.
+    """
+    shared = tmp_path_factory.getbasetemp().parent / "ray.lock"
+    with shared.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")

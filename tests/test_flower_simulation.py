@@ -51,7 +51,7 @@ def model(out):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(tmp_path_factory, only_ray):
     """An uninterrupted run on Flower: starting Ray is most of its time, so the tests share it."""
     return on_flower(tmp_path_factory.mktemp("flower") / "whole")
 
