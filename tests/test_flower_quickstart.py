@@ -102,7 +102,7 @@ def flwr(tmp_path, only_ray):
         return done.stdout
 
     def run(*options, starts):
-        """`flwr run`, until a strategy starts: now and then Ray does not, and Flower exits with 0."""
+        """`flwr run`, again where Ray did not start: then no strategy runs, and the exit is 0."""
         for _ in range(3):
             shown = call("run", str(APP), "--stream", *options)
             if starts in shown or "Exit Code: 700" not in shown:
