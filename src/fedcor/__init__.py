@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedcor.data import IID, Dirichlet, Shards
     from fedcor.experiments import Experiment, experiment
     from fedcor.faults import Faults
+    from fedcor.liars import Liars
     from fedcor.optimisers import (
         MIFA,
         FedAdagrad,
@@ -78,6 +79,7 @@ __all__ = [
     "Federation",
     "Full",
     "GeometricMedian",
+    "Liars",
     "MultiKrum",
     "Optimiser",
     "Outcome",
@@ -109,6 +111,7 @@ _NAMES = {
     "data": ("IID", "Dirichlet", "Shards"),
     "experiments": ("Experiment", "experiment"),
     "faults": ("Faults",),
+    "liars": ("Liars",),
     "optimisers": (
         "FedAvg",
         "FedProx",

@@ -26,6 +26,7 @@ from fedcor.experiments.given import (
     OwnData,
     as_data,
     as_faults,
+    as_liars,
     as_model,
     as_selectors,
     describe_model,
@@ -37,6 +38,7 @@ from fedcor.experiments.optimiser import (
     make_optimiser,
 )
 from fedcor.faults import Faults
+from fedcor.liars import Liars
 from fedcor.rules import FixedRules, as_rules, as_tags, describe_tags, fix_rules
 from fedcor.schedules import LearningRate, Schedule, as_schedule
 from fedcor.selectors import (
@@ -120,6 +122,7 @@ class Experiment:
             your own; a name or `module:Class`; or a table with `name` and options. None, or a table
             without a name: the one that the selector goes with, FedAvg for most.
         faults: Which faults are simulated.
+        liars: Which clients lie, and how: `Liars(...)`, or a table.
         rules: Who may be chosen: `Rules(...)`, or a table.
         tags: What the rules know clients by: tag -> value -> clients, as a list of ids or a text of
             ranges ("0-9, 12"); tag -> a list with the value of each client; or the path of a CSV
@@ -159,6 +162,7 @@ class Experiment:
     noisy_clients: float = 0.0
     optimiser: Any = None
     faults: Faults = field(default_factory=Faults)
+    liars: Liars = field(default_factory=Liars)
     rules: Any = None
     tags: Any = field(default_factory=dict)
     selector: str | Selector = DEFAULT_SELECTOR
@@ -167,9 +171,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         for key, hint in _TYPES.items():
-            given = getattr(self, key)
-            given = given.item() if isinstance(given, np.generic) else given
-            self._set(key, convert(key, given, hint))
+            self._set(key, convert(key, _plain(getattr(self, key)), hint))
         data, partition = as_data(self.data, self.test_data, self.partition)
         self._set("data", data)
         self._set("test_data", None)
@@ -177,6 +179,7 @@ class Experiment:
         self._set("model", as_model(self.model))
         self._set("optimiser", as_optimiser_setting(self.optimiser))
         self._set("faults", as_faults(self.faults))
+        self._set("liars", as_liars(self.liars))
         self._set("rules", as_rules(self.rules))
         self._set("tags", as_tags(self.tags))
         self._set("selectors", as_selectors(self.selectors))
@@ -286,11 +289,13 @@ class Experiment:
             "selectors": {self.selector: self._describe_selector()},
             "target_accuracy": self.target_accuracy,
         }
-        if self.rules:
-            settings["rules"] = self.rules.describe()
-        if self.tags:
-            settings["tags"] = describe_tags(self.tags)
-        return {**settings, "metrics": describe_metrics(self.metrics)} if self.metrics else settings
+        newer = {
+            "liars": dataclasses.asdict(self.liars) if self.liars else {},
+            "rules": self.rules.describe() if self.rules else {},
+            "tags": describe_tags(self.tags) if self.tags else {},
+            "metrics": describe_metrics(self.metrics) if self.metrics else {},
+        }
+        return settings | {key: described for key, described in newer.items() if described}
 
     def _describe_selector(self) -> dict[str, Any]:
         selector = self.build_selector()
@@ -326,8 +331,7 @@ class Experiment:
             raise error.under(f"selectors.{name}") from None
 
     def _check_learning_rate(self) -> None:
-        given: Any = self.learning_rate
-        given = given.item() if isinstance(given, np.generic) else given
+        given = _plain(self.learning_rate)
         if isinstance(given, int | float) and not isinstance(given, bool):
             self._set("learning_rate", convert("learning_rate", given, float))
             check_positive("learning_rate", self.learning_rate)
@@ -393,3 +397,7 @@ def _chosen_by(selector: Selector) -> int | None:
 
 def _is_table(value: Any) -> bool:
     return isinstance(value, Mapping)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

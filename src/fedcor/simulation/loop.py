@@ -23,12 +23,13 @@ from fedcor.aggregation import init_optimiser, state_bytes
 from fedcor.engine import Engine, Faults
 from fedcor.errors import FedcorError
 from fedcor.guard import LARGEST_LOSS
+from fedcor.liars import Liars
 from fedcor.record import RoundRecord
 from fedcor.rules import FixedRules
 from fedcor.schedules import LearningRate, Schedule, as_schedule
 from fedcor.selection import Decision, decide, init_state, observe
 from fedcor.simulation.aggregate import parameters_of
-from fedcor.simulation.round import SimulatedRound
+from fedcor.simulation.round import HONEST, SimulatedRound
 from fedcor.simulation.state import SimulationState
 from fedcor.types import Optimiser, Outcome, Selector, State
 
@@ -50,6 +51,7 @@ class Simulation:
             round, becomes a schedule; a user's own is checked in every round.
         seed: Fixes everything that is drawn.
         rules: Who may be chosen; None for everyone.
+        liars: Which clients lie, and how.
     """
 
     engine: Engine
@@ -59,6 +61,7 @@ class Simulation:
     learning_rate: Schedule
     seed: int
     rules: FixedRules | None = None
+    liars: Liars = HONEST
 
     def __post_init__(self) -> None:
         rate: Any = self.learning_rate
@@ -101,7 +104,7 @@ class Simulation:
         rate = self.learning_rate.at(state.round)
         eligible = None if self.rules is None else self.rules.eligible
         return SimulatedRound(
-            self.engine, self.optimiser, self.faults, rate, self.seed, state, eligible
+            self.engine, self.optimiser, self.faults, rate, self.seed, state, eligible, self.liars
         )
 
     def run(

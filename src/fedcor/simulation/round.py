@@ -13,6 +13,7 @@ from fedcor.engine import Engine, Faults
 from fedcor.engine.batch import as_tensor
 from fedcor.guard import check_clients, screen_losses
 from fedcor.ledger import CURRENT, Ledger
+from fedcor.liars import Liars
 from fedcor.rng import stream
 from fedcor.simulation.aggregate import next_model
 from fedcor.simulation.state import SimulationState
@@ -28,6 +29,9 @@ from fedcor.types import (
 )
 
 __all__ = ["SimulatedRound"]
+
+
+HONEST = Liars()
 
 
 class _Candidate(NamedTuple):
@@ -52,6 +56,7 @@ class SimulatedRound:
         seed: Fixes everything that is drawn.
         state: What the round before has left.
         eligible: (N,) Who may be asked and chosen; None for everyone.
+        liars: Which clients lie, and how.
 
     Attributes:
         ledger: What this round has cost so far.
@@ -67,6 +72,7 @@ class SimulatedRound:
         seed: int,
         state: SimulationState,
         eligible: BoolArray | None = None,
+        liars: Liars = HONEST,
     ) -> None:
         self._engine, self._optimiser = engine, optimiser
         self._traits = optimiser_traits(optimiser)
@@ -80,6 +86,8 @@ class SimulatedRound:
         self._steps = faults.steps(seed, self.round, clients, engine.local_training.local_steps)
         self._model, self._known = state.model, state.known.copy()
         self._memory = state.optimiser
+        self._liars, self._lies = liars, liars.who(seed, clients)
+        self._last_change = None if state.before is None else state.model - state.before
         self.ledger = Ledger(clients, engine.model_bytes, state.holders)
         self.refused = 0
         self._asked = np.zeros(clients, dtype=bool)
@@ -141,14 +149,20 @@ class SimulatedRound:
             participants,
             step_sizes=self.learning_rate * self._steps[participants].astype(np.float64),
             aggregation_weights=sizes if self._traits.weighted else np.ones(len(participants)),
-            read_losses=lambda: self._screened(self._engine.losses(self._model, participants)),
+            read_losses=lambda: self._told(self._model, participants),
             read_updates=lambda: self._updates(participants),
             head=self._engine.vector.head,
         )
         self.ledger.close_round(adopted.version)
         holders = self.ledger.holders()
         after = SimulationState(
-            self.round + 1, adopted.model, adopted.losses, holders, state, adopted.memory
+            self.round + 1,
+            adopted.model,
+            adopted.losses,
+            holders,
+            state,
+            adopted.memory,
+            self._model if self._liars.copies else None,
         )
         return after, outcome
 
@@ -157,11 +171,13 @@ class SimulatedRound:
         answers = np.full(len(clients), np.nan)
         self.ledger.send(version, clients, self._alive)
         alive = self._alive[clients]
-        answers[alive] = self._screened(self._engine.losses(model, clients[alive]))
+        answers[alive] = self._told(model, clients[alive])
         self.ledger.question(asked=len(clients), answered=int(alive.sum()))
         return answers
 
-    def _screened(self, losses: FloatArray) -> FloatArray:
+    def _told(self, model: Tensor, clients: IntArray) -> FloatArray:
+        """The losses that clients report of `model`; NaN for unusable numbers."""
+        losses = self._liars.told(self._engine.losses(model, clients), self._lies[clients])
         clean, refused = screen_losses(losses)
         self.refused += refused
         return clean
@@ -185,6 +201,7 @@ class SimulatedRound:
             results = self._engine.train(
                 self._model, ids, self.round, self.learning_rate, steps, self._corrections(asked)
             )
+            self._lie(asked, results)
             self.ledger.training(len(asked))
             # Of the changes: two finite numbers can be too far apart for their type.
             usable = torch.isfinite(results - self._model).all(dim=1).tolist()
@@ -195,6 +212,15 @@ class SimulatedRound:
         if self._traits.weighted:
             weights *= self._engine.population.sizes[clients[delivered]]
         return clients[delivered], weights / weights.sum() if len(weights) else weights
+
+    def _lie(self, clients: IntArray, results: Tensor) -> None:
+        """Put what liars send in the place of what they trained. Float buffers stay: no update."""
+        trained = self._engine.vector.trained
+        model = self._model[:trained]
+        last = None if self._last_change is None else self._last_change[:trained]
+        for row in np.flatnonzero(self._lies[clients]).tolist():
+            sent = self._liars.sent(results[row, :trained] - model, last)
+            results[row, :trained] = model + sent
 
     def _corrections(self, clients: IntArray) -> Tensor | None:
         """What each client adds to its gradients, if the optimiser says so."""

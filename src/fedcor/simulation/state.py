@@ -25,6 +25,8 @@ class SimulationState:
         holders: (N,) Which clients have received w^t.
         selector: The selector's state.
         optimiser: The federated optimiser's state.
+        before: (P,) The global model of the round before, w^(t-1); None unless somebody copies its
+            change.
     """
 
     round: int
@@ -33,15 +35,18 @@ class SimulationState:
     holders: BoolArray
     selector: State
     optimiser: State = field(default_factory=dict)
+    before: Tensor | None = None
 
     def to_arrays(self) -> dict[str, Array]:
         """The state as named arrays, for a checkpoint."""
         states = {"selector": self.selector, "optimiser": self.optimiser}
+        before = {} if self.before is None else {"before": self.before.cpu().numpy()}
         return {
             "round": np.array(self.round),
             "model": self.model.cpu().numpy(),
             "known": self.known,
             "holders": self.holders,
+            **before,
             **{
                 f"{whose}/{name}": np.asarray(value)
                 for whose, state in states.items()
@@ -60,5 +65,11 @@ class SimulationState:
             }
             for whose in ("selector/", "optimiser/")
         )
-        model, round = torch.from_numpy(arrays["model"]).to(device), int(arrays["round"])
-        return cls(round, model, arrays["known"], arrays["holders"], selector, optimiser)
+        model, before = (
+            torch.from_numpy(arrays[name]).to(device) if name in arrays else None
+            for name in ("model", "before")
+        )
+        if model is None:
+            raise KeyError("model")
+        known, holders = arrays["known"], arrays["holders"]
+        return cls(int(arrays["round"]), model, known, holders, selector, optimiser, before)
