@@ -13,6 +13,7 @@ from typing import Any as _Any
 if TYPE_CHECKING:
     from fedcor.api import compare, load, run, simulate
     from fedcor.data import IID, Dirichlet, Shards
+    from fedcor.defence import Defence
     from fedcor.experiments import Experiment, experiment
     from fedcor.faults import Faults
     from fedcor.liars import Liars
@@ -59,6 +60,7 @@ __all__ = [
     "MIFA",
     "Aligned",
     "Complement",
+    "Defence",
     "Delivery",
     "Dirichlet",
     "Experiment",
@@ -110,6 +112,7 @@ _NAMES = {
     "api": ("compare", "load", "run", "simulate"),
     "data": ("IID", "Dirichlet", "Shards"),
     "experiments": ("Experiment", "experiment"),
+    "defence": ("Defence",),
     "faults": ("Faults",),
     "liars": ("Liars",),
     "optimisers": (

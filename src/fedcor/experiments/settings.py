@@ -12,6 +12,7 @@ import numpy as np
 from fedcor.checks import check_between, check_fraction, check_memory, check_positive
 from fedcor.config import convert, plain_keywords
 from fedcor.data import Partitioner
+from fedcor.defence import Defence, as_defence
 from fedcor.describe import describe
 from fedcor.errors import ConfigError
 from fedcor.experiments.check import (
@@ -76,6 +77,11 @@ _TYPES: dict[str, Any] = {
     "milestones": tuple[int, ...],
     "target_accuracy": float | None,
 }
+_TAKEN: dict[str, Callable[[Any], Any]] = {
+    **{"model": as_model, "optimiser": as_optimiser_setting, "selectors": as_selectors},
+    **{"faults": as_faults, "liars": as_liars, "defence": as_defence},
+    **{"rules": as_rules, "tags": as_tags},
+}
 
 
 @plain_keywords
@@ -123,6 +129,7 @@ class Experiment:
             without a name: the one that the selector goes with, FedAvg for most.
         faults: Which faults are simulated.
         liars: Which clients lie, and how: `Liars(...)`, or a table.
+        defence: What is done against clients that err or lie: `Defence(...)`, or a table.
         rules: Who may be chosen: `Rules(...)`, or a table.
         tags: What the rules know clients by: tag -> value -> clients, as a list of ids or a text of
             ranges ("0-9, 12"); tag -> a list with the value of each client; or the path of a CSV
@@ -163,6 +170,7 @@ class Experiment:
     optimiser: Any = None
     faults: Faults = field(default_factory=Faults)
     liars: Liars = field(default_factory=Liars)
+    defence: Defence = field(default_factory=Defence)
     rules: Any = None
     tags: Any = field(default_factory=dict)
     selector: str | Selector = DEFAULT_SELECTOR
@@ -176,13 +184,8 @@ class Experiment:
         self._set("data", data)
         self._set("test_data", None)
         self._set("partition", partition)
-        self._set("model", as_model(self.model))
-        self._set("optimiser", as_optimiser_setting(self.optimiser))
-        self._set("faults", as_faults(self.faults))
-        self._set("liars", as_liars(self.liars))
-        self._set("rules", as_rules(self.rules))
-        self._set("tags", as_tags(self.tags))
-        self._set("selectors", as_selectors(self.selectors))
+        for key, taken in _TAKEN.items():
+            self._set(key, taken(getattr(self, key)))
         self._take_selector()
         check_numbers(self)
         self._check_learning_rate()
@@ -271,9 +274,8 @@ class Experiment:
         compared.
         """
         data = self.data.describe() if isinstance(self.data, OwnData) else {"name": self.data}
-        data["holdout"] = self.holdout
-        if self.noisy_clients:
-            data["noisy_clients"] = self.noisy_clients
+        data |= {"holdout": self.holdout}
+        data |= {"noisy_clients": self.noisy_clients} if self.noisy_clients else {}
         training = {key: describe(getattr(self, key)) for key in TABLES["training"]}
         if self.loss is None:
             del training["loss"]
@@ -291,6 +293,7 @@ class Experiment:
         }
         newer = {
             "liars": dataclasses.asdict(self.liars) if self.liars else {},
+            "defence": self.defence.describe(),
             "rules": self.rules.describe() if self.rules else {},
             "tags": describe_tags(self.tags) if self.tags else {},
             "metrics": describe_metrics(self.metrics) if self.metrics else {},
@@ -391,8 +394,8 @@ class Experiment:
 
 def _chosen_by(selector: Selector) -> int | None:
     """How many clients a selector chooses; None if it does not say."""
-    chosen = selector_traits(selector).clients_per_round
-    return None if chosen is None else int(chosen)
+    chosen: int | None = _plain(selector_traits(selector).clients_per_round)
+    return chosen
 
 
 def _is_table(value: Any) -> bool:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from fedcor.aggregation import init_optimiser, state_bytes
+from fedcor.defence import Defence
 from fedcor.engine import Engine, Faults
 from fedcor.errors import FedcorError
 from fedcor.guard import LARGEST_LOSS
@@ -28,6 +29,7 @@ from fedcor.record import RoundRecord
 from fedcor.rules import FixedRules
 from fedcor.schedules import LearningRate, Schedule, as_schedule
 from fedcor.selection import Decision, decide, init_state, observe
+from fedcor.shield import after_round, shield, shield_outcome
 from fedcor.simulation.aggregate import parameters_of
 from fedcor.simulation.round import HONEST, SimulatedRound
 from fedcor.simulation.state import SimulationState
@@ -52,6 +54,7 @@ class Simulation:
         seed: Fixes everything that is drawn.
         rules: Who may be chosen; None for everyone.
         liars: Which clients lie, and how.
+        defence: What is done against it.
     """
 
     engine: Engine
@@ -62,6 +65,7 @@ class Simulation:
     seed: int
     rules: FixedRules | None = None
     liars: Liars = HONEST
+    defence: Defence = field(default_factory=Defence)
 
     def __post_init__(self) -> None:
         rate: Any = self.learning_rate
@@ -126,10 +130,13 @@ class Simulation:
             federation = self.open_round(state)
             if rules is not None:
                 selector = rules.selector_at(self.selector, number)
-            decision = decide(selector, state.selector, federation, groups=groups)
+            shown = shield(self.defence, state.turns, selector, federation)
+            decision = decide(selector, state.selector, shown, groups=groups)
             state, outcome = federation.close(decision.chosen, decision.state)
-            observed = observe(selector, decision.state, outcome)
-            state = dataclasses.replace(state, selector=observed)
+            observed = observe(selector, decision.state, shield_outcome(self.defence, outcome))
+            clients = self.engine.population.count
+            turns = after_round(self.defence, state.turns, selector, outcome, clients)
+            state = dataclasses.replace(state, selector=observed, turns=turns)
             yield self._record(federation, decision, outcome, state, started), state
 
     def _record(

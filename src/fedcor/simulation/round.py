@@ -85,7 +85,7 @@ class SimulatedRound:
         self._alive = ~faults.dropped(seed, self.round, clients)
         self._steps = faults.steps(seed, self.round, clients, engine.local_training.local_steps)
         self._model, self._known = state.model, state.known.copy()
-        self._memory = state.optimiser
+        self._memory, self._turns = state.optimiser, state.turns
         self._liars, self._lies = liars, liars.who(seed, clients)
         self._last_change = None if state.before is None else state.model - state.before
         self.ledger = Ledger(clients, engine.model_bytes, state.holders)
@@ -162,6 +162,7 @@ class SimulatedRound:
             holders,
             state,
             adopted.memory,
+            self._turns,
             self._model if self._liars.copies else None,
         )
         return after, outcome

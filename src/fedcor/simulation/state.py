@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcor.turns import no_turns
 from fedcor.types import Array, BoolArray, FloatArray, State
 
 __all__ = ["SimulationState"]
@@ -25,6 +26,7 @@ class SimulationState:
         holders: (N,) Which clients have received w^t.
         selector: The selector's state.
         optimiser: The federated optimiser's state.
+        turns: Who was chosen in the last rounds, where a defence caps that (`fedcor.turns`).
         before: (P,) The global model of the round before, w^(t-1); None unless somebody copies its
             change.
     """
@@ -35,11 +37,14 @@ class SimulationState:
     holders: BoolArray
     selector: State
     optimiser: State = field(default_factory=dict)
+    turns: State = field(default_factory=no_turns)
     before: Tensor | None = None
 
     def to_arrays(self) -> dict[str, Array]:
         """The state as named arrays, for a checkpoint."""
         states = {"selector": self.selector, "optimiser": self.optimiser}
+        if len(self.turns["rounds"]):
+            states["turns"] = self.turns
         before = {} if self.before is None else {"before": self.before.cpu().numpy()}
         return {
             "round": np.array(self.round),
@@ -57,13 +62,13 @@ class SimulationState:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], device: torch.device) -> SimulationState:
         """The state that `to_arrays` gave; KeyError, TypeError or ValueError for other arrays."""
-        selector, optimiser = (
+        selector, optimiser, turns = (
             {
                 name.removeprefix(whose): array
                 for name, array in arrays.items()
                 if name.startswith(whose)
             }
-            for whose in ("selector/", "optimiser/")
+            for whose in ("selector/", "optimiser/", "turns/")
         )
         model, before = (
             torch.from_numpy(arrays[name]).to(device) if name in arrays else None
@@ -72,4 +77,13 @@ class SimulationState:
         if model is None:
             raise KeyError("model")
         known, holders = arrays["known"], arrays["holders"]
-        return cls(int(arrays["round"]), model, known, holders, selector, optimiser, before)
+        return cls(
+            int(arrays["round"]),
+            model,
+            known,
+            holders,
+            selector,
+            optimiser,
+            turns or no_turns(),
+            before,
+        )
