@@ -158,7 +158,7 @@ def client_app(experiment: Experiment, seed: int) -> ClientApp:
 
 
 def _rules(experiment: Experiment) -> dict[str, Any]:
-    """The experiment's rules as settings on Flower, which has names and counts rounds from 1."""
+    """Rules and defence as settings on Flower, which has names and counts rounds from 1."""
     rules: Rules = experiment.rules
     own, schedule = rules.eligible, rules.clients_per_round
 
@@ -178,6 +178,7 @@ def _rules(experiment: Experiment) -> dict[str, Any]:
         "eligible": eligible if callable(own) else own,
         "at_least": rules.at_least,
         "at_most": rules.at_most,
+        "defence": experiment.defence,
         "clients_per_round": shifted,
     }
 

@@ -17,6 +17,7 @@ from fedcor.flower.privacy import read_spent, restore_spent
 from fedcor.flower.roster import Roster
 from fedcor.flower.state import CurrentModel, FederationState, SeenReplies
 from fedcor.flower.wire import LOG
+from fedcor.turns import no_turns
 from fedcor.types import Array, Population
 
 __all__ = ["Checkpoint", "StrategyMemory"]
@@ -53,6 +54,7 @@ class Checkpoint:
             },
             **{f"roster/{name}": array for name, array in state.roster.to_arrays().items()},
             **{f"selector/{name}": array for name, array in state.selector.items()},
+            **{f"turns/{name}": array for name, array in state.turns.items() if len(array)},
             **pack({"arrays": self.arrays}, "model"),
             **pack(self.strategy, "strategy"),
             **pack(self.config, "config"),
@@ -73,6 +75,7 @@ class Checkpoint:
                 model=CurrentModel(str(arrays["version"]), losses, replies=_replies(arrays)),
                 selector=_below(arrays, "selector/"),
                 population=Population(arrays["sizes"]),
+                turns=_below(arrays, "turns/") or no_turns(),
             )
             return cls(
                 done=state.finished,

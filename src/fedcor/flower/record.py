@@ -53,6 +53,9 @@ def describe_run(settings: RoundSettings, num_rounds: int) -> dict[str, Any]:
     }
     if settings.selection.rules:
         config["rules"] = settings.selection.rules.describe()
+    defence = settings.selection.guards.describe()
+    if defence:
+        config["defence"] = defence
     versions = {"flwr": version("flwr")}
     return run_header(settings.selection.name, selector, settings.selection.seed, config, versions)
 

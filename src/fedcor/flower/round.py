@@ -26,6 +26,7 @@ from fedcor.flower.state import FederationState
 from fedcor.flower.training import RoundStart, Training
 from fedcor.flower.wire import LOG, version_of
 from fedcor.selection import Decision, decide, observe, phase_of
+from fedcor.shield import after_round, shield, shield_outcome
 from fedcor.types import IntArray, Outcome
 
 __all__ = ["Round", "open_round"]
@@ -80,7 +81,8 @@ class Round:
         federation = FlowerFederation(training, state.model, available, retries)
         groups = groups_now(rules, settings.selector, state)
         try:
-            decision = decide(selector, selector_state, federation, number, groups)
+            shown = shield(settings.selection.guards, state.turns, selector, federation)
+            decision = decide(selector, selector_state, shown, number, groups)
         finally:
             self.exchange.log_faults()
         log_unmet(number, decision.unmet, state)
@@ -129,7 +131,9 @@ class Round:
             self.start.config[key] = value
         decided, number = attempt.decision.state, flower_round(self.number)
         selector = scheduled(settings.selection.rules, settings.selector, self.number)
-        state.selector = observe(selector, decided, outcome, number)
+        guards = settings.selection.guards
+        state.selector = observe(selector, decided, shield_outcome(guards, outcome), number)
+        state.turns = after_round(guards, state.turns, selector, outcome, len(state.roster))
         self.outcome = outcome
         self.note("train", metrics)
         return arrays, metrics

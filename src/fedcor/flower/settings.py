@@ -18,6 +18,7 @@ from fedcor.checks import (
     check_positive,
     expand_home,
 )
+from fedcor.defence import Defence, as_defence
 from fedcor.errors import ConfigError
 from fedcor.flower.layout import PLAIN
 from fedcor.flower.memory import wrapped
@@ -85,6 +86,8 @@ class SelectionSettings:
         at_most: Most clients in a round, likewise; never exceeded.
         clients_per_round: Clients per round that change: round, from 1 -> clients from that round
             on, or a function of the round. None: the selector's own.
+        defence: What is done against clients that err or lie: `fedcor.Defence(...)`, or a table of
+            its settings. None: its defaults.
     """
 
     checkpoint: str | Path | None = None
@@ -103,6 +106,7 @@ class SelectionSettings:
     at_least: Mapping[str, Bounds] | None = None
     at_most: Mapping[str, Bounds] | None = None
     clients_per_round: ClientsPerRound | None = None
+    defence: Defence | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_positive("probe_timeout", self.probe_timeout)
@@ -114,11 +118,17 @@ class SelectionSettings:
         if self.identity == "key" and not SAYS_KEYS:
             raise ConfigError("identity", "key", "needs flwr 1.38 or later, which says nodes' keys")
         self.rules  # noqa: B018  it is checked when it is made
+        object.__setattr__(self, "defence", as_defence(self.defence))
 
     @cached_property
     def rules(self) -> Rules:
         """Who may be chosen."""
         return Rules(self.eligible, self.at_least or {}, self.at_most or {}, self.clients_per_round)
+
+    @property
+    def guards(self) -> Defence:
+        """What is done against clients that err or lie."""
+        return as_defence(self.defence)
 
     @property
     def folder(self) -> Path | None:
