@@ -20,8 +20,8 @@ SOURCE = Path(fedcor.__file__).parent
 ORDER = [
     "foreign", "errors", "types", "rng", "checks", "config", "plugins", "describe", "files",
     "guard", "ledger", "header", "checkpoints", "record", "run_folder", "progress", "processes",
-    "rules", "outliers", "defence", "selection", "aggregation", "gp", "selectors", "testing",
-    "tasks", "data", "faults", "optimisers", "schedules", "model_options", "experiments",
+    "rules", "outliers", "defence", "health", "selection", "aggregation", "gp", "selectors",
+    "testing", "tasks", "data", "faults", "optimisers", "schedules", "model_options", "experiments",
     "engine", "simulation", "build", "runner", "analysis", "report", "results", "reproduce",
     "flower", "api", "cli", "__main__",
 ]  # fmt: skip

@@ -33,8 +33,8 @@ class Defence:
         {'clip_norms': 3.0}
     """
 
-    clip_norms: float = 100.0
-    refuse_norms: float = 10000.0
+    clip_norms: float = 30.0
+    refuse_norms: float = 1000.0
 
     def __post_init__(self) -> None:
         self.norm_limits  # noqa: B018  it is checked when it is made

@@ -13,13 +13,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from fedcor.aggregation import init_optimiser, state_bytes
+from fedcor.defence import Defence
 from fedcor.engine import Engine, Faults
 from fedcor.errors import FedcorError
 from fedcor.guard import LARGEST_LOSS
@@ -50,6 +51,7 @@ class Simulation:
             round, becomes a schedule; a user's own is checked in every round.
         seed: Fixes everything that is drawn.
         rules: Who may be chosen; None for everyone.
+        defence: What is done against clients that err or lie.
     """
 
     engine: Engine
@@ -59,6 +61,7 @@ class Simulation:
     learning_rate: Schedule
     seed: int
     rules: FixedRules | None = None
+    defence: Defence = field(default_factory=Defence)
 
     def __post_init__(self) -> None:
         rate: Any = self.learning_rate
@@ -101,7 +104,7 @@ class Simulation:
         rate = self.learning_rate.at(state.round)
         eligible = None if self.rules is None else self.rules.eligible
         return SimulatedRound(
-            self.engine, self.optimiser, self.faults, rate, self.seed, state, eligible
+            self.engine, self.optimiser, self.faults, rate, self.seed, state, eligible, self.defence
         )
 
     def run(
@@ -148,6 +151,9 @@ class Simulation:
             learning_rate=federation.learning_rate,
             probed=federation.ledger.questions,
             refused=federation.refused,
+            clipped=federation.results.clipped,
+            refused_updates=federation.results.refused,
+            rolled_back=int(federation.rolled_back),
             bytes_down=federation.ledger.bytes_down,
             bytes_up=federation.ledger.bytes_up,
             seconds=round(time.perf_counter() - started, 6),
