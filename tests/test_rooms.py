@@ -20,7 +20,7 @@ SOURCE = Path(fedcor.__file__).parent
 ORDER = [
     "foreign", "errors", "types", "rng", "checks", "config", "plugins", "describe", "files",
     "guard", "ledger", "header", "checkpoints", "record", "run_folder", "progress", "processes",
-    "rules", "outliers", "turns", "defence", "shield", "selection", "aggregation", "gp",
+    "rules", "outliers", "turns", "defence", "health", "shield", "selection", "aggregation", "gp",
     "selectors", "testing", "tasks", "data", "faults", "liars", "optimisers", "schedules",
     "model_options", "experiments", "engine", "simulation", "build", "runner", "analysis", "report",
     "results", "reproduce", "flower", "api", "cli", "__main__",

@@ -41,8 +41,8 @@ class Defence:
         {'clip_norms': 3.0}
     """
 
-    clip_norms: float = 100.0
-    refuse_norms: float = 10000.0
+    clip_norms: float = 30.0
+    refuse_norms: float = 1000.0
     clip_reports: float = 0.0
     most_share: float = 0.0
 

@@ -7,7 +7,8 @@ variance, say) are judged apart: their lengths have nothing to do with each othe
 Notation
     m        updates that came                                                       scalar
     G        parts of a model that are judged apart                                  scalar
-    r_kg     length of part g of update k, per unit of (learning rate x steps)       (m, G)
+    r_kg     length of part g of update k; of the parameters, per learning rate x steps of the
+             round where the engine knows them                                       (m, G)
     now_g    lower median of the lengths of this round that are above 0              (G,)
     past_g   lower median of the lengths that earlier rounds accepted                (G,)
     ref_g    past_g, or now_g where that is more, but at most GROWTH past_g;

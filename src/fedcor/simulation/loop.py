@@ -54,7 +54,7 @@ class Simulation:
         seed: Fixes everything that is drawn.
         rules: Who may be chosen; None for everyone.
         liars: Which clients lie, and how.
-        defence: What is done against it.
+        defence: What is done against clients that err or lie.
     """
 
     engine: Engine
@@ -108,7 +108,15 @@ class Simulation:
         rate = self.learning_rate.at(state.round)
         eligible = None if self.rules is None else self.rules.eligible
         return SimulatedRound(
-            self.engine, self.optimiser, self.faults, rate, self.seed, state, eligible, self.liars
+            self.engine,
+            self.optimiser,
+            self.faults,
+            rate,
+            self.seed,
+            state,
+            eligible,
+            self.defence,
+            self.liars,
         )
 
     def run(
@@ -158,6 +166,9 @@ class Simulation:
             learning_rate=federation.learning_rate,
             probed=federation.ledger.questions,
             refused=federation.refused,
+            clipped=federation.results.clipped,
+            refused_updates=federation.results.refused,
+            rolled_back=int(federation.rolled_back),
             bytes_down=federation.ledger.bytes_down,
             bytes_up=federation.ledger.bytes_up,
             seconds=round(time.perf_counter() - started, 6),
