@@ -84,6 +84,7 @@ def server_app(
             probe_timeout=600.0,
             on_round=on_round,
             preflight=False,  # the simulator asks no client for a check
+            defence=experiment.defence,
             **_rules(experiment),
         )
         strategy = _BridgedStrategy(
@@ -158,7 +159,7 @@ def client_app(experiment: Experiment, seed: int) -> ClientApp:
 
 
 def _rules(experiment: Experiment) -> dict[str, Any]:
-    """Rules and defence as settings on Flower, which has names and counts rounds from 1."""
+    """The experiment's rules as settings on Flower, which has names and counts rounds from 1."""
     rules: Rules = experiment.rules
     own, schedule = rules.eligible, rules.clients_per_round
 
@@ -178,7 +179,6 @@ def _rules(experiment: Experiment) -> dict[str, Any]:
         "eligible": eligible if callable(own) else own,
         "at_least": rules.at_least,
         "at_most": rules.at_most,
-        "defence": experiment.defence,
         "clients_per_round": shifted,
     }
 
