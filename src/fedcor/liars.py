@@ -8,7 +8,7 @@ a selector, and the aggregation, hear it by every path. The test of the model st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from fedcor.types import BoolArray, FloatArray
 __all__ = ["Kind", "Liars"]
 
 Kind = Literal["flip", "scale", "copy", "inflate", "deflate"]
-Vector = TypeVar("Vector", bound=Any)  # an array of NumPy's or of torch's
 
 _LARGEST_FACTOR = 1e6
 
@@ -99,8 +98,8 @@ class Liars:
             return np.where(lies, losses / self.inflation, losses)
         return losses
 
-    def sent(self, update: Vector, last_change: Vector | None) -> Vector:
-        """The update that a liar sends.
+    def sent(self, update: Any, last_change: Any) -> Any:
+        """The update that a liar sends, an array of NumPy's or of torch's as the given ones.
 
         Args:
             update: (P,) What its training gave.
