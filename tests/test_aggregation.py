@@ -247,11 +247,12 @@ def test_clients_train_with_the_corrections_of_the_state():
     federation = s.open_round(s.start)
     federation.loss_changes(np.array([8, 30]))
     federation._train(np.array(CHOSEN))
-    for client, found in federation._trained.items():
+    for client in (8, 30, 3, 20):
+        found = federation.results.of(np.array([client]))[0]
         e = torch.full((1, s.engine.vector.trained), 0.1 * client)
         alone = s.engine.train(s.start.model, [client], 0, s.learning_rate.at(0), corrections=e)
         assert torch.equal(found, alone[0])
-    assert set(federation._trained) == {8, 30, 3, 20}
+    assert [client for client in range(50) if client in federation.results] == [3, 8, 20, 30]
 
 
 @pytest.mark.parametrize(

@@ -327,8 +327,9 @@ def test_the_same_client_in_the_same_round_from_the_same_model_gives_the_same_bi
     others = b.open_round(b.start)
     others.loss_changes(np.array([9, 30]))
     others._train(np.array([9, 1, 2, 3]))
-    assert torch.equal(results._trained[9], others._trained[9])
-    assert torch.equal(results._trained[3], others._trained[3])
+    nine = np.array([9])
+    assert torch.equal(results.results.of(nine), others.results.of(nine))
+    assert torch.equal(results.results.of(nine - 6), others.results.of(nine - 6))
 
 
 def test_fedcors_warm_up_is_randoms_first_rounds():
@@ -381,7 +382,7 @@ def test_stragglers_deliver_what_they_had_time_for():
         alone = s.engine.train(
             s.engine.initial_model, [k], 0, s.learning_rate.at(0), [int(steps[k])]
         )[0]
-        assert torch.equal(federation._trained[k], alone)
+        assert torch.equal(federation.results.of(np.array([k]))[0], alone)
 
 
 def test_the_dead_neither_answer_nor_deliver():

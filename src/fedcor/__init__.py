@@ -13,8 +13,10 @@ from typing import Any as _Any
 if TYPE_CHECKING:
     from fedcor.api import compare, load, run, simulate
     from fedcor.data import IID, Dirichlet, Shards
+    from fedcor.defence import Defence
     from fedcor.experiments import Experiment, experiment
     from fedcor.faults import Faults
+    from fedcor.liars import Liars
     from fedcor.optimisers import (
         MIFA,
         FedAdagrad,
@@ -58,6 +60,7 @@ __all__ = [
     "MIFA",
     "Aligned",
     "Complement",
+    "Defence",
     "Delivery",
     "Dirichlet",
     "Experiment",
@@ -78,6 +81,7 @@ __all__ = [
     "Federation",
     "Full",
     "GeometricMedian",
+    "Liars",
     "MultiKrum",
     "Optimiser",
     "Outcome",
@@ -108,7 +112,9 @@ _NAMES = {
     "api": ("compare", "load", "run", "simulate"),
     "data": ("IID", "Dirichlet", "Shards"),
     "experiments": ("Experiment", "experiment"),
+    "defence": ("Defence",),
     "faults": ("Faults",),
+    "liars": ("Liars",),
     "optimisers": (
         "FedAvg",
         "FedProx",

@@ -94,7 +94,9 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
     engine = Engine(data, parts, module, local, seed, holdout=holdout, device=device, task=task)
     selector, faults = experiment.build_selector(), experiment.faults
     rules = experiment.fix_rules(len(parts))
-    return Simulation(engine, selector, optimiser, faults, schedule, seed, rules)
+    liars, defence = experiment.liars, experiment.defence
+    liars.who(seed, len(parts))  # refuses a fraction of less than one client
+    return Simulation(engine, selector, optimiser, faults, schedule, seed, rules, liars, defence)
 
 
 def _check_sizes(experiment: Experiment, parts: list[IntArray], parameters: int) -> None:

@@ -46,7 +46,10 @@ __all__ = [
 
 RECORD = "rounds.jsonl"
 CLIENT_NAMES = "clients.tsv"
-_NEWER = ("metrics", "memory_bytes", "quarantined", "server_round", "metric_records", "unmet")
+_NEWER = (
+    *("metrics", "memory_bytes", "quarantined", "server_round", "metric_records", "unmet"),
+    *("clipped", "refused_updates", "capped", "rolled_back"),
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,11 @@ class RoundRecord:
         server_round: Flower's number of the round, from 1. Only a line of a run on Flower has it.
         unmet: Rules that could not be met: `tag=value`, or `clients_per_round` -> how many clients
             are missing. A line has it only if there are any.
+        clipped: Clients whose update was too long, and was scaled down. A line has them only if
+            there are any; so it is for all that follow.
+        refused_updates: Why -> the clients whose update was refused.
+        capped: Clients that were not believed how many samples they have, on Flower.
+        rolled_back: 1 where the model went bad, and the last good one was put back.
     """
 
     round: int
@@ -94,6 +102,10 @@ class RoundRecord:
     quarantined: list[int] = field(default_factory=list)
     server_round: int | None = None
     unmet: Mapping[str, int] = field(default_factory=dict)
+    clipped: list[int] = field(default_factory=list)
+    refused_updates: Mapping[str, list[int]] = field(default_factory=dict)
+    capped: list[int] = field(default_factory=list)
+    rolled_back: int = 0
 
 
 @dataclass(frozen=True)
@@ -172,7 +184,7 @@ def _parse(path: Path, number: int, line: str) -> Mapping[str, Any]:
 def _check_types(path: Path, number: int, entry: Mapping[str, Any]) -> None:
     """Refuse a round whose values are not what their names say; a missing one may be."""
     tests: dict[str, Callable[[Any], bool]] = {
-        **dict.fromkeys(("selected", "participated"), _are_clients),
+        **dict.fromkeys(("selected", "participated", "clipped", "capped"), _are_clients),
         **dict.fromkeys(("test_accuracy", "test_loss", "seconds"), _is_number),
         **dict.fromkeys(("bytes_down", "bytes_up"), _is_number),
         "why": _are_reasons,

@@ -44,11 +44,13 @@ def report(options: argparse.Namespace) -> None:
 
 
 def _print_faults(folder: Path) -> None:
-    """What went wrong with clients, of each run in which something did: a line each."""
+    """What went wrong with clients, and who lied, of each run in which that is so: a line each."""
     from fedcor.report.names import clean
-    from fedcor.report.notes import faults_note
+    from fedcor.report.notes import faults_note, liars_note
 
-    found = [note for run in read_runs(folder) if (note := faults_note(run))]
+    found = [
+        note for run in read_runs(folder) for say in (faults_note, liars_note) if (note := say(run))
+    ]
     if found:
         print("\n" + "\n".join(map(clean, found)))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedcor.config import build_dataclass
 from fedcor.data import (
@@ -21,13 +21,17 @@ from fedcor.data import (
 from fedcor.describe import Described, describe, describe_array
 from fedcor.errors import ConfigError
 from fedcor.faults import Faults
+from fedcor.liars import Liars
 from fedcor.model_options import load_model_factory
 from fedcor.types import Selector
+
+T = TypeVar("T")
 
 __all__ = [
     "OwnData",
     "as_data",
     "as_faults",
+    "as_liars",
     "as_model",
     "as_selectors",
     "describe_model",
@@ -126,14 +130,24 @@ def as_model(given: Any) -> Any:
 
 def as_faults(given: Any) -> Faults:
     """Faults, of a table too."""
-    if isinstance(given, Faults):
+    return _of_table("faults", Faults, given)
+
+
+def as_liars(given: Any) -> Liars:
+    """Liars, of a table too."""
+    return _of_table("liars", Liars, given)
+
+
+def _of_table(key: str, cls: type[T], given: Any) -> T:
+    if isinstance(given, cls):
         return given
     if not isinstance(given, Mapping):
-        raise ConfigError("faults", given, "must be fedcor.Faults, or a table of settings")
+        allowed = f"must be fedcor.{cls.__name__}, or a table of settings"
+        raise ConfigError(key, given, allowed)
     try:
-        return build_dataclass(Faults, given)
+        return build_dataclass(cls, given)
     except ConfigError as error:
-        raise error.under("faults") from None
+        raise error.under(key) from None
 
 
 def as_selectors(given: Any) -> dict[str, Mapping[str, Any] | Selector]:

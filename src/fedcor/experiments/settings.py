@@ -12,6 +12,7 @@ import numpy as np
 from fedcor.checks import check_between, check_fraction, check_memory, check_positive
 from fedcor.config import convert, plain_keywords
 from fedcor.data import Partitioner
+from fedcor.defence import Defence, as_defence
 from fedcor.describe import describe
 from fedcor.errors import ConfigError
 from fedcor.experiments.check import (
@@ -26,6 +27,7 @@ from fedcor.experiments.given import (
     OwnData,
     as_data,
     as_faults,
+    as_liars,
     as_model,
     as_selectors,
     describe_model,
@@ -37,6 +39,7 @@ from fedcor.experiments.optimiser import (
     make_optimiser,
 )
 from fedcor.faults import Faults
+from fedcor.liars import Liars
 from fedcor.rules import FixedRules, as_rules, as_tags, describe_tags, fix_rules
 from fedcor.schedules import LearningRate, Schedule, as_schedule
 from fedcor.selectors import (
@@ -73,6 +76,11 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("name", "device"), str),
     "milestones": tuple[int, ...],
     "target_accuracy": float | None,
+}
+_TAKEN: dict[str, Callable[[Any], Any]] = {
+    **{"model": as_model, "optimiser": as_optimiser_setting, "selectors": as_selectors},
+    **{"faults": as_faults, "liars": as_liars, "defence": as_defence},
+    **{"rules": as_rules, "tags": as_tags},
 }
 
 
@@ -120,6 +128,8 @@ class Experiment:
             your own; a name or `module:Class`; or a table with `name` and options. None, or a table
             without a name: the one that the selector goes with, FedAvg for most.
         faults: Which faults are simulated.
+        liars: Which clients lie, and how: `Liars(...)`, or a table.
+        defence: What is done against clients that err or lie: `Defence(...)`, or a table.
         rules: Who may be chosen: `Rules(...)`, or a table.
         tags: What the rules know clients by: tag -> value -> clients, as a list of ids or a text of
             ranges ("0-9, 12"); tag -> a list with the value of each client; or the path of a CSV
@@ -159,6 +169,8 @@ class Experiment:
     noisy_clients: float = 0.0
     optimiser: Any = None
     faults: Faults = field(default_factory=Faults)
+    liars: Liars = field(default_factory=Liars)
+    defence: Defence = field(default_factory=Defence)
     rules: Any = None
     tags: Any = field(default_factory=dict)
     selector: str | Selector = DEFAULT_SELECTOR
@@ -167,19 +179,13 @@ class Experiment:
 
     def __post_init__(self) -> None:
         for key, hint in _TYPES.items():
-            given = getattr(self, key)
-            given = given.item() if isinstance(given, np.generic) else given
-            self._set(key, convert(key, given, hint))
+            self._set(key, convert(key, _plain(getattr(self, key)), hint))
         data, partition = as_data(self.data, self.test_data, self.partition)
         self._set("data", data)
         self._set("test_data", None)
         self._set("partition", partition)
-        self._set("model", as_model(self.model))
-        self._set("optimiser", as_optimiser_setting(self.optimiser))
-        self._set("faults", as_faults(self.faults))
-        self._set("rules", as_rules(self.rules))
-        self._set("tags", as_tags(self.tags))
-        self._set("selectors", as_selectors(self.selectors))
+        for key, taken in _TAKEN.items():
+            self._set(key, taken(getattr(self, key)))
         self._take_selector()
         check_numbers(self)
         self._check_learning_rate()
@@ -268,9 +274,8 @@ class Experiment:
         compared.
         """
         data = self.data.describe() if isinstance(self.data, OwnData) else {"name": self.data}
-        data["holdout"] = self.holdout
-        if self.noisy_clients:
-            data["noisy_clients"] = self.noisy_clients
+        data |= {"holdout": self.holdout}
+        data |= {"noisy_clients": self.noisy_clients} if self.noisy_clients else {}
         training = {key: describe(getattr(self, key)) for key in TABLES["training"]}
         if self.loss is None:
             del training["loss"]
@@ -286,11 +291,14 @@ class Experiment:
             "selectors": {self.selector: self._describe_selector()},
             "target_accuracy": self.target_accuracy,
         }
-        if self.rules:
-            settings["rules"] = self.rules.describe()
-        if self.tags:
-            settings["tags"] = describe_tags(self.tags)
-        return {**settings, "metrics": describe_metrics(self.metrics)} if self.metrics else settings
+        newer = {
+            "liars": dataclasses.asdict(self.liars) if self.liars else {},
+            "defence": self.defence.describe(),
+            "rules": self.rules.describe() if self.rules else {},
+            "tags": describe_tags(self.tags) if self.tags else {},
+            "metrics": describe_metrics(self.metrics) if self.metrics else {},
+        }
+        return settings | {key: described for key, described in newer.items() if described}
 
     def _describe_selector(self) -> dict[str, Any]:
         selector = self.build_selector()
@@ -326,8 +334,7 @@ class Experiment:
             raise error.under(f"selectors.{name}") from None
 
     def _check_learning_rate(self) -> None:
-        given: Any = self.learning_rate
-        given = given.item() if isinstance(given, np.generic) else given
+        given = _plain(self.learning_rate)
         if isinstance(given, int | float) and not isinstance(given, bool):
             self._set("learning_rate", convert("learning_rate", given, float))
             check_positive("learning_rate", self.learning_rate)
@@ -387,9 +394,13 @@ class Experiment:
 
 def _chosen_by(selector: Selector) -> int | None:
     """How many clients a selector chooses; None if it does not say."""
-    chosen = selector_traits(selector).clients_per_round
-    return None if chosen is None else int(chosen)
+    chosen: int | None = _plain(selector_traits(selector).clients_per_round)
+    return chosen
 
 
 def _is_table(value: Any) -> bool:
     return isinstance(value, Mapping)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

@@ -84,6 +84,7 @@ def server_app(
             probe_timeout=600.0,
             on_round=on_round,
             preflight=False,  # the simulator asks no client for a check
+            defence=experiment.defence,
             **_rules(experiment),
         )
         strategy = _BridgedStrategy(

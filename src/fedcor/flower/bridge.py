@@ -47,8 +47,8 @@ def run_on_flower(
     """Run `experiment` in the folder `out`, as `runner.run` does, with Flower as the engine.
 
     Args:
-        experiment: What to run. Simulated faults are refused: on Flower they are real. So is an
-            optimiser that corrects local steps.
+        experiment: What to run. Simulated faults are refused: on Flower they are real. So are
+            simulated liars, and an optimiser that corrects local steps.
         seed: Seed of everything that is drawn.
         out: Folder of the record and the checkpoint.
         resume: Whether a run that is already in `out` may be resumed.
@@ -57,6 +57,9 @@ def run_on_flower(
     if experiment.faults != Faults():
         allowed = "are simulated by fedcor's own engine only; on Flower they are real"
         raise ConfigError("faults", experiment.faults, allowed)
+    if experiment.liars:
+        allowed = "are simulated by fedcor's own engine only"
+        raise ConfigError("liars", experiment.liars, allowed)
     check_optimiser(experiment.build_optimiser())
     if find_spec("ray") is None:
         raise MissingExtraError("ray", "flower-sim")

@@ -17,6 +17,8 @@ from fedcor.flower.privacy import read_spent, restore_spent
 from fedcor.flower.roster import Roster
 from fedcor.flower.state import CurrentModel, FederationState, SeenReplies
 from fedcor.flower.wire import LOG
+from fedcor.health import Health
+from fedcor.turns import no_turns
 from fedcor.types import Array, Population
 
 __all__ = ["Checkpoint", "StrategyMemory"]
@@ -53,6 +55,10 @@ class Checkpoint:
             },
             **{f"roster/{name}": array for name, array in state.roster.to_arrays().items()},
             **{f"selector/{name}": array for name, array in state.selector.items()},
+            **{f"norms/{name}": array for name, array in state.norms.items()},
+            **{f"health/{name}": array for name, array in state.health.to_arrays().items()},
+            **({} if state.good is None else pack({"arrays": state.good}, "good")),
+            **{f"turns/{name}": array for name, array in state.turns.items() if len(array)},
             **pack({"arrays": self.arrays}, "model"),
             **pack(self.strategy, "strategy"),
             **pack(self.config, "config"),
@@ -73,6 +79,10 @@ class Checkpoint:
                 model=CurrentModel(str(arrays["version"]), losses, replies=_replies(arrays)),
                 selector=_below(arrays, "selector/"),
                 population=Population(arrays["sizes"]),
+                norms=_below(arrays, "norms/"),
+                health=Health.from_arrays(_below(arrays, "health/")),
+                good=unpack(arrays, "good")["arrays"] if "good" in arrays else None,
+                turns=_below(arrays, "turns/") or no_turns(),
             )
             return cls(
                 done=state.finished,

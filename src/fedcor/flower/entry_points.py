@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from fedcor.config import suggests
+from fedcor.defence import Defence, as_defence
 from fedcor.errors import ConfigError
 from fedcor.flower.optimiser_strategy import OptimiserStrategy
 from fedcor.flower.settings import SelectionSettings
@@ -33,8 +34,8 @@ class FedCorStrategy(SelectingStrategy):
         warmup, interval, samples_per_refit, warmup_history, history, discount, dimension, noise,
             warmup_steps, refit_steps, gp_learning_rate, beta: As in `fedcor.FedCor`.
         checkpoint, seed, wait_for, probe_timeout, attempts, loss_key, accuracy_key, name,
-            identity, secure_aggregation, on_round, preflight, eligible, at_least, at_most: As in
-            `SelectionSettings`.
+            identity, secure_aggregation, on_round, preflight, eligible, at_least, at_most, defence:
+            As in `SelectionSettings`.
 
     Example:
         strategy = FedCorStrategy(5, warmup=10, checkpoint="runs/mine")
@@ -76,6 +77,7 @@ class FedCorStrategy(SelectingStrategy):
         eligible: Eligible | None = _Settings.eligible,
         at_least: Mapping[str, Bounds] | None = _Settings.at_least,
         at_most: Mapping[str, Bounds] | None = _Settings.at_most,
+        defence: Defence | Mapping[str, Any] = _Settings.defence,
     ) -> None:
         options = {
             "warmup": warmup,
@@ -108,6 +110,7 @@ class FedCorStrategy(SelectingStrategy):
             eligible=eligible,
             at_least=at_least,
             at_most=at_most,
+            defence=as_defence(defence),
             clients_per_round=schedule,
         )
         super().__init__(
@@ -138,6 +141,7 @@ def select_with(
     eligible: Eligible | None = _Settings.eligible,
     at_least: Mapping[str, Bounds] | None = _Settings.at_least,
     at_most: Mapping[str, Bounds] | None = _Settings.at_most,
+    defence: Defence | Mapping[str, Any] = _Settings.defence,
 ) -> SelectingStrategy:
     """`strategy` as it is, with its clients chosen by `selector`.
 
@@ -154,8 +158,8 @@ def select_with(
             or a function of the round. Must be given unless `selector` is an object, which says
             it itself.
         checkpoint, seed, wait_for, probe_timeout, attempts, loss_key, accuracy_key, name,
-            identity, secure_aggregation, on_round, preflight, eligible, at_least, at_most: As in
-            `SelectionSettings`.
+            identity, secure_aggregation, on_round, preflight, eligible, at_least, at_most, defence:
+            As in `SelectionSettings`.
 
     Returns:
         A strategy to `start` as any other.
@@ -184,6 +188,7 @@ def select_with(
         eligible=eligible,
         at_least=at_least,
         at_most=at_most,
+        defence=as_defence(defence),
         clients_per_round=schedule,
     )
     if selector is None or isinstance(selector, str):

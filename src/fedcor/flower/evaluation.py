@@ -15,6 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from fedcor.flower.alike import compare_replies, log_left_out, with_common_metrics
+from fedcor.flower.capped import cap_evaluations
 from fedcor.flower.exchange import Exchange
 from fedcor.flower.grids import SomeNodes, limited
 from fedcor.flower.logs import true_numbers
@@ -92,6 +93,8 @@ class Evaluation:
         for client, why in found.refused.items():
             self.exchange.count_fault(client, "malformed", why, task="evaluate")
             del usable[client]
+        contents = {client: reply.content for client, reply in usable.items()}
+        cap_evaluations(self.exchange, contents, weight_key)
         round, names = flower_round(self.exchange.round), self.exchange.roster.names
         said = log_left_out(found, seen.left_out, "evaluate", round, names)
         return usable, dataclasses.replace(seen, evaluated=found.usual, left_out=said)

@@ -32,6 +32,10 @@ class Exchange:
         self.bytes_down = self.bytes_up = 0
         self.probed = 0  # losses that clients were asked for
         self.refused = 0  # answers and updates that came, but cannot be used
+        self.refused_updates: dict[str, list[int]] = {}  # kind of fault -> clients
+        self.clipped: set[int] = set()  # clients whose update was scaled down
+        self.capped: set[int] = set()  # clients that were not believed how many samples they have
+        self.rolled_back = 0
         self.faults: Counter[str] = Counter()
         self.last_fault: dict[int, tuple[str, str]] = {}  # client -> kind and reason
         # Clients that could not be reached in this round: nobody waits for them a second time.
@@ -106,6 +110,9 @@ class Exchange:
     def refuse(self, client: int, kind: str, why: str, *, task: Task) -> None:
         """A client's answer or update came, but cannot be used."""
         self.refused += 1
+        if task == "train":
+            clients = {*self.refused_updates.get(kind, []), client}
+            self.refused_updates[kind] = sorted(clients)
         self.count_fault(client, kind, why, task=task)
 
     def count_fault(self, client: int, kind: str, why: str, *, task: Task) -> None:

@@ -17,6 +17,7 @@ from fedcor.flower.state import CurrentModel
 from fedcor.flower.training import Training
 from fedcor.flower.wire import version_of
 from fedcor.guard import check_clients
+from fedcor.health import Signs
 from fedcor.rng import stream
 from fedcor.types import FloatArray, IntArray
 
@@ -41,6 +42,7 @@ class FlowerFederation:
         self._version = model.version
         self._losses = {model.version: dict(model.losses)}  # version -> client -> loss
         self._silent: set[int] = set()  # asked for l_k(w^t) in this round, without an answer
+        self._unusable: set[int] = set()  # of them, those whose answer was no usable number
 
     def losses(self, clients: IntArray) -> FloatArray:
         """(len(clients),) l_k(w^t) of each; NaN where no usable answer came."""
@@ -72,6 +74,18 @@ class FlowerFederation:
         known = [after.get(client, np.nan) for client in self.available.tolist()]
         changes[self.available] = known - before
         return changes
+
+    def signs(self, delivered: IntArray) -> Signs:
+        """What clients made of the current model in this round; `delivered` trained usably."""
+        training, keys = self._training, self._settings.loss_keys
+        reported = [
+            client
+            for client in delivered.tolist()
+            if not loss_fault(metrics_of(training.results[client].content), keys)
+        ]
+        usable = {*self._losses[self._version], *reported}
+        reachable = len(self.available)
+        return Signs(delivered.tolist(), training.doubters, usable, self._unusable, reachable)
 
     def facts(self, version: str) -> CurrentModel:
         """What is known of the model `version`, which the next round starts from."""
@@ -110,6 +124,8 @@ class FlowerFederation:
             wrong = loss_fault(metrics, keys)
             if wrong:
                 self._exchange.refuse(client, "unusable", wrong, task="probe")
+                if version == self._version:
+                    self._unusable.add(client)
             else:
                 answers[client] = number(metrics, *keys)
         self._exchange.accept(answers, task="probe")

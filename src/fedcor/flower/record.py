@@ -15,6 +15,7 @@ from fedcor.aggregation import state_bytes
 from fedcor.describe import describe
 from fedcor.errors import RecordError
 from fedcor.flower.checkpoint import Checkpoint, StrategyMemory
+from fedcor.flower.judged import known_rate
 from fedcor.flower.memory import restore, snapshot
 from fedcor.flower.metrics import flat_metrics, other_records
 from fedcor.flower.numbering import flower_round
@@ -32,8 +33,6 @@ from fedcor.selectors import selector_name
 from fedcor.types import Optimiser
 
 __all__ = ["Recorder", "describe_run"]
-
-_RATES = ("lr", "learning-rate", "learning_rate")
 
 
 def describe_run(settings: RoundSettings, num_rounds: int) -> dict[str, Any]:
@@ -53,6 +52,8 @@ def describe_run(settings: RoundSettings, num_rounds: int) -> dict[str, Any]:
     }
     if settings.selection.rules:
         config["rules"] = settings.selection.rules.describe()
+    if settings.selection.defence.describe():
+        config["defence"] = settings.selection.defence.describe()
     versions = {"flwr": version("flwr")}
     return run_header(settings.selection.name, selector, settings.selection.seed, config, versions)
 
@@ -132,6 +133,8 @@ class Recorder:
             raise RecordError(
                 f"the model in {folder} has other arrays than the initial model of this run"
             )
+        if checkpoint.state.good is None:  # as one of an earlier version
+            checkpoint.state.good = initial
         self._memory.write(checkpoint.strategy)
         self._finished = snapshot(self._settings.strategy)
         for key, value in checkpoint.config.items():
@@ -173,17 +176,19 @@ class Recorder:
         assert round.attempt is not None
         exchange, config = round.exchange, round.start.config
         aggregating = optimiser_strategy_in(self._settings.strategy)
-        given = [config.get(key) for key in _RATES]
-        rates = [float(rate) for rate in given if isinstance(rate, int | float)]
         return RoundRecord(
             round=round.number,
             selected=round.outcome.selected.tolist(),
             participated=round.outcome.participated.tolist(),
             test_accuracy=number(scores, *self._settings.accuracy_keys),
             test_loss=number(scores, *self._settings.loss_keys),
-            learning_rate=rates[0] if rates else float("nan"),
+            learning_rate=known_rate(config),
             probed=exchange.probed,
             refused=exchange.refused,
+            clipped=sorted(exchange.clipped),
+            refused_updates=exchange.refused_updates,
+            capped=sorted(exchange.capped),
+            rolled_back=exchange.rolled_back,
             bytes_down=exchange.bytes_down,
             bytes_up=exchange.bytes_up,
             seconds=_seconds_since(round.started),

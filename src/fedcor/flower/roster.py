@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcor.flower.quarantine import Quarantine, Task, rounds_alone
+from fedcor.flower.sizes import cap_sizes, largest_believed
 from fedcor.flower.tags import Tag
 from fedcor.foreign import one_line
 from fedcor.types import Array, FloatArray, IntArray, Population
@@ -41,6 +42,9 @@ class Roster:
     def __init__(self) -> None:
         self.names: list[str] = []  # (N,) client -> name
         self._sizes: list[float] = []  # (N,) n_k, NaN where it is unknown
+        # (N,) the largest weight of its replies that each was believed, NaN before the first
+        self._believed: list[float] = []
+        self.not_believed: set[int] = set()  # clients that this start has said so of
         self.quarantine = Quarantine()
         # Client -> the nodes that claim to be it, the trusted one first; node -> the client.
         self._nodes: dict[int, list[int]] = {}
@@ -84,6 +88,7 @@ class Roster:
             if claim.name not in self.names:
                 self.names.append(claim.name)
                 self._sizes.append(np.nan)
+                self._believed.append(np.nan)
                 self.quarantine.add()
             client = self.names.index(claim.name)
             rivals = [other for other in self._nodes.get(client, []) if other in self._here]
@@ -125,9 +130,24 @@ class Roster:
         if np.isnan(self._sizes[client]):
             self._sizes[client] = float(int(examples))
 
+    def believe(self, said: Mapping[int, float], *, sizes: bool = True) -> dict[int, float]:
+        """Client -> the weight that is believed of what its reply says; see `sizes.py`.
+
+        Args:
+            said: Client -> what its reply says.
+            sizes: Whether weights are numbers of samples, which a client may have said before.
+        """
+        before = np.array(self._believed)
+        if sizes:
+            before = np.where(np.isnan(before), np.array(self._sizes), before)
+        believed = largest_believed(said, before)
+        for client, weight in believed.items():
+            self._believed[client] = float(np.fmax(before[client], weight))
+        return believed
+
     def population(self) -> Population:
-        """The clients' sizes; the mean size for clients whose own is unknown."""
-        return population_of(self._sizes)
+        """The clients' sizes, as believed; the mean size for clients whose own is unknown."""
+        return population_of(cap_sizes(np.array(self._sizes)))
 
     def reachable(
         self, nodes: Iterable[int], round: int, eligible: Callable[[int], bool] | None = None
@@ -184,6 +204,7 @@ class Roster:
             **({"tags": np.array(json.dumps(tags), dtype=np.str_)} if tags else {}),
             "names": np.array(self.names, dtype=np.str_),
             "sizes": np.array(self._sizes, dtype=np.float64),
+            "believed": np.array(self._believed, dtype=np.float64),
             **self.quarantine.to_arrays(),
         }
 
@@ -194,6 +215,8 @@ class Roster:
         roster.names = [str(name) for name in arrays["names"]]
         sizes: FloatArray = arrays["sizes"]
         roster._sizes, roster.quarantine = sizes.tolist(), Quarantine.from_arrays(arrays)
+        # A checkpoint of an earlier version does not have it.
+        roster._believed = arrays.get("believed", np.full(len(sizes), np.nan)).tolist()
         tags = json.loads(str(arrays["tags"])) if "tags" in arrays else {}
         roster._earlier_tags = {int(client): of for client, of in tags.items()}
         return roster

@@ -25,7 +25,9 @@ from fedcor.flower.settings import RoundSettings
 from fedcor.flower.state import FederationState
 from fedcor.flower.training import RoundStart, Training
 from fedcor.flower.wire import LOG, version_of
+from fedcor.health import Condition, examine
 from fedcor.selection import Decision, decide, observe, phase_of
+from fedcor.shield import after_round, shield, shield_outcome
 from fedcor.types import IntArray, Outcome
 
 __all__ = ["Round", "open_round"]
@@ -76,11 +78,12 @@ class Round:
         eligible = eligible_clients(rules, state)
         self.left_alone = state.roster.left_alone(self.number, eligible)
         selector_state = state.adapt_selector(selector)
-        training = Training(settings, self.exchange, self.start, state.model)
+        training = Training(settings, self.exchange, self.start, state.model, state.norms)
         federation = FlowerFederation(training, state.model, available, retries)
         groups = groups_now(rules, settings.selector, state)
         try:
-            decision = decide(selector, selector_state, federation, number, groups)
+            shown = shield(settings.selection.defence, state.turns, selector, federation)
+            decision = decide(selector, selector_state, shown, number, groups)
         finally:
             self.exchange.log_faults()
         log_unmet(number, decision.unmet, state)
@@ -124,15 +127,19 @@ class Round:
             state.doubted = trained.log_doubts(names)
         outcome = read_outcome(training, chosen, participated, trained)
         state.model = attempt.federation.facts(version)
+        state.norms = training.judged.past(self.number)
         # What the strategy changed in the configuration lasts, as it does without us.
         for key, value in training.config.items():
             self.start.config[key] = value
         decided, number = attempt.decision.state, flower_round(self.number)
         selector = scheduled(settings.selection.rules, settings.selector, self.number)
-        state.selector = observe(selector, decided, outcome, number)
+        guards = settings.selection.defence
+        state.selector = observe(selector, decided, shield_outcome(guards, outcome), number)
+        state.turns = after_round(guards, state.turns, selector, outcome, len(state.roster))
         self.outcome = outcome
         self.note("train", metrics)
-        return arrays, metrics
+        # Where a strategy leaves the model as it is, Flower's loop keeps what it had.
+        return self.arrays if self.exchange.rolled_back else arrays, metrics
 
     def note(self, part: str, metrics: MetricRecord | None) -> None:
         """Keep the aggregated metrics of a part of the round, for the record."""
@@ -150,13 +157,44 @@ class Round:
             attempt.training.receive(replies)
             participated = attempt.training.delivered(attempt.decision.chosen)
             self.exchange.log_faults()
-            if len(participated):
-                return attempt, participated
-            tried += 1
+            condition, state.health = examine(state.health, attempt.federation.signs(participated))
+            if condition is Condition.GOOD:
+                state.good = self.start.arrays
             state.model = attempt.federation.facts(state.model.version)
-            self._give_up_or_pause(settings, tried)
+            if condition is Condition.BAD and self._can_go_back(state):
+                self._roll_back(settings, state, attempt.training.doubters)
+            elif len(participated):
+                return attempt, participated
+            else:
+                tried += 1
+                self._give_up_or_pause(settings, tried)
             messages = self.select(settings, state, tried)
             replies = self.exchange.grid.send_and_receive(messages, timeout=settings.train_timeout)
+
+    def _can_go_back(self, state: FederationState) -> bool:
+        """Whether there is a good model, and it is not the one that went bad."""
+        return state.good is not None and version_of(state.good) != state.model.version
+
+    def _roll_back(
+        self, settings: RoundSettings, state: FederationState, doubters: Iterable[int]
+    ) -> None:
+        """Put the last good model back. What the strategy remembers may be bad: it starts over."""
+        good, fresh = state.good, settings.fresh
+        assert good is not None
+        LOG.error(
+            "round %d: the MODEL WENT BAD: nothing usable comes of it. The last good one is put "
+            "back, and %s starts over from it",
+            flower_round(self.number),
+            type(settings.strategy).__name__,
+        )
+        memory = self.start.memory if fresh is None else fresh
+        self.start = RoundStart(good, self.start.config, memory)
+        self.arrays = good
+        self.exchange.rolled_back += 1
+        self.exchange.gone.clear()
+        for client in doubters:  # it was the model's fault, not theirs
+            state.roster.succeeded(client, "train")
+        state.meet_model(version_of(good))
 
     def _give_up_or_pause(self, settings: RoundSettings, tried: int) -> None:
         """Nobody delivered: wait a little, since an outage may pass, or end the run."""

@@ -119,8 +119,14 @@ def _clean_array(name: str, array: Array, like: types.Array) -> Array:
     wrong = numbers_fault(values, like)
     if wrong:
         raise Unusable("unusable", f"{name} {wrong}")
+    if values.dtype == like.dtype:
+        return array
     # Another type of number would become the type of the whole model.
-    return array if values.dtype == like.dtype else Array(values.astype(like.dtype))
+    with np.errstate(over="ignore"):
+        cast = values.astype(like.dtype)
+    if numbers_fault(cast, like):
+        raise Unusable("unusable", f"{name} has numbers that do not fit {like.dtype}")
+    return Array(cast)
 
 
 def numbers_fault(values: types.Array, like: types.Array) -> str:

@@ -18,9 +18,10 @@ from fedcor.checks import (
     check_positive,
     expand_home,
 )
+from fedcor.defence import Defence, as_defence
 from fedcor.errors import ConfigError
 from fedcor.flower.layout import PLAIN
-from fedcor.flower.memory import wrapped
+from fedcor.flower.memory import Memory, wrapped
 from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.flower.private import SAYS_KEYS
 from fedcor.flower.rules import check_minima
@@ -46,6 +47,7 @@ _ACCURACIES = (
     "accuracy", "test_accuracy", "eval_accuracy", "eval_acc", "eval-acc", "val_acc", "acc",
 )
 # fmt: on
+_DEFENCE = Defence()
 # Differential privacy with adaptive clipping reads it, and no attribute names it.
 _READ_BY_FLOWER = ("norm_bit",)
 
@@ -85,6 +87,8 @@ class SelectionSettings:
         at_most: Most clients in a round, likewise; never exceeded.
         clients_per_round: Clients per round that change: round, from 1 -> clients from that round
             on, or a function of the round. None: the selector's own.
+        defence: What is done against clients that err or lie: `fedcor.Defence`, or a table of its
+            settings.
     """
 
     checkpoint: str | Path | None = None
@@ -103,6 +107,7 @@ class SelectionSettings:
     at_least: Mapping[str, Bounds] | None = None
     at_most: Mapping[str, Bounds] | None = None
     clients_per_round: ClientsPerRound | None = None
+    defence: Defence = _DEFENCE
 
     def __post_init__(self) -> None:
         check_positive("probe_timeout", self.probe_timeout)
@@ -113,6 +118,7 @@ class SelectionSettings:
         check_one_of("identity", self.identity, ("name", "key"))
         if self.identity == "key" and not SAYS_KEYS:
             raise ConfigError("identity", "key", "needs flwr 1.38 or later, which says nodes' keys")
+        object.__setattr__(self, "defence", as_defence(self.defence))
         self.rules  # noqa: B018  it is checked when it is made
 
     @cached_property
@@ -184,6 +190,7 @@ class RoundSettings:
     train_timeout: float = 3600.0  # seconds
     evaluate_config: ConfigRecord = field(default_factory=ConfigRecord)
     server_evaluates: bool = False  # a round then ends with the server's evaluation
+    fresh: Memory | None = None  # the strategy as it was before the first round
 
     @property
     def probe_timeout(self) -> float:
@@ -251,6 +258,11 @@ class RoundSettings:
     def weighted(self) -> bool:
         """Whether the strategy is known to weight replies."""
         return _setting(self.strategy, "weighted_by_key", None) is not None
+
+    @property
+    def judges_updates(self) -> bool:
+        """Whether single updates can be seen and measured."""
+        return not (self.grows_trees or self.selection.secure_aggregation)
 
     @property
     def grows_trees(self) -> bool:

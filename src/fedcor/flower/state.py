@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from flwr.app import ArrayRecord
 
 from fedcor.flower.alike import Signature
 from fedcor.flower.fault_log import FaultLog
 from fedcor.flower.roster import Roster
 from fedcor.flower.wire import LOG
+from fedcor.health import Health
 from fedcor.selection import init_state, join_clients
+from fedcor.turns import no_turns
 from fedcor.types import Population, Selector, State
 
 __all__ = ["CurrentModel", "FederationState", "SeenReplies"]
@@ -47,6 +50,10 @@ class FederationState:
     model: CurrentModel = field(default_factory=CurrentModel)
     selector: State | None = None  # the selector's state; None before its first round
     population: Population | None = None  # that the selector's state was made for
+    norms: State = field(default_factory=dict)  # lengths of updates that the last rounds accepted
+    good: ArrayRecord | None = None  # the last model that somebody has trained usably from
+    health: Health = field(default_factory=Health)  # of the current model
+    turns: State = field(default_factory=no_turns)  # who was chosen lately, where that is capped
     fault_log: FaultLog = field(default_factory=FaultLog)
     doubted: bool = False  # whether this start has logged a doubt about the metrics of replies
     said: set[str] = field(default_factory=set)  # what this start has logged once

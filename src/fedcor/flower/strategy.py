@@ -18,6 +18,7 @@ from fedcor.errors import FedcorError
 from fedcor.flower.compatibility import check_compatibility
 from fedcor.flower.evaluation import configure_evaluation
 from fedcor.flower.logs import true_rounds
+from fedcor.flower.memory import snapshot
 from fedcor.flower.metrics import with_earlier
 from fedcor.flower.numbering import flower_round, own_round, renumber
 from fedcor.flower.record import Recorder, describe_run
@@ -100,6 +101,7 @@ class SelectingStrategy(Strategy):
             train_timeout=timeout,
             evaluate_config=evaluate_config,
             server_evaluates=evaluate_fn is not None,
+            fresh=snapshot(self.strategy),
         )
         self._round = None
         with self._recorder.opened(self.header(num_rounds)):

@@ -21,9 +21,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from fedcor.errors import FedcorError
 from fedcor.flower.alike import compare_replies, log_left_out, with_common_metrics
 from fedcor.flower.candidates import Candidate, adopt, trial
+from fedcor.flower.capped import cap_replies
 from fedcor.flower.delivery import Company
 from fedcor.flower.exchange import Exchange
+from fedcor.flower.fault_log import some_of
 from fedcor.flower.grids import SomeNodes, limited
+from fedcor.flower.judged import JudgedReplies, known_rate
 from fedcor.flower.logs import private_call, true_numbers
 from fedcor.flower.memory import Memory, restore, snapshot
 from fedcor.flower.messages import Holders, renewed, slim
@@ -40,11 +43,13 @@ from fedcor.flower.settings import RoundSettings
 from fedcor.flower.state import CurrentModel
 from fedcor.flower.trees import clean_trees, trees_fault, usual_bytes
 from fedcor.flower.wire import LOG
+from fedcor.foreign import one_line
 from fedcor.selection import blame
-from fedcor.types import IntArray
+from fedcor.types import IntArray, State
 
 __all__ = ["RoundStart", "Training"]
 
+_BAD_NUMBERS = ("unusable", "outlier")  # kinds of faults that a bad model may cause
 # The clients of a selection, sorted, and those of them whose results there are. One that was drawn
 # twice is in both twice.
 _Key: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
@@ -63,14 +68,22 @@ class Training:
     """Asks clients to train, and keeps every usable result: whoever trained is not asked twice."""
 
     def __init__(
-        self, settings: RoundSettings, exchange: Exchange, start: RoundStart, model: CurrentModel
+        self,
+        settings: RoundSettings,
+        exchange: Exchange,
+        start: RoundStart,
+        model: CurrentModel,
+        norms: State,
     ) -> None:
         self.settings, self.exchange, self.start = settings, exchange, start
         self.model = {name: array.numpy() for name, array in start.arrays.items()}
         self.holders = Holders(model.version, model.holders)
         self.replies = model.replies
         self.config = start.config  # as the strategy left it after its last call
-        self.results: dict[int, Message] = {}  # client -> its usable reply
+        self.results: dict[int, Message] = {}  # client -> its usable reply, as it is used
+        limits = settings.selection.defence.norm_limits
+        self.judged = JudgedReplies(limits, norms, self.model, settings.plain)
+        self.doubters: set[int] = set()  # clients whose update was of unusable numbers
         self._candidates: dict[_Key, Candidate] = {}
         self._requests: dict[int, Message] = {}  # as the strategy made them, with the model
         self._sent: dict[int, Message] = {}  # by the caller of `request`
@@ -228,20 +241,46 @@ class Training:
         weight_key, loss_keys = self.settings.weight_key, self.settings.loss_keys
         contents = {client: one.content for client, one in {**self.results, **replies}.items()}
         usual = usual_bytes(contents) if self.settings.grows_trees else {}
+        clean: dict[int, RecordDict] = {}
         for client, reply in replies.items():
             expected = (self.model, weight_key, loss_keys)
             try:
                 if self.settings.grows_trees:
-                    content = clean_trees(reply.content, *expected, usual[client])
+                    clean[client] = clean_trees(reply.content, *expected, usual[client])
                 else:
-                    content = clean_model(reply.content, *expected)
+                    clean[client] = clean_model(reply.content, *expected)
             except Unusable as wrong:
-                self.exchange.refuse(client, wrong.kind, wrong.why, task="train")
-                continue
-            reply.content = content
-            self.results[client] = reply
+                self._refuse(client, wrong.kind, wrong.why)
+        clean = self._judge(clean)
+        cap_replies(self.exchange, clean, weight_key)
+        for client, content in clean.items():
+            self.results[client] = replies[client]
+            self.results[client].content = content
             examples = number(metrics_of(content), weight_key)
             self.exchange.roster.learn_size(client, examples)
+
+    def _judge(self, clean: dict[int, RecordDict]) -> dict[int, RecordDict]:
+        """The replies with updates of a usual length; others are counted."""
+        if not self.settings.judges_updates:
+            return clean
+        used = self.judged.add(clean, known_rate(self.config))
+        for client in sorted(clean.keys() - used.keys()):
+            why = f"its update is {self.judged.refused[client]:.3g} times as long as usual"
+            self._refuse(client, "outlier", why)
+        new = sorted(self.judged.clipped.keys() & clean.keys())
+        if new:
+            names, ratios = self.exchange.roster.names, self.judged.clipped
+            who = [f"client {k} ({one_line(names[k], 40)}), {ratios[k]:.3g} times" for k in new]
+            most = self.settings.selection.defence.clip_norms
+            message = "round %d: updates longer than %g times the usual length were scaled down: %s"
+            LOG.warning(message, flower_round(self.exchange.round), most, some_of(who, 5))
+            self.exchange.clipped.update(new)
+        return used
+
+    def _refuse(self, client: int, kind: str, why: str) -> None:
+        self.exchange.refuse(client, kind, why, task="train")
+        if kind in _BAD_NUMBERS:
+            self.doubters.add(client)
 
     def _check(self, arrays: ArrayRecord) -> None:
         """Only usable numbers went in: stop a strategy that makes unusable ones of them."""

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 
 from fedcor.record import RunRecord, client_names
+from fedcor.report.liars import liars_share
 from fedcor.report.names import run_name
 from fedcor.report.summary import ExperimentSummary
 
@@ -14,6 +15,7 @@ __all__ = [
     "all_notes",
     "caution_note",
     "faults_note",
+    "liars_note",
     "missing_note",
     "seeds_text",
     "span",
@@ -117,6 +119,19 @@ def caution_note(experiment: ExperimentSummary) -> str:
                 f"its loss is not finite from round {first} on): lower the learning rate."
             )
     return " ".join(notes)
+
+
+def liars_note(run: RunRecord) -> str:
+    """How often the simulated liars of a run were chosen; empty where there are none.
+
+    `5 of 50 clients lie (flip): chosen 2.31 times as often as is fair`, after the run's name.
+    """
+    share = liars_share(run)
+    if share is None:
+        return ""
+    liars, clients = share.liars, share.clients
+    text = f"{liars} of {clients} clients lie ({share.kind}): chosen {share.times_fair:.2f} times "
+    return f"{run_name(run)}: {text}as often as is fair"
 
 
 def faults_note(run: RunRecord) -> str:

@@ -69,6 +69,9 @@ EXPERIMENTS: dict[str, Entry] = {
         "how far a round's step is from the step of everyone",
         ("torch", "sklearn"),
     ),
+    "liars": Entry(
+        "liars.table", "liars", "clients that lie, and a defence against them", ("torch", "sklearn")
+    ),
 }
 # What goes beyond the paper has packages of its own.
 _BEYOND = tuple(name for name, entry in EXPERIMENTS.items() if "." in entry.module)

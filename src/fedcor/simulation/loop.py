@@ -13,22 +13,25 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from fedcor.aggregation import init_optimiser, state_bytes
+from fedcor.defence import Defence
 from fedcor.engine import Engine, Faults
 from fedcor.errors import FedcorError
 from fedcor.guard import LARGEST_LOSS
+from fedcor.liars import Liars
 from fedcor.record import RoundRecord
 from fedcor.rules import FixedRules
 from fedcor.schedules import LearningRate, Schedule, as_schedule
 from fedcor.selection import Decision, decide, init_state, observe
+from fedcor.shield import after_round, shield, shield_outcome
 from fedcor.simulation.aggregate import parameters_of
-from fedcor.simulation.round import SimulatedRound
+from fedcor.simulation.round import HONEST, SimulatedRound
 from fedcor.simulation.state import SimulationState
 from fedcor.types import Optimiser, Outcome, Selector, State
 
@@ -50,6 +53,8 @@ class Simulation:
             round, becomes a schedule; a user's own is checked in every round.
         seed: Fixes everything that is drawn.
         rules: Who may be chosen; None for everyone.
+        liars: Which clients lie, and how.
+        defence: What is done against clients that err or lie.
     """
 
     engine: Engine
@@ -59,6 +64,8 @@ class Simulation:
     learning_rate: Schedule
     seed: int
     rules: FixedRules | None = None
+    liars: Liars = HONEST
+    defence: Defence = field(default_factory=Defence)
 
     def __post_init__(self) -> None:
         rate: Any = self.learning_rate
@@ -101,7 +108,15 @@ class Simulation:
         rate = self.learning_rate.at(state.round)
         eligible = None if self.rules is None else self.rules.eligible
         return SimulatedRound(
-            self.engine, self.optimiser, self.faults, rate, self.seed, state, eligible
+            self.engine,
+            self.optimiser,
+            self.faults,
+            rate,
+            self.seed,
+            state,
+            eligible,
+            self.defence,
+            self.liars,
         )
 
     def run(
@@ -123,10 +138,13 @@ class Simulation:
             federation = self.open_round(state)
             if rules is not None:
                 selector = rules.selector_at(self.selector, number)
-            decision = decide(selector, state.selector, federation, groups=groups)
+            shown = shield(self.defence, state.turns, selector, federation)
+            decision = decide(selector, state.selector, shown, groups=groups)
             state, outcome = federation.close(decision.chosen, decision.state)
-            observed = observe(selector, decision.state, outcome)
-            state = dataclasses.replace(state, selector=observed)
+            observed = observe(selector, decision.state, shield_outcome(self.defence, outcome))
+            clients = self.engine.population.count
+            turns = after_round(self.defence, state.turns, selector, outcome, clients)
+            state = dataclasses.replace(state, selector=observed, turns=turns)
             yield self._record(federation, decision, outcome, state, started), state
 
     def _record(
@@ -148,6 +166,9 @@ class Simulation:
             learning_rate=federation.learning_rate,
             probed=federation.ledger.questions,
             refused=federation.refused,
+            clipped=federation.results.clipped,
+            refused_updates=federation.results.refused,
+            rolled_back=int(federation.rolled_back),
             bytes_down=federation.ledger.bytes_down,
             bytes_up=federation.ledger.bytes_up,
             seconds=round(time.perf_counter() - started, 6),

@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from fedcor.aggregation import find_corrections
+from fedcor.aggregation import find_corrections, init_optimiser
+from fedcor.defence import Defence
 from fedcor.engine import Engine, Faults
 from fedcor.engine.batch import as_tensor
 from fedcor.guard import check_clients, screen_losses
+from fedcor.health import Condition, Signs, examine
 from fedcor.ledger import CURRENT, Ledger
+from fedcor.liars import Liars
 from fedcor.rng import stream
-from fedcor.simulation.aggregate import next_model
+from fedcor.simulation.aggregate import next_model, parameters_of
+from fedcor.simulation.judged import JudgedResults
 from fedcor.simulation.state import SimulationState
 from fedcor.types import (
     Array,
@@ -28,6 +31,9 @@ from fedcor.types import (
 )
 
 __all__ = ["SimulatedRound"]
+
+
+HONEST = Liars()
 
 
 class _Candidate(NamedTuple):
@@ -52,10 +58,14 @@ class SimulatedRound:
         seed: Fixes everything that is drawn.
         state: What the round before has left.
         eligible: (N,) Who may be asked and chosen; None for everyone.
+        defence: What is done against clients that err or lie.
+        liars: Which clients lie, and how.
 
     Attributes:
         ledger: What this round has cost so far.
         refused: How many answers and updates were unusable numbers.
+        results: What clients delivered, after it was judged.
+        rolled_back: Whether the last good model was put back at the end.
     """
 
     def __init__(
@@ -67,6 +77,8 @@ class SimulatedRound:
         seed: int,
         state: SimulationState,
         eligible: BoolArray | None = None,
+        defence: Defence | None = None,
+        liars: Liars = HONEST,
     ) -> None:
         self._engine, self._optimiser = engine, optimiser
         self._traits = optimiser_traits(optimiser)
@@ -79,11 +91,20 @@ class SimulatedRound:
         self._alive = ~faults.dropped(seed, self.round, clients)
         self._steps = faults.steps(seed, self.round, clients, engine.local_training.local_steps)
         self._model, self._known = state.model, state.known.copy()
-        self._memory = state.optimiser
+        self._memory, self._before = state.optimiser, state
+        self._liars, self._lies = liars, liars.who(seed, clients)
+        self._last_change = None if state.before is None else state.model - state.before
         self.ledger = Ledger(clients, engine.model_bytes, state.holders)
         self.refused = 0
         self._asked = np.zeros(clients, dtype=bool)
-        self._trained: dict[int, Tensor] = {}  # client -> its usable result of this round
+        limits = (Defence() if defence is None else defence).norm_limits
+        # Of a whole training: the fewer steps a slow client takes, the longer they are on average.
+        step_size = learning_rate * engine.local_training.local_steps
+        self.results = JudgedResults(
+            limits, state.norms, state.model, engine.vector.trained, step_size
+        )
+        self.rolled_back = False
+        self._unusable: set[int] = set()  # clients whose loss of w^t, asked for, was unusable
         self._asked_to_train: set[int] = set()
         self._candidates: dict[tuple[bytes, bytes], _Candidate] = {}  # by participants and weights
 
@@ -92,6 +113,8 @@ class SimulatedRound:
         clients = check_clients(clients, self.available, self.round)
         unasked = np.unique(clients[np.isnan(self._known[clients]) & ~self._asked[clients]])
         self._known[unasked] = self._ask(CURRENT, self._model, unasked)
+        alive = unasked[self._alive[unasked]]
+        self._unusable |= set(alive[np.isnan(self._known[alive])].tolist())
         self._asked[unasked] = True  # who did not answer is not asked again in this round
         return self._known[clients]
 
@@ -125,8 +148,15 @@ class SimulatedRound:
         """
         chosen = check_clients(chosen, self.available, self.round)
         participants, weights = self._train(chosen)
+        condition, health = examine(self._before.health, self._signs(participants))
+        good = self._model if condition is Condition.GOOD else self._before.good
+        if condition is Condition.BAD and good is not None and not good.equal(self._model):
+            # What was trained from a bad model is no use.
+            self.rolled_back, participants, weights = True, participants[:0], weights[:0]
         key = (participants.tobytes(), weights.tobytes())
-        if not len(participants):
+        if self.rolled_back:
+            adopted = self._last_good()
+        elif not len(participants):
             # Nobody delivered: the model stays, and so does what is known of it.
             adopted = _Candidate(self._model, self._memory, CURRENT, self._known)
         elif key in self._candidates:
@@ -141,27 +171,54 @@ class SimulatedRound:
             participants,
             step_sizes=self.learning_rate * self._steps[participants].astype(np.float64),
             aggregation_weights=sizes if self._traits.weighted else np.ones(len(participants)),
-            read_losses=lambda: self._screened(self._engine.losses(self._model, participants)),
+            read_losses=lambda: self._told(self._model, participants),
             read_updates=lambda: self._updates(participants),
             head=self._engine.vector.head,
         )
         self.ledger.close_round(adopted.version)
         holders = self.ledger.holders()
         after = SimulationState(
-            self.round + 1, adopted.model, adopted.losses, holders, state, adopted.memory
+            self.round + 1,
+            adopted.model,
+            adopted.losses,
+            holders,
+            state,
+            adopted.memory,
+            self.results.past(self.round),
+            good,
+            health,
+            self._before.turns,
+            self._model if self._liars.copies else None,
         )
         return after, outcome
+
+    def _signs(self, participants: IntArray) -> Signs:
+        """What clients made of the model of this round."""
+        refused = [client for clients in self.results.refused.values() for client in clients]
+        usable = np.flatnonzero(~np.isnan(self._known)).tolist()
+        reachable = len(self.available)
+        return Signs(participants.tolist(), refused, usable, self._unusable, reachable)
+
+    def _last_good(self) -> _Candidate:
+        """The model to go back to. What the optimiser remembers may be bad too: it starts over."""
+        good, engine = self._before.good, self._engine
+        assert good is not None
+        model = parameters_of(good, engine.vector.trained)
+        memory = init_optimiser(self._optimiser, engine.population, model)
+        return _Candidate(good, memory, None, np.full(len(self.weights), np.nan))
 
     def _ask(self, version: int, model: Tensor, clients: IntArray) -> FloatArray:
         """Each client's loss of `model`; NaN for unusable answers and from dropped clients."""
         answers = np.full(len(clients), np.nan)
         self.ledger.send(version, clients, self._alive)
         alive = self._alive[clients]
-        answers[alive] = self._screened(self._engine.losses(model, clients[alive]))
+        answers[alive] = self._told(model, clients[alive])
         self.ledger.question(asked=len(clients), answered=int(alive.sum()))
         return answers
 
-    def _screened(self, losses: FloatArray) -> FloatArray:
+    def _told(self, model: Tensor, clients: IntArray) -> FloatArray:
+        """The losses that clients report of `model`; NaN for unusable numbers."""
+        losses = self._liars.told(self._engine.losses(model, clients), self._lies[clients])
         clean, refused = screen_losses(losses)
         self.refused += refused
         return clean
@@ -185,16 +242,24 @@ class SimulatedRound:
             results = self._engine.train(
                 self._model, ids, self.round, self.learning_rate, steps, self._corrections(asked)
             )
+            self._lie(asked, results)
             self.ledger.training(len(asked))
-            # Of the changes: two finite numbers can be too far apart for their type.
-            usable = torch.isfinite(results - self._model).all(dim=1).tolist()
-            self.refused += usable.count(False)
-            self._trained |= {k: r for k, r, ok in zip(ids, results, usable, strict=True) if ok}
-        delivered = np.array([k in self._trained for k in clients.tolist()], dtype=bool)
+            self.results.add(ids, results)
+            self.refused += sum(k not in self.results for k in ids)
+        delivered = np.array([k in self.results for k in clients.tolist()], dtype=bool)
         weights = times[delivered].astype(np.float64)
         if self._traits.weighted:
             weights *= self._engine.population.sizes[clients[delivered]]
         return clients[delivered], weights / weights.sum() if len(weights) else weights
+
+    def _lie(self, clients: IntArray, results: Tensor) -> None:
+        """Put what liars send in the place of what they trained. Float buffers stay: no update."""
+        trained = self._engine.vector.trained
+        model = self._model[:trained]
+        last = None if self._last_change is None else self._last_change[:trained]
+        for row in np.flatnonzero(self._lies[clients]).tolist():
+            sent = self._liars.sent(results[row, :trained] - model, last)
+            results[row, :trained] = model + sent
 
     def _corrections(self, clients: IntArray) -> Tensor | None:
         """What each client adds to its gradients, if the optimiser says so."""
@@ -204,14 +269,9 @@ class SimulatedRound:
 
     def _updates(self, participants: IntArray) -> Array:  # (m, P), without buffers
         trained = self._engine.vector.trained
-        changes = self._results(participants)[:, :trained] - self._model[:trained]
+        changes = self.results.of(participants)[:, :trained] - self._model[:trained]
         updates: Array = changes.cpu().numpy()
         return updates
-
-    def _results(self, participants: IntArray) -> Tensor:  # (m, P)
-        if not len(participants):
-            return self._model.new_empty(0, len(self._model))
-        return torch.stack([self._trained[k] for k in participants.tolist()])
 
     def _aggregate(self, participants: IntArray, weights: FloatArray) -> tuple[Tensor, State]:
         """The optimiser's next model, and its state after this round."""
@@ -219,7 +279,7 @@ class SimulatedRound:
             self._optimiser,
             self._memory,
             self._model,
-            self._results(participants),
+            self.results.of(participants),
             self._engine.vector.trained,
             round=self.round,
             clients=participants,

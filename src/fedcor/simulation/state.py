@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcor.health import Health
+from fedcor.turns import no_turns
 from fedcor.types import Array, BoolArray, FloatArray, State
 
 __all__ = ["SimulationState"]
@@ -25,6 +27,12 @@ class SimulationState:
         holders: (N,) Which clients have received w^t.
         selector: The selector's state.
         optimiser: The federated optimiser's state.
+        norms: The lengths of updates that the last rounds accepted; see `fedcor.outliers`.
+        good: (P,) The last model that somebody has trained usably from; None before.
+        health: What is known of the condition of w^t.
+        turns: Who was chosen in the last rounds, where a defence caps that (`fedcor.turns`).
+        before: (P,) The global model of the round before, w^(t-1); None unless somebody copies its
+            change.
     """
 
     round: int
@@ -33,15 +41,28 @@ class SimulationState:
     holders: BoolArray
     selector: State
     optimiser: State = field(default_factory=dict)
+    norms: State = field(default_factory=dict)
+    good: Tensor | None = None
+    health: Health = field(default_factory=Health)
+    turns: State = field(default_factory=no_turns)
+    before: Tensor | None = None
 
     def to_arrays(self) -> dict[str, Array]:
         """The state as named arrays, for a checkpoint."""
-        states = {"selector": self.selector, "optimiser": self.optimiser}
+        states = {
+            "selector": self.selector,
+            "optimiser": self.optimiser,
+            "norms": self.norms,
+            "health": self.health.to_arrays(),
+            "turns": self.turns if len(self.turns["rounds"]) else {},
+        }
+        models = {"good": self.good, "before": self.before}
         return {
             "round": np.array(self.round),
             "model": self.model.cpu().numpy(),
             "known": self.known,
             "holders": self.holders,
+            **{name: one.cpu().numpy() for name, one in models.items() if one is not None},
             **{
                 f"{whose}/{name}": np.asarray(value)
                 for whose, state in states.items()
@@ -52,13 +73,28 @@ class SimulationState:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], device: torch.device) -> SimulationState:
         """The state that `to_arrays` gave; KeyError, TypeError or ValueError for other arrays."""
-        selector, optimiser = (
+        selector, optimiser, norms, health, turns = (
             {
                 name.removeprefix(whose): array
                 for name, array in arrays.items()
                 if name.startswith(whose)
             }
-            for whose in ("selector/", "optimiser/")
+            for whose in ("selector/", "optimiser/", "norms/", "health/", "turns/")
         )
-        model, round = torch.from_numpy(arrays["model"]).to(device), int(arrays["round"])
-        return cls(round, model, arrays["known"], arrays["holders"], selector, optimiser)
+        good, before = (
+            torch.from_numpy(arrays[name]).to(device) if name in arrays else None
+            for name in ("good", "before")
+        )
+        return cls(
+            int(arrays["round"]),
+            torch.from_numpy(arrays["model"]).to(device),
+            arrays["known"],
+            arrays["holders"],
+            selector,
+            optimiser,
+            norms,
+            good,
+            Health.from_arrays(health),
+            turns or no_turns(),
+            before,
+        )

@@ -1,0 +1,125 @@
+"""Updates of a usual length: longer ones are scaled down or refused before anyone sees them.
+
+The rule is that of `fedcor.outliers`. The arrays that an optimiser works on are judged by one
+length, all other float arrays (a running variance, say) by another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fedcor import types
+from fedcor.flower.layout import layout_of
+from fedcor.outliers import NormLimits, judge, no_norms, remember
+from fedcor.types import FloatArray, State
+
+__all__ = ["JudgedReplies", "known_rate"]
+
+PARTS = 2
+_RATES = ("lr", "learning-rate", "learning_rate")
+
+
+def known_rate(config: ConfigRecord) -> float:
+    """The learning rate in a train configuration, under its usual names; NaN without one."""
+    given = [config.get(key) for key in _RATES]
+    rates = [float(rate) for rate in given if isinstance(rate, int | float)]
+    return rates[0] if rates else float("nan")
+
+
+class JudgedReplies:
+    """Judges the trained models of one attempt at a round, each once.
+
+    Args:
+        limits: How long an update may be.
+        past: The lengths that earlier rounds accepted; empty before the first.
+        model: w^t by the names of its arrays.
+        plain: Patterns of the names of arrays that are no weights.
+
+    Attributes:
+        clipped: Client -> how many times the usual length its update had.
+        refused: Client -> the same, of those that are not used.
+    """
+
+    def __init__(
+        self,
+        limits: NormLimits,
+        past: State,
+        model: Mapping[str, types.Array],
+        plain: tuple[str, ...],
+    ) -> None:
+        self._limits, self._past, self._model = limits, past or no_norms(PARTS), model
+        weights = {name for name, _, _ in layout_of(model, plain).parts}
+        floats = [name for name, values in model.items() if values.dtype.kind == "f"]
+        self._parts = (
+            [name for name in floats if name in weights],
+            [name for name in floats if name not in weights],
+        )
+        self._norms: dict[int, FloatArray] = {}
+        self.clipped: dict[int, float] = {}
+        self.refused: dict[int, float] = {}
+
+    def add(self, contents: Mapping[int, RecordDict], rate: float) -> dict[int, RecordDict]:
+        """Client -> its reply as it is used, of those that are; `rate` is the learning rate."""
+        if not contents:
+            return {}
+        # A number that clients say, such as their steps, would let them say how long is usual.
+        units = np.array([rate if rate > 0 and np.isfinite(rate) else 1.0, 1.0])
+        norms = np.array([self._lengths(content) for content in contents.values()]) / units
+        verdict = judge(self._limits, self._past, norms, self._accepted())
+        used: dict[int, RecordDict] = {}
+        for row, (client, content) in enumerate(contents.items()):
+            ratio = float(verdict.ratios[row])
+            if verdict.refused[row]:
+                self.refused[client] = ratio
+                continue
+            if verdict.clipped[row]:
+                self.clipped[client] = ratio
+                content = self._scaled(content, verdict.factors[row].tolist())
+            self._norms[client] = verdict.norms[row]
+            used[client] = content
+        return used
+
+    def past(self, round: int) -> State:
+        """What the next round knows of usual lengths."""
+        return remember(self._past, self._accepted(), round)
+
+    def _accepted(self) -> FloatArray:
+        return np.array(list(self._norms.values())).reshape(-1, PARTS)
+
+    def _lengths(self, content: RecordDict) -> list[float]:
+        """(PARTS) Lengths of the parts of an update; one array at a time is held."""
+        record = _arrays(content)
+        return [
+            float(np.sqrt(sum(self._square(name, record[name]) for name in names)))
+            for names in self._parts
+        ]
+
+    def _square(self, name: str, array: Array) -> float:
+        change = self._change(name, array).ravel()
+        # Numbers are below 1e10 (screen.py), so float32 holds the sum of their squares.
+        return float(np.dot(change, change))
+
+    def _change(self, name: str, array: Array) -> types.Array:
+        start = self._model[name]
+        wide = np.result_type(np.float32, start.dtype)
+        with np.errstate(invalid="ignore"):  # of infinite numbers that stay as they are
+            change: types.Array = np.subtract(array.numpy(), start, dtype=wide)
+        return change if np.isfinite(change).all() else np.where(np.isfinite(change), change, 0.0)
+
+    def _scaled(self, content: RecordDict, factors: Sequence[float]) -> RecordDict:
+        record = _arrays(content)
+        arrays = dict(record.items())
+        for names, factor in zip(self._parts, factors, strict=True):
+            for name in names if factor < 1.0 else ():
+                start = self._model[name]
+                made = start + factor * self._change(name, record[name])
+                arrays[name] = Array(made.astype(start.dtype))
+        key = next(iter(content.array_records))
+        return RecordDict({**dict(content.items()), key: ArrayRecord(arrays)})
+
+
+def _arrays(content: RecordDict) -> ArrayRecord:
+    return next(iter(content.array_records.values()))

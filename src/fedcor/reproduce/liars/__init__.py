@@ -1,0 +1,1 @@
+"""Clients that lie: what it does to each selector, with and without a defence, and its price."""

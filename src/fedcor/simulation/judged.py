@@ -1,0 +1,102 @@
+"""The usable results of a simulated round: each is judged once, when it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcor.outliers import NormLimits, judge, no_norms, remember
+from fedcor.types import FloatArray, IntArray, State
+
+__all__ = ["JudgedResults"]
+
+PARTS = 2  # of a model: its parameters, and its float buffers
+
+
+class JudgedResults:
+    """What the clients of a round delivered, after it was judged.
+
+    The optimiser, the selector and every candidate are given the same.
+
+    Args:
+        limits: How long an update may be.
+        past: The lengths that earlier rounds accepted; empty before the first.
+        model: (P + B,) What the clients trained from.
+        trained: P, the number of parameters.
+        step_size: Learning rate x local steps of the round.
+
+    Attributes:
+        clipped: Clients whose update was scaled down.
+        refused: Why -> the clients whose update was refused.
+    """
+
+    def __init__(
+        self, limits: NormLimits, past: State, model: Tensor, trained: int, step_size: float
+    ) -> None:
+        self._limits, self._past = limits, past or no_norms(PARTS)
+        self._model, self._trained = model, trained
+        self._units = np.array([step_size if step_size > 0 else 1.0, 1.0])  # (PARTS,)
+        self._results: dict[int, Tensor] = {}
+        self._norms: dict[int, FloatArray] = {}
+        self.clipped: list[int] = []
+        self.refused: dict[str, list[int]] = {}
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._results
+
+    def of(self, clients: IntArray) -> Tensor:
+        """(m, P + B) the results of these clients, who delivered."""
+        if not len(clients):
+            return self._model.new_empty(0, len(self._model))
+        return torch.stack([self._results[k] for k in clients.tolist()])
+
+    def add(self, clients: Sequence[int], results: Tensor) -> None:
+        """Judge what these clients sent, and keep what can be used.
+
+        Args:
+            clients: (m) Their ids.
+            results: (m, P + B) Their models.
+        """
+        changes = results - self._model
+        # Of the changes: two finite numbers can be too far apart for their type.
+        finite = torch.isfinite(changes).all(dim=1).cpu().numpy()
+        self._refuse("not finite", [k for k, ok in zip(clients, finite, strict=True) if not ok])
+        rows = np.flatnonzero(finite)
+        if not len(rows):
+            return
+        norms = self._lengths(changes)[rows] / self._units
+        earlier = np.array(list(self._norms.values())).reshape(-1, PARTS)
+        verdict = judge(self._limits, self._past, norms, earlier)
+        for at, row in enumerate(rows.tolist()):
+            client = clients[row]
+            if verdict.refused[at]:
+                self._refuse("too long", [client])
+                continue
+            result = results[row]
+            if verdict.clipped[at]:
+                self.clipped = sorted([*self.clipped, client])
+                result = self._model + self._scaled(changes[row], verdict.factors[at])
+            self._results[client], self._norms[client] = result, verdict.norms[at]
+
+    def past(self, round: int) -> State:
+        """What the next round knows of usual lengths."""
+        norms = np.array(list(self._norms.values())).reshape(-1, PARTS)
+        return remember(self._past, norms, round)
+
+    def _refuse(self, why: str, clients: Sequence[int]) -> None:
+        if clients:
+            self.refused[why] = sorted([*self.refused.get(why, []), *clients])
+
+    def _lengths(self, changes: Tensor) -> FloatArray:
+        """(m, PARTS) in float64: in float32, the square of a large number is infinite."""
+        changes = changes.cpu() if changes.device.type == "mps" else changes
+        parts = (changes[:, : self._trained], changes[:, self._trained :])
+        lengths = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts]
+        return torch.stack(lengths, dim=1).cpu().numpy()
+
+    def _scaled(self, change: Tensor, factors: FloatArray) -> Tensor:
+        parameters, buffers = change[: self._trained], change[self._trained :]
+        return torch.cat([parameters * float(factors[0]), buffers * float(factors[1])])

@@ -1,0 +1,89 @@
+"""A cap on how often one client is chosen: nobody has more than a multiple of its fair share.
+
+Notation
+    N       clients of the federation                                                  scalar
+    C       clients chosen in a round                                                  scalar
+    W       rounds of the window, the current one included                             scalar
+    c_k     rounds of the window before this one in which client k was chosen          (N,)
+    L       the most rounds of a window in which one client may be chosen              scalar
+
+A client's fair share of W rounds is W C / N of them. The window is the shortest one in which the
+fair share is at least TURNS rounds, so that a multiple of it is a whole number to within a quarter.
+Who has c_k >= L is not offered to the selector in this round. Where fewer than C clients would be
+left, L is raised for this round until there are C: a cap never shrinks a round.
+
+What is remembered is the choices of the last rounds, as pairs of a client and a round. A client
+that joins later has none.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedcor.types import IntArray, State
+
+__all__ = ["TURNS", "count_turns", "no_turns", "offered", "window_of"]
+
+TURNS = 4  # a client's fair share of a window, in rounds
+
+
+def no_turns() -> State:
+    """What is remembered before the first round."""
+    nobody = np.empty(0, dtype=np.int64)
+    return {"clients": nobody, "rounds": nobody}
+
+
+def window_of(clients: int, chosen: int) -> int:
+    """W, for N clients of which C are chosen in a round.
+
+    >>> window_of(50, 10), window_of(100, 5), window_of(3, 3)
+    (20, 80, 4)
+    """
+    return max(1, -(-TURNS * clients // max(1, chosen)))
+
+
+def offered(
+    past: State, round: int, available: IntArray, clients: int, chosen: int, most_share: float
+) -> IntArray:
+    """Sorted ids of the clients that a selector is offered, some of `available`.
+
+    Args:
+        past: The choices of earlier rounds.
+        round: t, the number of this round.
+        available: Sorted ids of the clients that can be reached.
+        clients: N.
+        chosen: C.
+        most_share: The most rounds that a client may have, in multiples of its fair share.
+    """
+    window = window_of(clients, chosen)
+    times = _times(past, round - window + 1, clients)[available]  # c_k
+    fair = min(window * chosen / clients, float(window))
+    limit = max(1, math.floor(most_share * fair + 1e-9))
+    wanted = min(chosen, len(available))
+    if wanted:
+        limit = max(limit, int(np.partition(times, wanted - 1)[wanted - 1]) + 1)
+    return available[times < limit]
+
+
+def count_turns(past: State, round: int, selected: IntArray, clients: int, chosen: int) -> State:
+    """The past with the choice of a round. What no later round can ask for is forgotten.
+
+    Args:
+        past: The choices of earlier rounds.
+        round: t, the number of the round.
+        selected: The clients that were chosen; one that is in it twice counts once.
+        clients: N.
+        chosen: C.
+    """
+    new = np.unique(selected).astype(np.int64)
+    rounds = np.concatenate([past["rounds"], np.full(len(new), round, dtype=np.int64)])
+    kept = rounds > round + 1 - window_of(clients, chosen)
+    return {"clients": np.concatenate([past["clients"], new])[kept], "rounds": rounds[kept]}
+
+
+def _times(past: State, first: int, clients: int) -> IntArray:
+    """(N,) how often each client was chosen from round `first` on."""
+    recent = past["clients"][past["rounds"] >= first]
+    return np.bincount(recent, minlength=clients)[:clients]
