@@ -25,6 +25,8 @@ MODULES = {
     "crashes-fmnist": "crashes",
     "crashes-digits": "crashes",
     "crashes-optimisers": "crashes",
+    "files-runs": "damage",
+    "files-checkpoints": "damage",
 }
 GROUPS = ("crashes", "disk", "files", "input")
 

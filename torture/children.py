@@ -103,9 +103,9 @@ def die_at_file_operation(folder: Path, number: int) -> None:
 
     def watch(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal left
-        if event in ("open", "os.rename", "os.remove", "os.mkdir") and str(
-            arguments[0]
-        ).startswith(within):
+        if event in ("open", "os.rename", "os.remove", "os.mkdir") and str(arguments[0]).startswith(
+            within
+        ):
             left -= 1
             if not left:
                 die()

@@ -80,9 +80,7 @@ def finished(folder: Path) -> tuple[list[object], dict[str, bytes]]:
     return lines, {name: array.tobytes() for name, array in arrays.items()}
 
 
-def kill_again_and_again(
-    subjects: Sequence[Subject], kills: Sequence[Tally], seed: int
-) -> None:
+def kill_again_and_again(subjects: Sequence[Subject], kills: Sequence[Tally], seed: int) -> None:
     """Kill each subject once for each of `kills` (a tally per kind in `KINDS`), and compare.
 
     A process that has ended before it was killed is no trial; its run is compared, and the trial
