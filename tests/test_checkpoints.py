@@ -22,7 +22,7 @@ from fedcor.checkpoints import load_checkpoint, parse_checkpoint, save_checkpoin
 from fedcor.cli import main
 from fedcor.errors import RecordError
 from fedcor.files import open_whole, save_arrays
-from fedcor.record import CHECKPOINT, RECORD, read_checkpoint, read_run
+from fedcor.record import CHECKPOINT, RECORD, client_names, read_checkpoint, read_run
 from fedcor.run_folder import open_run
 
 PREVIOUS = Path("checkpoint") / "previous.npz"
@@ -333,6 +333,27 @@ def test_a_temporary_file_that_is_a_link_is_not_followed(tmp_path):
         file.write(b"new")
     assert (tmp_path / "precious").read_text() == "x"
     assert (tmp_path / "a").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("name", [RECORD, str(CHECKPOINT), "clients.tsv"])
+def test_a_pipe_in_a_runs_folder_is_refused(tmp_path, name):
+    """Nobody writes into it: to read it would take for ever."""
+    write_run(tmp_path, (2,))
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    match = "not a plain file"
+    if name == RECORD:
+        with pytest.raises(RecordError, match=match):
+            read_run(tmp_path)
+    if name == "clients.tsv":
+        with pytest.raises(OSError, match=match):
+            client_names(tmp_path)
+    else:
+        with (
+            pytest.raises((OSError, RecordError), match=match),
+            open_run(tmp_path, HEADER, resume=True),
+        ):
+            pass
 
 
 def test_a_damaged_checkpoint_is_named_where_it_is_only_read(tmp_path):

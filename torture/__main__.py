@@ -25,6 +25,7 @@ MODULES = {
     "crashes-fmnist": "crashes",
     "crashes-digits": "crashes",
     "crashes-optimisers": "crashes",
+    "disk": "disk",
     "files-runs": "damage",
     "files-checkpoints": "damage",
 }

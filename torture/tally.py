@@ -63,6 +63,10 @@ class Tally:
         """How many trials were counted."""
         return sum(self._outcomes.values())
 
+    def outcome(self, name: str) -> int:
+        """How many trials ended so."""
+        return self._outcomes[name]
+
     def line(self) -> Line:
         """The line of the table."""
         seconds = round(time.perf_counter() - self._started, 1)

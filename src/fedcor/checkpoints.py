@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from fedcor.errors import RecordError
-from fedcor.files import open_whole, write_arrays
+from fedcor.files import open_plain, open_whole, write_arrays
 from fedcor.types import Array
 
 __all__ = [
@@ -121,7 +121,7 @@ def load_checkpoint(path: Path) -> Saved | None:
         RecordError: The file is damaged; the message says how one sees that.
     """
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             return parse_checkpoint(file)
     except FileNotFoundError:
         return None
@@ -135,7 +135,7 @@ def load_marks(path: Path) -> Marks | None:
     None where it cannot be said: there is no file, or it is damaged, or of an earlier version.
     """
     try:
-        with np.load(path, allow_pickle=False) as loaded:
+        with open_plain(path) as file, np.load(file, allow_pickle=False) as loaded:
             names = ("round", _HEADER, _ROUNDS)
             sizes = (loaded.zip.getinfo(f"{name}.npy").file_size for name in names)
             if max(sizes) > _LARGEST_MARK:

@@ -24,6 +24,7 @@ import numpy as np
 
 from fedcor.checkpoints import CHECKPOINT, Marks, load_checkpoint, load_marks
 from fedcor.errors import RecordError
+from fedcor.files import read_plain
 from fedcor.foreign import one_line
 from fedcor.header import restore_name, upgrade
 from fedcor.types import Array
@@ -118,7 +119,7 @@ class RunRecord:
 def has_run(folder: Path) -> bool:
     """Whether a run has started there: its header is complete."""
     try:
-        return b"\n" in (folder / RECORD).read_bytes()
+        return b"\n" in read_plain(folder / RECORD)
     except (FileNotFoundError, NotADirectoryError):
         return False
 
@@ -134,7 +135,7 @@ def first_round(run: RunRecord) -> int:
 def count_rounds(folder: Path) -> int:
     """How many rounds the record has so far; 0 when there is none."""
     try:
-        return max(0, (folder / RECORD).read_bytes().count(b"\n") - 1)
+        return max(0, read_plain(folder / RECORD).count(b"\n") - 1)
     except (FileNotFoundError, NotADirectoryError):
         return 0
 
@@ -149,7 +150,7 @@ def read_run(folder: Path, *, check: bool = True) -> RunRecord:
     path = folder / RECORD
     try:
         # What follows the last newline is torn or empty.
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        lines = read_plain(path).decode("utf-8").split("\n")[:-1]
     except FileNotFoundError:
         raise RecordError(f"{folder} holds no run: there is no {RECORD} in it") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -277,7 +278,7 @@ def client_names(folder: Path | None) -> list[str]:
     if folder is None:
         return []
     try:
-        text = (folder / CLIENT_NAMES).read_text(encoding="utf-8", errors="replace")
+        text = read_plain(folder / CLIENT_NAMES).decode("utf-8", errors="replace")
     except FileNotFoundError:
         return []
     return [one_line(line.partition("\t")[2]) for line in text.split("\n")[:-1]]
