@@ -22,7 +22,7 @@ from fedcor.checkpoints import load_checkpoint, parse_checkpoint, save_checkpoin
 from fedcor.cli import main
 from fedcor.errors import RecordError
 from fedcor.files import open_whole, save_arrays
-from fedcor.record import CHECKPOINT, RECORD, read_checkpoint
+from fedcor.record import CHECKPOINT, RECORD, client_names, read_checkpoint, read_run
 from fedcor.run_folder import open_run
 
 PREVIOUS = Path("checkpoint") / "previous.npz"
@@ -335,6 +335,27 @@ def test_a_temporary_file_that_is_a_link_is_not_followed(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"new"
 
 
+@pytest.mark.parametrize("name", [RECORD, str(CHECKPOINT), "clients.tsv"])
+def test_a_pipe_in_a_runs_folder_is_refused(tmp_path, name):
+    """Nobody writes into it: to read it would take for ever."""
+    write_run(tmp_path, (2,))
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    match = "not a plain file"
+    if name == RECORD:
+        with pytest.raises(RecordError, match=match):
+            read_run(tmp_path)
+    if name == "clients.tsv":
+        with pytest.raises(OSError, match=match):
+            client_names(tmp_path)
+    else:
+        with (
+            pytest.raises((OSError, RecordError), match=match),
+            open_run(tmp_path, HEADER, resume=True),
+        ):
+            pass
+
+
 def test_a_damaged_checkpoint_is_named_where_it_is_only_read(tmp_path):
     write_run(tmp_path)
     flip(tmp_path / CHECKPOINT)
@@ -347,6 +368,59 @@ def test_a_checkpoint_that_does_not_say_its_round_is_refused(tmp_path, count):
     save_arrays(tmp_path / "a.npz", {"round": count})
     with pytest.raises(RecordError, match="after which round"):
         load_checkpoint(tmp_path / "a.npz")
+
+
+# --- the record, held against its checkpoint ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('"x":0.3333333333333333', '"x":0.3333333333333334', "something in the first 4 rounds"),
+        ('"x":0.0', '"y":0.0', "something in the first 4 rounds"),
+        ('"fedcor":"1"', '"fedcor":"3"', "in the header, versions.fedcor is not as"),
+    ],
+)
+def test_a_record_that_was_changed_is_neither_read_nor_resumed(tmp_path, old, new, why):
+    header = {**HEADER, "versions": {"fedcor": "1"}}
+    write_run(tmp_path, header=header)
+    text = (tmp_path / RECORD).read_text()
+    assert text.count(old) == 1
+    (tmp_path / RECORD).write_text(text.replace(old, new))
+    with pytest.raises(RecordError, match=why):
+        read_run(tmp_path)
+    with pytest.raises(RecordError, match=why), open_run(tmp_path, header, resume=True):
+        pass
+    shutil.rmtree(tmp_path / "checkpoint")  # as it says
+    assert len(read_run(tmp_path).rounds) == 5
+
+
+def test_lines_after_the_checkpoint_are_made_again_and_so_may_differ(tmp_path):
+    write_run(tmp_path)
+    text = (tmp_path / RECORD).read_text()
+    (tmp_path / RECORD).write_text(text.replace('"x":1.3333333333333333', '"x":7'))
+    with open_run(tmp_path, HEADER, resume=True) as writer:
+        assert [entry["round"] for entry in writer.kept] == [0, 1, 2, 3]
+
+
+def test_a_checkpoint_that_is_newer_than_the_lines_that_were_read_says_nothing(tmp_path):
+    """Both may be written while a record is read."""
+    write_run(tmp_path)
+    lines = (tmp_path / RECORD).read_text().splitlines(keepends=True)
+    (tmp_path / RECORD).write_text("".join(lines[:3]))
+    assert len(read_run(tmp_path).rounds) == 2
+
+
+def test_a_run_that_is_killed_and_resumed_keeps_its_marks(tmp_path):
+    write_run(tmp_path, (2,))
+    for rounds in (3, 5):
+        with open_run(tmp_path, HEADER, resume=True) as writer:
+            assert writer.done == rounds - (1 if rounds == 3 else 2)
+            writer.begin()
+            for t in range(writer.done, rounds):
+                writer.append({"round": t, "x": t / 3, "y": None, "z": [1e-300, "é"]})
+            writer.save({**ARRAYS, "round": np.array(rounds)})
+    assert len(read_run(tmp_path).rounds) == 5
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -197,7 +197,10 @@ def test_a_checkpoint_of_version_0_1_is_resumed(tmp_path):
             assert ours[key] == pytest.approx(theirs[key], rel=1e-9), key
     with np.load(tmp_path / "run" / "checkpoint" / "state.npz") as arrays:
         # It also says whose it is, and how replies are usually built.
-        later = {name for name in arrays.files if name.startswith("replies/")} | {"header"}
+        later = {name for name in arrays.files if name.startswith("replies/")} | {
+            "header",
+            "record_sha256",
+        }
         assert set(arrays.files) - later == names
 
 

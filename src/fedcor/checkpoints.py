@@ -2,7 +2,7 @@
 
 It is an .npz file whose last bytes, the comment of the archive, are the checksum of all bytes
 before it. So damage is found before anything else of the file is read. The header of the run is
-one more array.
+one more array, and so is a checksum of the record's rounds that lead to it.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from fedcor.errors import RecordError
-from fedcor.files import open_whole, write_arrays
+from fedcor.files import open_plain, open_whole, write_arrays
 from fedcor.types import Array
 
 __all__ = [
     "CHECKPOINT",
     "PREVIOUS",
+    "Marks",
     "Saved",
     "load_checkpoint",
+    "load_marks",
     "parse_checkpoint",
     "save_checkpoint",
 ]
@@ -34,10 +36,20 @@ __all__ = [
 CHECKPOINT = Path("checkpoint") / "state.npz"
 PREVIOUS = Path("checkpoint") / "previous.npz"
 _HEADER = "header"  # name of the array with the run's header
+_ROUNDS = "record_sha256"  # name of the array with the checksum of the record's rounds
+_LARGEST_MARK = 1 << 24  # bytes: no header is larger
 _SEAL = b"fedcor checkpoint 1 sha256 "
 _DIGITS = 64
 _END = 22  # bytes of the record that ends an archive without a comment
 _BLOCK = 1 << 20
+
+
+class Marks(NamedTuple):
+    """Of which record a checkpoint is: its header, how many rounds, and their checksum."""
+
+    header: Mapping[str, Any]
+    round: int
+    rounds: str
 
 
 @dataclass(frozen=True)
@@ -47,19 +59,33 @@ class Saved:
     Attributes:
         arrays: The named arrays, `round` among them.
         header: The header of the run that wrote it; None in files of version 0.2 and before.
+        rounds: Checksum of the record's rounds up to it; None in files of version 0.2 and before.
     """
 
     arrays: dict[str, Array]
     header: Mapping[str, Any] | None
+    rounds: str | None = None
 
     @property
     def round(self) -> int:
         """How many rounds were finished."""
         return int(self.arrays["round"])
 
+    @property
+    def marks(self) -> Marks | None:
+        """Of which record it is; None in files of version 0.2 and before."""
+        if self.header is None or self.rounds is None:
+            return None
+        return Marks(self.header, self.round, self.rounds)
+
 
 def save_checkpoint(
-    folder: Path, arrays: Mapping[str, Array], header: str, *, keep: bool = True
+    folder: Path,
+    arrays: Mapping[str, Array],
+    header: str,
+    *,
+    keep: bool = True,
+    rounds: str | None = None,
 ) -> None:
     """Write a checkpoint of the run in `folder`, as a whole.
 
@@ -69,11 +95,13 @@ def save_checkpoint(
         header: The run's header, as JSON.
         keep: Whether the newest checkpoint becomes the previous one. Where it is damaged, it must
             not: then the previous one is the only good one until the new one is in place.
+        rounds: Checksum of the record's rounds that lead to it.
     """
     newest = folder / CHECKPOINT
-    own = np.frombuffer(header.encode(), dtype=np.uint8)
+    texts = {_HEADER: header} if rounds is None else {_HEADER: header, _ROUNDS: rounds}
+    own = {name: np.frombuffer(text.encode(), dtype=np.uint8) for name, text in texts.items()}
     with open_whole(newest) as file:
-        write_arrays(file, {**arrays, _HEADER: own}, _SEAL + b"0" * _DIGITS)
+        write_arrays(file, {**arrays, **own}, _SEAL + b"0" * _DIGITS)
         file.flush()
         size = file.seek(0, os.SEEK_END)
         digest = _digest(file, size - _DIGITS)
@@ -93,12 +121,29 @@ def load_checkpoint(path: Path) -> Saved | None:
         RecordError: The file is damaged; the message says how one sees that.
     """
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             return parse_checkpoint(file)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RecordError(f"it cannot be read: {error.strerror or error}") from error
+
+
+def load_marks(path: Path) -> Marks | None:
+    """Of which record the checkpoint in a file is, without reading its large arrays.
+
+    None where it cannot be said: there is no file, or it is damaged, or of an earlier version.
+    """
+    try:
+        with open_plain(path) as file, np.load(file, allow_pickle=False) as loaded:
+            names = ("round", _HEADER, _ROUNDS)
+            sizes = (loaded.zip.getinfo(f"{name}.npy").file_size for name in names)
+            if max(sizes) > _LARGEST_MARK:
+                return None
+            count, header, rounds = (loaded[name] for name in names)
+        return Marks(json.loads(header.tobytes()), int(count), rounds.tobytes().decode())
+    except Exception:  # whatever zipfile and NumPy make of damaged bytes
+        return None
 
 
 def parse_checkpoint(file: IO[bytes]) -> Saved:
@@ -159,7 +204,8 @@ def _parse(file: IO[bytes], sealed: bool) -> Saved:
         header = json.loads(arrays.pop(_HEADER).tobytes()) if _HEADER in arrays else None
         if header is not None and not isinstance(header, dict):
             raise RecordError("it does not say of which run it is")
-        return Saved(arrays, header)
+        rounds = arrays.pop(_ROUNDS).tobytes().decode() if _ROUNDS in arrays else None
+        return Saved(arrays, header, rounds)
     except RecordError:
         raise
     except Exception as error:  # whatever zipfile and NumPy make of damaged bytes

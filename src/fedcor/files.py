@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +17,22 @@ import numpy as np
 from fedcor.errors import RecordError
 from fedcor.types import Array
 
-__all__ = ["open_whole", "remove_leftovers", "save_arrays", "write_arrays", "write_whole"]
+__all__ = ["open_plain", "open_whole", "read_plain", "remove_leftovers", "save_arrays", "write_arrays", "write_whole"]
+
+
+def open_plain(path: Path) -> IO[bytes]:
+    """A plain file, to read. Raises OSError for anything else: reading a pipe would never end."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_plain(path: Path) -> bytes:
+    """The content of a plain file; see `open_plain`."""
+    with open_plain(path) as file:
+        return file.read()
 
 
 @contextmanager

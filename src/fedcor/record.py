@@ -13,18 +13,20 @@ A run is a folder:
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from fedcor.checkpoints import CHECKPOINT, load_checkpoint
+from fedcor.checkpoints import CHECKPOINT, Marks, load_checkpoint, load_marks
 from fedcor.errors import RecordError
+from fedcor.files import read_plain
 from fedcor.foreign import one_line
-from fedcor.header import upgrade
+from fedcor.header import restore_name, upgrade
 from fedcor.types import Array
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "RECORD",
     "RoundRecord",
     "RunRecord",
+    "check_marks",
     "client_names",
     "count_rounds",
     "differences",
@@ -42,6 +45,7 @@ __all__ = [
     "read_checkpoint",
     "read_run",
     "read_runs",
+    "rounds_digest",
 ]
 
 RECORD = "rounds.jsonl"
@@ -127,7 +131,7 @@ class RunRecord:
 def has_run(folder: Path) -> bool:
     """Whether a run has started there: its header is complete."""
     try:
-        return b"\n" in (folder / RECORD).read_bytes()
+        return b"\n" in read_plain(folder / RECORD)
     except (FileNotFoundError, NotADirectoryError):
         return False
 
@@ -143,17 +147,22 @@ def first_round(run: RunRecord) -> int:
 def count_rounds(folder: Path) -> int:
     """How many rounds the record has so far; 0 when there is none."""
     try:
-        return max(0, (folder / RECORD).read_bytes().count(b"\n") - 1)
+        return max(0, read_plain(folder / RECORD).count(b"\n") - 1)
     except (FileNotFoundError, NotADirectoryError):
         return 0
 
 
-def read_run(folder: Path) -> RunRecord:
-    """The run in `folder`, complete lines only. Raises RecordError for a missing or damaged one."""
+def read_run(folder: Path, *, check: bool = True) -> RunRecord:
+    """The run in `folder`, complete lines only. Raises RecordError for a missing or damaged one.
+
+    Args:
+        folder: The run's folder.
+        check: Whether what was written before the newest checkpoint is held against it.
+    """
     path = folder / RECORD
     try:
         # What follows the last newline is torn or empty.
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        lines = read_plain(path).decode("utf-8").split("\n")[:-1]
     except FileNotFoundError:
         raise RecordError(f"{folder} holds no run: there is no {RECORD} in it") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -161,7 +170,38 @@ def read_run(folder: Path) -> RunRecord:
     if not lines:
         raise RecordError(f"{path} has no header yet: the run has just started, or died at once")
     header, *rounds = (_parse(path, number, line) for number, line in enumerate(lines, start=1))
-    return RunRecord(folder, upgrade(header), rounds)
+    run = RunRecord(folder, upgrade(header), rounds)
+    marks = load_marks(folder / CHECKPOINT) if check else None
+    if marks is not None:
+        check_marks(folder, run, marks)
+    return run
+
+
+def rounds_digest(rounds: Iterable[Mapping[str, Any]]) -> hashlib._Hash:
+    """A checksum of a record's rounds; `update` it with the lines that follow."""
+    return hashlib.sha256("".join(map(json_line, rounds)).encode())
+
+
+def check_marks(folder: Path, run: RunRecord, marks: Marks) -> None:
+    """Refuse a record that is not the one of which a checkpoint has these marks."""
+    if marks.round > len(run.rounds):  # it may be written at this moment
+        return
+    before = restore_name(upgrade(marks.header), str(run.header.get("selector")))
+    changed = differences(dict(before), dict(run.header))
+    for key in ("format", "config.training.rounds"):  # which a resumed run may change
+        changed.pop(key, None)
+    if changed:
+        _refuse(folder, f"in the header, {', '.join(changed)} is")
+    if rounds_digest(run.rounds[: marks.round]).hexdigest() != marks.rounds:
+        _refuse(folder, f"something in the first {marks.round} rounds is")
+
+
+def _refuse(folder: Path, what: str) -> NoReturn:
+    raise RecordError(
+        f"{folder / RECORD}: {what} not as it was written before the checkpoint; the file was "
+        "edited or damaged. Put back a copy of it; to read it as it is, delete "
+        f"{folder / CHECKPOINT.parent}, the whole folder"
+    )
 
 
 def _parse(path: Path, number: int, line: str) -> Mapping[str, Any]:
@@ -250,7 +290,7 @@ def client_names(folder: Path | None) -> list[str]:
     if folder is None:
         return []
     try:
-        text = (folder / CLIENT_NAMES).read_text(encoding="utf-8", errors="replace")
+        text = read_plain(folder / CLIENT_NAMES).decode("utf-8", errors="replace")
     except FileNotFoundError:
         return []
     return [one_line(line.partition("\t")[2]) for line in text.split("\n")[:-1]]

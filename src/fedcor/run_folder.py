@@ -28,10 +28,12 @@ from fedcor.record import (
     CLIENT_NAMES,
     RECORD,
     RunRecord,
+    check_marks,
     differences,
     has_run,
     json_line,
     read_run,
+    rounds_digest,
 )
 from fedcor.types import Array
 
@@ -105,6 +107,7 @@ class RunWriter:
         self._newest_is_good = checkpoint is not None and checkpoint.path == CHECKPOINT
         self._header, self._before = header, before
         self._file: TextIO | None = None
+        self._digest = rounds_digest(())
 
     @property
     def done(self) -> int:
@@ -129,13 +132,16 @@ class RunWriter:
             current = ("format", "selector", "config")
             new = {key: self._header[key] for key in current if key in self._header}
             self._header = {**self._before.header, **new}
+        self._digest = rounds_digest(kept)
         write_whole(self.folder / RECORD, "".join(map(json_line, [self._header, *kept])).encode())
         self._file = (self.folder / RECORD).open("a", encoding="utf-8")
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Add the line of a round to the record."""
         assert self._file is not None, "begin() comes first"
-        self._file.write(json_line(entry))
+        line = json_line(entry)
+        self._digest.update(line.encode())
+        self._file.write(line)
         self._file.flush()
 
     def save(self, arrays: Mapping[str, Array]) -> None:
@@ -143,7 +149,9 @@ class RunWriter:
         assert self._file is not None, "begin() comes first"
         os.fsync(self._file.fileno())
         _refuse_links(self.folder)
-        save_checkpoint(self.folder, arrays, json_line(self._header), keep=self._newest_is_good)
+        header, rounds = json_line(self._header), self._digest.hexdigest()
+        keep = self._newest_is_good
+        save_checkpoint(self.folder, arrays, header, keep=keep, rounds=rounds)
         self._newest_is_good = True
 
     def close(self) -> None:
@@ -185,7 +193,7 @@ def _existing_run(
     """The run in `folder` and its checkpoint; refuses one that `header` may not resume."""
     if not has_run(folder):
         return None, None
-    run = read_run(folder)
+    run = read_run(folder, check=False)  # below, against the checkpoint that is used
     saved = any((folder / path).exists() for path in (CHECKPOINT, PREVIOUS))
     if not resume and not run.rounds and not saved:
         return None, None  # it died in its first round: there is nothing to lose
@@ -199,6 +207,9 @@ def _existing_run(
             f"{folder / RECORD} has {len(run.rounds)} rounds, but its checkpoint was made "
             f"after {done}"
         )
+    marks = None if checkpoint is None else checkpoint.saved.marks
+    if marks is not None:
+        check_marks(folder, run, marks)
     return run, checkpoint
 
 
