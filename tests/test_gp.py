@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -144,6 +145,18 @@ def sampled(draw):
         Samples(Y, 0.9 ** np.arange(m)),
         draw(st.sampled_from([0.01, 0.3, 1.0])),
     )
+
+
+@given(sampled(), st.integers(1, 5))
+def test_the_gradient_in_blocks_of_clients_is_the_gradient_at_once(problem, block):
+    X, samples, s2 = problem
+    whole = log_likelihood_gradient(X, samples, s2)
+    fitted = fit(X, samples, s2, steps=3, learning_rate=0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["fedcor.gp.fit"], "_BLOCK", block)  # the module, not the function
+        scale = np.abs(whole).max(initial=1e-300)
+        assert log_likelihood_gradient(X, samples, s2) == pytest.approx(whole, abs=1e-9 * scale)
+        assert fit(X, samples, s2, 3, 0.01) == pytest.approx(fitted, abs=1e-6)
 
 
 @given(sampled())

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedcor.gp.posterior import Posterior
 from fedcor.types import FloatArray, IntArray
 
 __all__ = ["Picks", "select", "select_proxy"]
@@ -73,24 +74,18 @@ def select(
         earlier: Ids that were picked before, in order; none of them is a candidate.
     """
     count = min(count, len(candidates))
-    Xc, pc, ac = X[candidates], p[candidates], alpha[candidates]
-    v = p @ X
+    everyone = len(candidates) == len(X)  # then they are not copied
+    Xc, pc, ac = (X, p, alpha) if everyone else (X[candidates], p[candidates], alpha[candidates])
+    posterior = Posterior(Xc, pc, s2, p @ X)
     left = np.ones(len(candidates), dtype=bool)
-    A = np.eye(X.shape[1])
-    order = np.empty(count, dtype=np.int64)
-    gain = np.empty(count)
-    alone = _gains(Xc, pc, ac, s2, A, v)[0]
+    order, gain = np.empty(count, dtype=np.int64), np.empty(count)
+    alone = posterior.gains(ac)
     for k in [] if earlier is None else earlier.tolist():
-        u = A @ X[k]
-        A -= np.outer(u, u) / (max(float(X[k] @ u), 0.0) + s2)
-        v -= p[k] * X[k]
+        posterior.pick(X[k], float(p[k]))
     for j in range(count):
-        g, variance = _gains(Xc, pc, ac, s2, A, v)
-        k = int(np.argmax(np.where(left, g, -np.inf)))  # line 7
-        order[j], gain[j], left[k] = k, g[k], False  # line 8
-        u = A @ Xc[k]
-        A -= np.outer(u, u) / variance[k]  # line 9
-        v -= pc[k] * Xc[k]
+        k, gain[j] = posterior.best(ac, left)  # line 7
+        order[j], left[k] = k, False  # line 8
+        posterior.pick(Xc[k], float(pc[k]))  # line 9
     return Picks(candidates[order], gain, alone[order], ac[order])
 
 
