@@ -20,7 +20,8 @@ SOURCE = Path(fedcor.__file__).parent
 ORDER = [
     "foreign", "errors", "types", "rng", "checks", "config", "plugins", "describe", "files",
     "guard", "ledger", "header", "checkpoints", "record", "run_folder", "progress", "processes",
-    "rules", "selection", "aggregation", "gp", "selectors", "testing", "tasks", "data", "faults",
+    "rules", "selection", "aggregation", "gp", "selectors", "testing", "tasks", "data", "traces",
+    "clock", "faults",
     "optimisers", "schedules", "model_options", "experiments", "engine", "simulation", "build",
     "runner", "analysis", "report", "results", "reproduce", "flower", "api", "cli", "__main__",
 ]  # fmt: skip
@@ -146,7 +147,7 @@ def test_public_names():
         "build_selector", "compare", "experiment", "load", "run", "simulate",
         "FedAdagrad", "FedAdam", "FedAvgM", "FedDyn", "FedExP", "FedNova", "FedStale", "FedVARP",
         "FedYogi", "GeometricMedian", "MIFA", "MultiKrum", "Scaffold", "TrimmedMean",
-        "Aligned", "FedRecall", "RoundRobin", "Rules",
+        "Aligned", "Devices", "FedRecall", "RoundRobin", "Rules",
     }  # fmt: skip
     assert dir(fedcor) == sorted(fedcor.__all__)
     assert all(hasattr(fedcor, name) for name in fedcor.__all__)

@@ -46,7 +46,10 @@ __all__ = [
 
 RECORD = "rounds.jsonl"
 CLIENT_NAMES = "clients.tsv"
-_NEWER = ("metrics", "memory_bytes", "quarantined", "server_round", "metric_records", "unmet")
+_NEWER = (
+    *("metrics", "memory_bytes", "quarantined", "server_round", "metric_records", "unmet"),
+    *("missing", "unreachable", "duration", "clock"),
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,13 @@ class RoundRecord:
         server_round: Flower's number of the round, from 1. Only a line of a run on Flower has it.
         unmet: Rules that could not be met: `tag=value`, or `clients_per_round` -> how many clients
             are missing. A line has it only if there are any.
+        missing: Why chosen clients did not take part: `dropped`, `late` or `refused` -> clients,
+            sorted. A line has it only if there are any.
+        unreachable: How many of the clients that may be chosen could not be reached. A line has it
+            only if there are any.
+        duration: Simulated seconds that the round took; None without a simulated clock. A line has
+            it, and the clock, only with one.
+        clock: Simulated seconds since the start of the run, this round included.
     """
 
     round: int
@@ -94,6 +104,10 @@ class RoundRecord:
     quarantined: list[int] = field(default_factory=list)
     server_round: int | None = None
     unmet: Mapping[str, int] = field(default_factory=dict)
+    missing: Mapping[str, list[int]] = field(default_factory=dict)
+    unreachable: int = 0
+    duration: float | None = None
+    clock: float | None = None
 
 
 @dataclass(frozen=True)
@@ -177,6 +191,8 @@ def _check_types(path: Path, number: int, entry: Mapping[str, Any]) -> None:
         **dict.fromkeys(("bytes_down", "bytes_up"), _is_number),
         "why": _are_reasons,
         "metrics": _are_metrics,
+        **dict.fromkeys(("duration", "clock", "unreachable"), _is_number),
+        "missing": _are_missing,
     }
     for key, test in tests.items():
         if entry.get(key) is not None and not test(entry[key]):
@@ -199,6 +215,10 @@ def _are_metrics(value: Any) -> bool:
         all(map(_is_number, one)) if isinstance(one, list) else _is_number(one)
         for one in value.values()
     )
+
+
+def _are_missing(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_are_clients, value.values()))
 
 
 def _are_reasons(value: Any) -> bool:
@@ -247,7 +267,12 @@ def client_names(folder: Path | None) -> list[str]:
 def json_line(entry: Mapping[str, Any]) -> str:
     """`entry` as a line of the record; numbers that JSON does not have become null."""
     # What is newer than the first records is written only where there is any.
-    clean = {key: _in_json(value) for key, value in entry.items() if value or key not in _NEWER}
+    clean = {
+        key: _in_json(value)
+        for key, value in entry.items()
+        # A round that took no time has a duration, too.
+        if value or key not in _NEWER or isinstance(value, float)
+    }
     if "metrics" in clean:
         clean["metrics"] = {name: _each_in_json(v) for name, v in entry["metrics"].items()}
     return json.dumps(clean, separators=(",", ":"), allow_nan=False, default=repr) + "\n"

@@ -47,7 +47,7 @@ def experiment(
     holdout: float = _SAME,
     noisy_clients: float = _SAME,
     optimiser: Any = _SAME,
-    faults: Faults | Mapping[str, float] = _SAME,
+    faults: Faults | Mapping[str, Any] = _SAME,
     rules: Rules | Mapping[str, Any] = _SAME,
     tags: Any = _SAME,
     selector: str | Selector = _SAME,
@@ -94,7 +94,7 @@ def _merged(key: str, old: Any, new: Any) -> Any:
     if key == "partition" and isinstance(old, Described):
         old = old.describe()
     if isinstance(old, Faults):
-        old = dataclasses.asdict(old)
+        old = old.settings()
     if isinstance(old, Rules):
         old = {name: value for name, value in vars(old).items() if value}
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):

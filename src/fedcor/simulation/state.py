@@ -25,6 +25,7 @@ class SimulationState:
         holders: (N,) Which clients have received w^t.
         selector: The selector's state.
         optimiser: The federated optimiser's state.
+        clock: Simulated seconds since the start; 0 without a clock.
     """
 
     round: int
@@ -33,6 +34,7 @@ class SimulationState:
     holders: BoolArray
     selector: State
     optimiser: State = field(default_factory=dict)
+    clock: float = 0.0
 
     def to_arrays(self) -> dict[str, Array]:
         """The state as named arrays, for a checkpoint."""
@@ -42,6 +44,7 @@ class SimulationState:
             "model": self.model.cpu().numpy(),
             "known": self.known,
             "holders": self.holders,
+            **({"clock": np.array(self.clock)} if self.clock else {}),
             **{
                 f"{whose}/{name}": np.asarray(value)
                 for whose, state in states.items()
@@ -61,4 +64,5 @@ class SimulationState:
             for whose in ("selector/", "optimiser/")
         )
         model, round = torch.from_numpy(arrays["model"]).to(device), int(arrays["round"])
-        return cls(round, model, arrays["known"], arrays["holders"], selector, optimiser)
+        clock = float(arrays.get("clock", 0.0))
+        return cls(round, model, arrays["known"], arrays["holders"], selector, optimiser, clock)
