@@ -107,13 +107,16 @@ class Attendance:
             times = np.zeros(len(clients))
         else:
             times = self._speeds.training(clients, sent, self.steps[clients], returned)
-        times = np.where(self.trains[clients], times, np.inf)
-        for place, client in enumerate(clients.tolist()):
-            if client in self._asked:
-                times[place] = 0.0 if client in self._arrived else np.inf
-            elif self._speeds is not None and np.isfinite(times[place]):
-                self.took[client] = times[place]
-        back = self._wait(times, counts, clients)
+        asked = np.isin(clients, list(self._asked))
+        there = np.isin(clients, list(self._arrived))
+        if self._speeds is not None:
+            sending = ~asked & self.trains[clients]
+            self.took[clients[sending]] = times[sending]
+        times = np.where(self.trains[clients] & ~asked, times, np.where(there, 0.0, np.inf))
+        # Nobody waits for those who failed before in this round.
+        expected = ~asked | there
+        back = np.zeros(len(clients), dtype=bool)
+        back[expected] = self._wait(times[expected], counts[expected], clients[expected])
         self._asked.update(clients.tolist())
         self._counted = {*clients[back].tolist()}
         self._arrived |= self._counted
