@@ -44,11 +44,12 @@ def report(options: argparse.Namespace) -> None:
 
 
 def _print_faults(folder: Path) -> None:
-    """What went wrong with clients, of each run in which something did: a line each."""
+    """What went wrong with clients: a line for each run on Flower, or each simulated selector."""
     from fedcor.report.names import clean
-    from fedcor.report.notes import faults_note
+    from fedcor.report.notes import faults_note, missing_notes
 
-    found = [note for run in read_runs(folder) if (note := faults_note(run))]
+    runs = read_runs(folder)
+    found = [note for run in runs if (note := faults_note(run))] + missing_notes(runs)
     if found:
         print("\n" + "\n".join(map(clean, found)))
 
