@@ -21,9 +21,9 @@ ORDER = [
     "foreign", "errors", "types", "rng", "checks", "config", "plugins", "describe", "files",
     "guard", "ledger", "header", "checkpoints", "record", "run_folder", "progress", "processes",
     "rules", "outliers", "turns", "defence", "health", "shield", "selection", "aggregation", "gp",
-    "selectors", "testing", "tasks", "data", "faults", "liars", "optimisers", "schedules",
-    "model_options", "experiments", "engine", "simulation", "build", "runner", "analysis", "report",
-    "results", "reproduce", "flower", "api", "cli", "__main__",
+    "selectors", "testing", "tasks", "data", "traces", "clock", "faults", "liars", "optimisers",
+    "schedules", "model_options", "experiments", "engine", "simulation", "build", "runner",
+    "analysis", "report", "results", "reproduce", "flower", "api", "cli", "__main__",
 ]  # fmt: skip
 NEVER = {
     ("engine", "selectors"),
@@ -147,7 +147,7 @@ def test_public_names():
         "build_selector", "compare", "experiment", "load", "run", "simulate",
         "FedAdagrad", "FedAdam", "FedAvgM", "FedDyn", "FedExP", "FedNova", "FedStale", "FedVARP",
         "FedYogi", "GeometricMedian", "MIFA", "MultiKrum", "Scaffold", "TrimmedMean",
-        "Aligned", "Defence", "FedRecall", "Liars", "RoundRobin", "Rules",
+        "Aligned", "Defence", "Devices", "FedRecall", "Liars", "RoundRobin", "Rules",
     }  # fmt: skip
     assert dir(fedcor) == sorted(fedcor.__all__)
     assert all(hasattr(fedcor, name) for name in fedcor.__all__)

@@ -12,6 +12,7 @@ from typing import Any as _Any
 
 if TYPE_CHECKING:
     from fedcor.api import compare, load, run, simulate
+    from fedcor.clock import Devices
     from fedcor.data import IID, Dirichlet, Shards
     from fedcor.defence import Defence
     from fedcor.experiments import Experiment, experiment
@@ -62,6 +63,7 @@ __all__ = [
     "Complement",
     "Defence",
     "Delivery",
+    "Devices",
     "Dirichlet",
     "Experiment",
     "Faults",
@@ -110,6 +112,7 @@ __all__ = [
 # at once, and the command line can be interrupted at once.
 _NAMES = {
     "api": ("compare", "load", "run", "simulate"),
+    "clock": ("Devices",),
     "data": ("IID", "Dirichlet", "Shards"),
     "experiments": ("Experiment", "experiment"),
     "defence": ("Defence",),

@@ -94,6 +94,7 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
     engine = Engine(data, parts, module, local, seed, holdout=holdout, device=device, task=task)
     selector, faults = experiment.build_selector(), experiment.faults
     rules = experiment.fix_rules(len(parts))
+    experiment.check_faults(len(parts), rules)
     liars, defence = experiment.liars, experiment.defence
     liars.who(seed, len(parts))  # refuses a fraction of less than one client
     return Simulation(engine, selector, optimiser, faults, schedule, seed, rules, liars, defence)
@@ -101,7 +102,8 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
 
 def _check_sizes(experiment: Experiment, parts: list[IntArray], parameters: int) -> None:
     """Refuse what does not fit into memory, now that the data and the model are known."""
-    chosen, clients = max(1, experiment.clients_per_round), len(parts)
+    clients = len(parts)
+    chosen = experiment.faults.choose(max(1, experiment.clients_per_round), clients)
     selector, optimiser = experiment.build_selector(), experiment.build_optimiser()
     with errors_under("training"):
         # A client's mini-batches of a round: the number of each row, and what an array takes.

@@ -37,7 +37,9 @@ class Ledger:
         >>> ledger = Ledger(clients=3, model_bytes=100)
         >>> everyone, alive = np.arange(3), np.ones(3, dtype=bool)
         >>> ledger.send(CURRENT, everyone, alive)
+        array([100, 100, 100])
         >>> ledger.send(CURRENT, everyone, alive)  # they hold it already
+        array([0, 0, 0])
         >>> ledger.question(asked=3, answered=3)
         >>> ledger.bytes_down, ledger.bytes_up
         (300, 12)
@@ -66,15 +68,20 @@ class Ledger:
         self._sent[version] = np.zeros_like(self._holders[CURRENT])
         return version
 
-    def send(self, version: int, clients: IntArray, alive: BoolArray) -> None:
+    def send(self, version: int, clients: IntArray, alive: BoolArray) -> IntArray:
         """Send a version once to each of `clients` that was not sent it yet.
 
         Clients that are not `alive` (N,) do not receive it, but its bytes are spent.
+
+        Returns:
+            (len(clients),) Bytes that each was sent.
         """
-        missing = clients[~self._sent[version][clients]]
+        lacks = ~self._sent[version][clients]
+        missing = clients[lacks]
         self.bytes_down += len(missing) * self.model_bytes
         self._sent[version][missing] = True
         self._holders[version][missing] = alive[missing]
+        return lacks * self.model_bytes
 
     def question(self, asked: int, answered: int) -> None:
         """Count a question to `asked` clients, of which `answered` gave an answer."""

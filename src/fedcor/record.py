@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -53,6 +53,7 @@ CLIENT_NAMES = "clients.tsv"
 _NEWER = (
     *("metrics", "memory_bytes", "quarantined", "server_round", "metric_records", "unmet"),
     *("clipped", "refused_updates", "capped", "rolled_back"),
+    *("missing", "unreachable", "duration", "clock"),
 )
 
 
@@ -87,6 +88,13 @@ class RoundRecord:
         refused_updates: Why -> the clients whose update was refused.
         capped: Clients that were not believed how many samples they have, on Flower.
         rolled_back: 1 where the model went bad, and the last good one was put back.
+        missing: Why chosen clients did not take part: `dropped`, `late` or `refused` -> clients,
+            sorted. A line has it only if there are any.
+        unreachable: How many of the clients that may be chosen could not be reached. A line has it
+            only if there are any.
+        duration: Simulated seconds that the round took; None without a simulated clock. A line has
+            it, and the clock, only with one.
+        clock: Simulated seconds since the start of the run, this round included.
     """
 
     round: int
@@ -110,6 +118,10 @@ class RoundRecord:
     refused_updates: Mapping[str, list[int]] = field(default_factory=dict)
     capped: list[int] = field(default_factory=list)
     rolled_back: int = 0
+    missing: Mapping[str, list[int]] = field(default_factory=dict)
+    unreachable: int = 0
+    duration: float | None = None
+    clock: float | None = None
 
 
 @dataclass(frozen=True)
@@ -229,6 +241,8 @@ def _check_types(path: Path, number: int, entry: Mapping[str, Any]) -> None:
         **dict.fromkeys(("bytes_down", "bytes_up"), _is_number),
         "why": _are_reasons,
         "metrics": _are_metrics,
+        **dict.fromkeys(("duration", "clock", "unreachable"), _is_number),
+        "missing": _are_missing,
     }
     for key, test in tests.items():
         if entry.get(key) is not None and not test(entry[key]):
@@ -251,6 +265,10 @@ def _are_metrics(value: Any) -> bool:
         all(map(_is_number, one)) if isinstance(one, list) else _is_number(one)
         for one in value.values()
     )
+
+
+def _are_missing(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_are_clients, value.values()))
 
 
 def _are_reasons(value: Any) -> bool:
@@ -299,7 +317,12 @@ def client_names(folder: Path | None) -> list[str]:
 def json_line(entry: Mapping[str, Any]) -> str:
     """`entry` as a line of the record; numbers that JSON does not have become null."""
     # What is newer than the first records is written only where there is any.
-    clean = {key: _in_json(value) for key, value in entry.items() if value or key not in _NEWER}
+    clean = {
+        key: _in_json(value)
+        for key, value in entry.items()
+        # A round that took no time has a duration, too.
+        if value or key not in _NEWER or isinstance(value, float)
+    }
     if "metrics" in clean:
         clean["metrics"] = {name: _each_in_json(v) for name, v in entry["metrics"].items()}
     return json.dumps(clean, separators=(",", ":"), allow_nan=False, default=repr) + "\n"

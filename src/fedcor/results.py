@@ -141,8 +141,9 @@ class Result:
         Its columns: experiment, selector, seed, round (from 0), accuracy, loss, learning_rate,
         bytes_down, bytes_up, bytes (down and up, of all rounds so far), probed, refused, selected
         and participated (tuples of clients), seconds, server_round (Flower's number of the round)
-        where there are runs on Flower, and one for each further metric. NaN where a round has no
-        value; a tuple where it is a list of numbers.
+        where there are runs on Flower, duration and clock (simulated seconds, of the round and
+        until then) where time was simulated, and one for each further metric. NaN where a
+        round has no value; a tuple where it is a list of numbers.
         """
         from fedcor.report.frames import rounds_frame
 
@@ -197,7 +198,8 @@ class Result:
         seed. A notebook shows it; `plot().savefig("curves.png")` writes it.
 
         Args:
-            x: What to draw against: `rounds`, `bytes` (down and up) or `seconds`.
+            x: What to draw against: `rounds`, `bytes` (down and up), `seconds` (that the run took),
+                or `time` (simulated; runs with `faults.devices` have it).
             metric: What to draw, as in `summary`.
             smooth: Rounds in each point, itself and those before it; None for a twentieth of the
                 rounds, at most 10.

@@ -153,6 +153,8 @@ class Outcome:
         read_losses: Computes `losses`.
         read_updates: Computes `updates`.
         head: Where the parameters of the output layer are in an update; all of it if unknown.
+        durations: (m,) Seconds until the update of each participant was back; None where the engine
+            does not know it.
     """
 
     round: int
@@ -163,6 +165,7 @@ class Outcome:
     read_losses: Callable[[], FloatArray]
     read_updates: Callable[[], Array]
     head: slice = field(default_factory=lambda: slice(None))
+    durations: FloatArray | None = None
 
     @cached_property
     def losses(self) -> FloatArray:

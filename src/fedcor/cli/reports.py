@@ -44,13 +44,13 @@ def report(options: argparse.Namespace) -> None:
 
 
 def _print_faults(folder: Path) -> None:
-    """What went wrong with clients, and who lied, of each run in which that is so: a line each."""
+    """What went wrong with clients, and who lied: a line for each run or simulated selector."""
     from fedcor.report.names import clean
-    from fedcor.report.notes import faults_note, liars_note
+    from fedcor.report.notes import faults_note, liars_note, missing_notes
 
-    found = [
-        note for run in read_runs(folder) for say in (faults_note, liars_note) if (note := say(run))
-    ]
+    runs = read_runs(folder)
+    found = [note for run in runs for say in (faults_note, liars_note) if (note := say(run))]
+    found += missing_notes(runs)
     if found:
         print("\n" + "\n".join(map(clean, found)))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -165,6 +166,12 @@ class Engine:
     def model_bytes(self) -> int:
         """Size of a model in a message, in bytes."""
         return 4 * self.vector.size
+
+    @cached_property
+    def evaluation_batches(self) -> IntArray:
+        """(N,) mini-batches of the data that each client's loss is measured on."""
+        sizes = np.array([len(rows) for rows in self._measured], dtype=np.int64)
+        return -(-sizes // self.local_training.batch_size)
 
     def train(
         self,

@@ -49,7 +49,7 @@ def experiment(
     holdout: float = _SAME,
     noisy_clients: float = _SAME,
     optimiser: Any = _SAME,
-    faults: Faults | Mapping[str, float] = _SAME,
+    faults: Faults | Mapping[str, Any] = _SAME,
     liars: Liars | Mapping[str, Any] = _SAME,
     defence: Defence | Mapping[str, float] = _SAME,
     rules: Rules | Mapping[str, Any] = _SAME,
@@ -98,8 +98,10 @@ def _merged(key: str, old: Any, new: Any) -> Any:
         return tables | {k: _merged("options", tables.get(k), v) for k, v in changes.items()}
     if key == "partition" and isinstance(old, Described):
         old = old.describe()
-    if isinstance(old, Faults | Liars | Defence):
+    if isinstance(old, Liars | Defence):
         old = dataclasses.asdict(old)
+    if isinstance(old, Faults):
+        old = old.settings()
     if isinstance(old, Rules):
         old = {name: value for name, value in vars(old).items() if value}
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):

@@ -17,12 +17,15 @@ from fedcor.checks import (
     check_positive,
 )
 from fedcor.errors import ConfigError
+from fedcor.faults import Faults
 from fedcor.model_options import MODEL_OPTIONS, check_model_options
-from fedcor.types import optimiser_traits
+from fedcor.rules import FixedRules, check_can_ask, with_clients
+from fedcor.types import Selector, optimiser_traits, selector_traits
 
 __all__ = [
     "BYTES_PER_CLIENT",
     "LARGEST",
+    "check_faults",
     "check_finite",
     "check_model",
     "check_numbers",
@@ -51,6 +54,34 @@ def check_numbers(experiment: Any) -> None:
     if experiment.holdout == 1.0:
         raise ConfigError("holdout", experiment.holdout, "must be below 1, to leave training data")
     check_fraction("noisy_clients", experiment.noisy_clients, closed=True)
+
+
+def check_faults(
+    faults: Faults, selector: Selector, rules: FixedRules | None, clients: int, rounds: int
+) -> None:
+    """Refuse faults that do not go with so many clients, with the rules, or with the selector.
+
+    Args:
+        faults: As the user gave them.
+        selector: Chooses; with over-selection it must be one that can be asked for more clients.
+        rules: Who may be chosen; None for everyone.
+        clients: N.
+        rounds: Of a run.
+    """
+    with errors_under("faults"):
+        faults.check_for(clients, None if rules is None else rules.eligible)
+        if faults.over_selection == 1.0:
+            return
+        given, own = faults.over_selection, selector_traits(selector).clients_per_round
+        check_can_ask("over_selection", given, selector)
+        numbers = {None} if rules is None else {rules.rules.clients_at(t) for t in range(rounds)}
+        for needed in sorted(number or int(own or 0) for number in numbers):
+            chosen = faults.choose(needed, clients)
+            try:
+                with_clients(selector, chosen)
+            except ConfigError as error:
+                allowed = f"{chosen} clients do not go with the selector: {error}"
+                raise ConfigError("over_selection", given, allowed) from None
 
 
 def check_model(model: Any) -> None:

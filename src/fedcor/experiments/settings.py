@@ -18,6 +18,7 @@ from fedcor.errors import ConfigError
 from fedcor.experiments.check import (
     BYTES_PER_CLIENT,
     LARGEST,
+    check_faults,
     check_finite,
     check_model,
     check_numbers,
@@ -193,7 +194,7 @@ class Experiment:
         self.build_optimiser()
         self._check_selectors()
         if self.clients is not None and self.clients_per_round:
-            self.fix_rules(self.clients)
+            self.check_faults(self.clients, self.fix_rules(self.clients))
         check_finite({"optimiser": self.optimiser if _is_table(self.optimiser) else {}})
         check_model(self.model)
         if self.loss is not None:
@@ -244,6 +245,10 @@ class Experiment:
             return None
         return fix_rules(self.rules, self.tags, clients, self.build_selector(), self.rounds)
 
+    def check_faults(self, clients: int, rules: FixedRules | None) -> None:
+        """Refuse faults that do not go with so many clients, the rules, or the selector."""
+        check_faults(self.faults, self.build_selector(), rules, clients, self.rounds)
+
     def build_schedule(self) -> Schedule:
         """The learning rate in every round."""
         if isinstance(self.learning_rate, float):
@@ -286,7 +291,7 @@ class Experiment:
             "model": describe_model(self.model),
             "training": training,
             "optimiser": describe_optimiser(self.optimiser, self._selectors_optimiser),
-            "faults": dataclasses.asdict(self.faults),
+            "faults": self.faults.describe(),
             "selector": self.selector,
             "selectors": {self.selector: self._describe_selector()},
             "target_accuracy": self.target_accuracy,

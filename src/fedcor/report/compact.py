@@ -9,7 +9,7 @@ from rich.cells import cell_len, set_cell_size
 from fedcor.report.estimates import Estimate
 from fedcor.report.metrics import WINDOW, Metric
 from fedcor.report.names import NAME_WIDTH, short_names
-from fedcor.report.numbers import bytes_text, numbers, percent, rounds_text
+from fedcor.report.numbers import bytes_text, numbers, percent, rounds_text, seconds_text
 from fedcor.report.ranking import ranking
 from fedcor.report.summary import ExperimentSummary, SelectorSummary
 
@@ -68,7 +68,8 @@ def compact_table(experiment: ExperimentSummary) -> CompactTable:
     """The table of an experiment.
 
     Its columns: the mean of the measure over all rounds and over the last ten, rounds to the
-    target, bytes down and up, and the paired difference of the mean to the baseline with its 95 %
+    target, simulated time to the target (in all, without one) where there is a clock, bytes down
+    and up, and the paired difference of the mean to the baseline with its 95 %
     interval.
 
     Args:
@@ -82,6 +83,9 @@ def compact_table(experiment: ExperimentSummary) -> CompactTable:
     ]
     if experiment.target is not None:
         columns.append([f"to {percent(experiment.target)}", *map(_to_target, selectors)])
+    if experiment.has_clock:
+        key = "seconds_to_target" if experiment.target is not None else "simulated_seconds"
+        columns.append(["time", *(_time(key, s) for s in selectors)])
     columns.append(["bytes", *map(_bytes, selectors)])
     compared = len(selectors) > 1
     gaps = [_gap(mean, s) for s in selectors] if compared else []
@@ -117,6 +121,11 @@ def _to_target(selector: SelectorSummary) -> str:
         return rounds_text(mean)
     reached, runs = selector.reached
     return f"{reached}/{runs}" if reached else "-"
+
+
+def _time(key: str, selector: SelectorSummary) -> str:
+    mean = selector.estimates[key].mean
+    return "-" if mean is None else seconds_text(mean)
 
 
 def _bytes(selector: SelectorSummary) -> str:

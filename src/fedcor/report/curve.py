@@ -47,6 +47,7 @@ class Curve:
         down: (T,) bytes sent to clients in each round
         up: (T,) bytes that came back
         seconds: (T,) duration of each round; NaN where the record does not tell
+        simulated: (T,) simulated seconds of each round; NaN without a simulated clock
     """
 
     experiment: str
@@ -64,6 +65,7 @@ class Curve:
     down: FloatArray
     up: FloatArray
     seconds: FloatArray
+    simulated: FloatArray
 
     def better(self, measure: str) -> Literal["lower", "higher"] | None:
         """Which direction of a metric of the user's is better; None where nobody said.
@@ -91,6 +93,11 @@ class Curve:
         return len(self.down)
 
     @property
+    def has_clock(self) -> bool:
+        """Whether the run has a simulated clock."""
+        return bool(self.done) and bool(np.isfinite(self.simulated).all())
+
+    @property
     def accuracy(self) -> FloatArray:
         """(T,) test accuracy; NaN where it was not measured."""
         return self.measures["accuracy"]
@@ -108,6 +115,7 @@ class Curve:
             down=self.down[:rounds],
             up=self.up[:rounds],
             seconds=self.seconds[:rounds],
+            simulated=self.simulated[:rounds],
         )
 
     def only_where(self, measure: str, known: np.ndarray[Any, np.dtype[np.bool_]]) -> Curve:
@@ -138,6 +146,7 @@ def read_curve(run: RunRecord) -> Curve:
             down=_column(run, "bytes_down"),
             up=_column(run, "bytes_up"),
             seconds=np.array([_finite_or(row.get("seconds"), math.nan) for row in run.rounds]),
+            simulated=np.array([_finite_or(row.get("duration"), math.nan) for row in run.rounds]),
         )
         order = [row["round"] for row in run.rounds]
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:

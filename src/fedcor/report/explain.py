@@ -13,6 +13,7 @@ from fedcor.errors import RecordError
 from fedcor.foreign import one_line
 from fedcor.record import RunRecord, client_names, first_round
 from fedcor.report.names import run_name
+from fedcor.report.numbers import seconds_text
 
 __all__ = ["explain", "render_explanation"]
 
@@ -46,8 +47,10 @@ def explain(run: RunRecord, round: int | None = None) -> dict[str, Any]:
         The run and selector; `round`, as numbered in the record, from 0; `server_round`, Flower's
         number, where the record says it; `probed`, the number of losses that clients were asked
         for; `reasons`, what each reason means; `note`, why there are none, where that is known;
-        `chosen`, one row per chosen client in the order of choice; and `left_alone`, the clients
-        that were there but were not asked, after faults.
+        `chosen`, one row per chosen client in the order of choice, with `why_not` where somebody
+        was missing; `left_alone`, the clients that were there but were not asked, after faults;
+        `unreachable`, how many could not be reached; and `duration` and `clock`, in simulated
+        seconds, where time was simulated.
     """
     where = run_name(run)
     if not run.rounds:
@@ -67,12 +70,16 @@ def explain(run: RunRecord, round: int | None = None) -> dict[str, Any]:
             f"{where}, round {number}: the record does not say who was chosen, or gives other "
             "reasons than clients; it was edited or damaged"
         )
+    missing = entry.get("missing") or {}
+    why_not = {client: reason for reason, clients in missing.items() for client in clients}
     rows = []
     for place, client in enumerate(selected):
         row: dict[str, Any] = {"client": client}
         if client < len(names):
             row["name"] = names[client]
         row["delivered"] = client in (entry.get("participated") or ())
+        if why_not:
+            row["why_not"] = why_not.get(client, "")
         rows.append(row | {reason: values[place] for reason, values in why.items()})
     return {
         "run": where,
@@ -84,6 +91,8 @@ def explain(run: RunRecord, round: int | None = None) -> dict[str, Any]:
         "note": _UNFITTED if _is_unfitted(run, entry) else "",
         "chosen": rows,
         "left_alone": entry.get("quarantined") or [],
+        "unreachable": entry.get("unreachable") or 0,
+        **{key: entry[key] for key in ("duration", "clock") if entry.get(key) is not None},
     }
 
 
@@ -94,18 +103,23 @@ def render_explanation(explanation: dict[str, Any], console: Console) -> None:
     if "server_round" in explanation:
         round = f"round {explanation['server_round']} (numbered as in Flower, from 1)"
     title = f"{explanation['selector']}, {round}{asked}"
+    if "duration" in explanation and "clock" in explanation:
+        took, clock = (seconds_text(explanation[key]) for key in ("duration", "clock"))
+        title += f", {took} of simulated time ({clock} in all)"
     console.print(Text(one_line(title)))
     table = Table(box=None, pad_edge=False)
     rows = explanation["chosen"]
     for column in rows[0] if rows else ():
-        justify: JustifyMethod = "left" if column == "name" else "right"
-        table.add_column(Text(one_line(column)), justify=justify)
+        justify: JustifyMethod = "left" if column in ("name", "why_not") else "right"
+        table.add_column(Text(one_line(column.replace("why_not", "why not"))), justify=justify)
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row.values()))
     console.print(table)
     if explanation["left_alone"]:
         clients = ", ".join(map(str, explanation["left_alone"]))
         console.print(f"left alone after faults: {clients}", highlight=False, soft_wrap=True)
+    if explanation["unreachable"]:
+        console.print(f"could not be reached: {explanation['unreachable']}", highlight=False)
     if explanation["note"]:
         console.print(explanation["note"], highlight=False)
     elif not explanation["reasons"]:

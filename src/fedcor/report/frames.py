@@ -22,6 +22,7 @@ __all__ = ["difference_frame", "rounds_frame", "summary_frame"]
 _TEXTS = ("experiment", "selector", "selected", "participated")
 _COUNTS = ("seed", "round", "bytes_down", "bytes_up", "bytes", "probed", "refused")
 _FLOWERS = "server_round"
+_CLOCK = ("duration", "clock")
 _COLUMNS = (
     *("experiment", "selector", "seed", "round", "accuracy", "loss", "learning_rate"),
     *("bytes_down", "bytes_up", "bytes", "probed", "refused", "selected", "participated"),
@@ -100,12 +101,11 @@ def _rows(group: str, name: str, run: RunRecord) -> Iterator[dict[str, Any]]:
             "participated": tuple(entry.get("participated", ())),
             "seconds": entry.get("seconds"),
         }
-        if _FLOWERS in entry:
-            row[_FLOWERS] = entry[_FLOWERS]
+        row |= {key: entry[key] for key in (_FLOWERS, *_CLOCK) if key in entry}
         own: Mapping[str, Any] = entry.get("metrics") or {}
         # One that is named as a column keeps its value under a name of its own.
         yield row | {
-            f"metric_{key}" if key in (*row, _FLOWERS) else key: (
+            f"metric_{key}" if key in (*row, _FLOWERS, *_CLOCK) else key: (
                 tuple(value) if isinstance(value, list) else value
             )
             for key, value in own.items()

@@ -63,6 +63,15 @@ def _bytes_to_target(curve: Curve) -> float | None:
     return None if rounds is None else float((curve.down + curve.up)[: int(rounds)].sum())
 
 
+def _time_to_target(curve: Curve) -> float | None:
+    rounds = _rounds_to_target(curve)
+    return None if rounds is None else _time(curve.first(int(rounds)))
+
+
+def _time(curve: Curve) -> float | None:
+    return _sum(curve.simulated) if curve.has_clock else None
+
+
 def _spread(curve: Curve) -> float | None:
     values = _known(curve, "accuracy")
     return float(values[-TAIL:].std(ddof=1)) if len(values) > 1 else None
@@ -89,12 +98,12 @@ class Metric:
             rounds; infinite where the model diverged
         to_target: whether the value is fixed once the target is reached
         headline: whether it stands in the table on the screen
-        of: the measure that it is about; None for bytes
+        of: the measure that it is about; None for bytes and time
     """
 
     key: str
     title: str
-    unit: Literal["rounds", "accuracy", "bytes", "number"]
+    unit: Literal["rounds", "accuracy", "bytes", "seconds", "number"]
     better: Literal["lower", "higher"] | None
     measure: Callable[[Curve], float | None]
     to_target: bool = False
@@ -110,6 +119,17 @@ class Metric:
 BYTES = (
     Metric("bytes_down", "bytes down", "bytes", "lower", lambda c: _sum(c.down)),
     Metric("bytes_up", "bytes up", "bytes", "lower", lambda c: _sum(c.up)),
+)
+# Of runs with a simulated clock.
+TIME = Metric("simulated_seconds", "simulated time", "seconds", "lower", _time, headline=False)
+TIME_TO_TARGET = Metric(
+    "seconds_to_target",
+    "time to target",
+    "seconds",
+    "lower",
+    _time_to_target,
+    to_target=True,
+    of="accuracy",
 )
 # Every metric of a classifier, in the order of tables and files.
 METRICS: tuple[Metric, ...] = (
@@ -180,16 +200,17 @@ METRICS: tuple[Metric, ...] = (
 
 
 def metrics_of(
-    measure: str, better: Literal["lower", "higher"] | None = None
+    measure: str, better: Literal["lower", "higher"] | None = None, *, clock: bool = False
 ) -> tuple[Metric, ...]:
     """The metrics that say how a run did by one measure, and what it cost.
 
     Args:
         measure: `accuracy`, `loss`, or the name of a metric of the user's
         better: which direction of the user's metric is better; None where nobody said
+        clock: whether the runs have a simulated clock
     """
     if measure == "accuracy":
-        return METRICS
+        return (*METRICS, TIME_TO_TARGET, TIME) if clock else METRICS
 
     def mean_of_last(rounds: int) -> Callable[[Curve], float | None]:
         return lambda curve: _mean(_known(curve, measure)[-rounds:])
@@ -222,4 +243,5 @@ def metrics_of(
             headline=False,
             of=measure,
         ),
+        *([TIME] if clock else []),
     )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
 from fedcor.record import RunRecord, client_names
+from fedcor.report.groups import group_names
 from fedcor.report.liars import liars_share
 from fedcor.report.names import run_name
+from fedcor.report.series import series_names
 from fedcor.report.summary import ExperimentSummary
 
 __all__ = [
@@ -17,6 +20,7 @@ __all__ = [
     "faults_note",
     "liars_note",
     "missing_note",
+    "missing_notes",
     "seeds_text",
     "span",
     "unfinished_note",
@@ -132,6 +136,27 @@ def liars_note(run: RunRecord) -> str:
     liars, clients = share.liars, share.clients
     text = f"{liars} of {clients} clients lie ({share.kind}): chosen {share.times_fair:.2f} times "
     return f"{run_name(run)}: {text}as often as is fair"
+
+
+def missing_notes(runs: Sequence[RunRecord]) -> list[str]:
+    """How many chosen clients did not take part in simulated runs, and why; a line per selector.
+
+    `fmnist-2spc, random: of 7500 chosen 5250 took part; 2249 dropped, 1 refused`
+    """
+    chosen: Counter[str] = Counter()
+    kinds: dict[str, Counter[str]] = {}
+    for group, name, run in zip(group_names(runs), series_names(runs), runs, strict=True):
+        key = f"{group}, {name}"
+        for entry in run.rounds:
+            chosen[key] += len({*(entry.get("selected") or ())})
+            missing = entry.get("missing") or {}
+            kinds.setdefault(key, Counter()).update({k: len(v) for k, v in missing.items()})
+    return [
+        f"{key}: of {chosen[key]} chosen {chosen[key] - counts.total()} took part; "
+        + ", ".join(f"{n} {kind}" for kind, n in counts.most_common())
+        for key, counts in kinds.items()
+        if counts.total()
+    ]
 
 
 def faults_note(run: RunRecord) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from fedcor.report.metrics import Metric
 
-__all__ = ["bytes_text", "numbers", "percent", "rounds_text"]
+__all__ = ["TIME_UNITS", "bytes_text", "numbers", "percent", "rounds_text", "seconds_text"]
 
 DIGITS = 3
 MOST_DIGITS = 7
+TIME_UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
@@ -66,6 +67,14 @@ def bytes_text(count: float) -> str:
             digits = 0 if scaled >= 99.95 else 1 if scaled >= 9.995 else 2
             return f"{scaled:.{digits}f} {unit}"
     return f"{count:.0f} B"
+
+
+def seconds_text(seconds: float) -> str:
+    """Three digits and a unit: `41.0 s`, `12.3 min`, `2.31 h`, `1.20 d`."""
+    scale, unit = next((pair for pair in TIME_UNITS if seconds >= 2 * pair[0]), TIME_UNITS[-1])
+    scaled = seconds / scale
+    digits = 0 if scaled >= 99.95 else 1 if scaled >= 9.995 else 2
+    return f"{scaled:.{digits}f} {unit}"
 
 
 def _vanishes(value: float, digits: int) -> bool:

@@ -1,4 +1,4 @@
-"""Plots of one's own runs: a measure against rounds, bytes or seconds, with bands over seeds."""
+"""Plots of one's own runs: a measure against rounds, bytes or time, with bands over seeds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedcor.errors import ConfigError, RecordError
 from fedcor.files import write_whole
 from fedcor.foreign import for_figure
 from fedcor.report.names import short_names
-from fedcor.report.numbers import percent
+from fedcor.report.numbers import TIME_UNITS, percent
 from fedcor.report.ranking import ranking
 from fedcor.report.seed_means import SeedMeans, seed_means
 from fedcor.report.style import Axes, Figure, line_style, write_caption
@@ -22,7 +22,12 @@ from fedcor.report.summary import ExperimentSummary
 
 __all__ = ["Plot", "cannot_draw", "check_format", "plot_experiment", "save_plot"]
 
-LABELS = {"rounds": "communication round", "bytes": "down and up", "seconds": "seconds"}
+LABELS = {
+    "rounds": "communication round",
+    "bytes": "down and up",
+    "seconds": "seconds",
+    "time": "of simulated time",
+}
 FORMATS = ("png", "svg", "pdf")
 MOST_SMOOTHED = 10  # rounds
 _UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -49,7 +54,7 @@ def cannot_draw(experiment: ExperimentSummary) -> str:
 
 def plot_experiment(
     experiment: ExperimentSummary,
-    xs: Sequence[str] = ("rounds", "bytes"),
+    xs: Sequence[str] | None = None,
     smooth: int | None = None,
 ) -> Plot:
     """A panel for each of `xs`, one curve per selector: the mean over seeds, with a band from the
@@ -57,17 +62,24 @@ def plot_experiment(
 
     Args:
         experiment: as `summarise` gives it
-        xs: what the measure is drawn against: `rounds`, `bytes` or `seconds`
+        xs: what the measure is drawn against: `rounds`, `bytes`, `seconds` (that the run took) or
+            `time` (simulated); None for rounds, bytes, and time where it was simulated
         smooth: rounds in each point, itself and those before it; None for a twentieth of the
             rounds, at most 10
 
     Raises:
-        RecordError: No run was ever measured.
+        RecordError: No run was ever measured, or time was not simulated.
     """
+    if xs is None:
+        xs = ("rounds", "bytes", "time") if experiment.has_clock else ("rounds", "bytes")
     if why := cannot_draw(experiment):
         raise RecordError(why)
     for x in xs:
         check_one_of("x", x, LABELS)
+        if x == "time" and not experiment.has_clock:
+            raise RecordError(
+                f"{experiment.name} has no simulated time: set faults.devices, and run it again"
+            )
     names = {
         name: for_figure(short)
         for name, short in short_names((s.name for s in experiment.selectors), 24).items()
@@ -131,12 +143,16 @@ def _draw(
     if x == "bytes":
         most = max((float(mean.bytes[-1]) for mean in means.values() if mean.seeds), default=0.0)
         scale, unit = next((pair for pair in _UNITS if most >= pair[0]), (1.0, "bytes"))
+    if x == "time":
+        most = max((float(mean.time[-1]) for mean in means.values() if mean.seeds), default=0.0)
+        scale, unit = next((pair for pair in TIME_UNITS if most >= 2 * pair[0]), TIME_UNITS[-1])
     places = [s.name for s in experiment.selectors]  # a selector keeps its look
     for name, mean in means.items():
         across = {
             "rounds": np.arange(1, len(mean.mean) + 1),
             "bytes": mean.bytes / scale,
             "seconds": mean.seconds,
+            "time": mean.time / scale,
         }[x]
         known = np.isfinite(mean.mean)  # rounds that were not measured are bridged
         if not known.any():

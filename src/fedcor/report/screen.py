@@ -69,6 +69,8 @@ def title(experiment: ExperimentSummary) -> str:
         else (experiment.measure)
     )
     to = f"; to {100 * experiment.target:g} %: in rounds" if experiment.target is not None else ""
+    if experiment.has_clock:
+        to += " and simulated time" if to else "; time: simulated"
     seeds = seeds_text(experiment)
     if len(experiment.curves) == 1 or "(" not in seeds:
         seeds = seeds if "," in seeds else seeds.replace("seeds", "seed")

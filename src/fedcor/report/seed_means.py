@@ -24,6 +24,7 @@ class SeedMeans:
         high: (T,) the highest seed
         bytes: (T,) bytes down and up until then, mean over seeds
         seconds: (T,) time until then, mean over seeds; NaN where the records do not tell
+        time: (T,) simulated time until then, mean over seeds; NaN without a simulated clock
         seeds: how many runs there are
     """
 
@@ -32,6 +33,7 @@ class SeedMeans:
     high: FloatArray
     bytes: FloatArray
     seconds: FloatArray
+    time: FloatArray
     seeds: int
 
 
@@ -47,7 +49,7 @@ def seed_means(curves: Mapping[int, Curve], measure: str, window: int = 1) -> Se
     length = min((curve.done for curve in begun), default=0)
     if not length:
         none = np.empty(0)
-        return SeedMeans(none, none, none, none, none, 0)
+        return SeedMeans(none, none, none, none, none, none, 0)
     values = np.array([curve.of(measure)[:length] for curve in begun])  # (seeds, rounds)
     values[np.isinf(values)] = np.nan
     with warnings.catch_warnings():
@@ -57,7 +59,8 @@ def seed_means(curves: Mapping[int, Curve], measure: str, window: int = 1) -> Se
         low, high = np.nanmin(smooth, axis=0), np.nanmax(smooth, axis=0)
     total = np.mean([np.cumsum(curve.down + curve.up)[:length] for curve in begun], axis=0)
     seconds = np.mean([np.cumsum(curve.seconds)[:length] for curve in begun], axis=0)
-    return SeedMeans(mean, low, high, total, seconds, len(begun))
+    time = np.mean([np.cumsum(curve.simulated)[:length] for curve in begun], axis=0)
+    return SeedMeans(mean, low, high, total, seconds, time, len(begun))
 
 
 def _smooth(values: FloatArray, window: int) -> FloatArray:

@@ -36,7 +36,7 @@ from fedcor.report.comparable import (
 from fedcor.report.curve import Curve, read_curve
 from fedcor.report.estimates import Difference, Estimate, mean_estimate
 from fedcor.report.groups import group_names, group_notes
-from fedcor.report.metrics import METRICS, Metric, metrics_of
+from fedcor.report.metrics import METRICS, TIME, Metric, metrics_of
 from fedcor.report.pairs import difference
 from fedcor.report.series import series_names
 
@@ -116,6 +116,11 @@ class ExperimentSummary:
     def headline(self) -> Metric:
         """The metric that selectors are ranked by: the mean of the measure over rounds."""
         return next(m for m in self.metrics if m.key == f"mean_{self.measure}")
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether the runs have a simulated clock."""
+        return TIME in self.metrics
 
     def selector(self, name: str) -> SelectorSummary:
         """One of the selectors, by its name."""
@@ -198,7 +203,9 @@ def _curves(runs: Sequence[RunRecord]) -> dict[str, dict[str, dict[int, Curve]]]
 
 def _experiment(name: str, curves: Series, baseline: str, measure: str) -> ExperimentSummary:
     any_run = next(iter(curves[baseline].values()))  # they agree
-    metrics = metrics_of(measure, any_run.better(measure))
+    begun = [curve for by_seed in curves.values() for curve in by_seed.values() if curve.done]
+    clock = bool(begun) and all(curve.has_clock for curve in begun)
+    metrics = metrics_of(measure, any_run.better(measure), clock=clock)
     selectors = tuple(
         _selector(key, curves[key], None if key == baseline else curves[baseline], metrics)
         for key in curves

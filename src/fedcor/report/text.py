@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fedcor.report.estimates import Estimate
 from fedcor.report.metrics import Metric
+from fedcor.report.numbers import TIME_UNITS
 
 __all__ = ["difference_text", "display_name", "estimate_text", "markdown"]
 
@@ -61,6 +62,11 @@ def _formatted(metric: Metric, sign: str, *values: float) -> list[str]:
         scale, unit = next((pair for pair in _BYTE_UNITS if size >= pair[0]), _BYTE_UNITS[-1])
         # Three significant digits: 1.23, 12.3, 123.
         digits = sum(size < bound * scale for bound in (10, 100)) if scale > 1 else 0
+        return [f"{value / scale:{sign}z.{digits}f}" for value in values] + [unit]
+    if metric.unit == "seconds":
+        size = max(abs(value) for value in values)
+        scale, unit = next((pair for pair in TIME_UNITS if size >= 2 * pair[0]), TIME_UNITS[-1])
+        digits = sum(size < bound * scale for bound in (10, 100))
         return [f"{value / scale:{sign}z.{digits}f}" for value in values] + [unit]
     if metric.unit == "number":
         return [f"{value:{sign}.4g}" for value in values] + [""]

@@ -13,6 +13,7 @@ from fedcor.rules.settings import (
     Eligible,
     Rules,
     as_rules,
+    check_can_ask,
     check_rules_for,
     with_clients,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "TagTable",
     "as_rules",
     "as_tags",
+    "check_can_ask",
     "check_rules_for",
     "describe_tags",
     "fill",

@@ -22,6 +22,7 @@ __all__ = [
     "Eligible",
     "Rules",
     "as_rules",
+    "check_can_ask",
     "check_rules_for",
     "with_clients",
 ]
@@ -172,15 +173,20 @@ def check_rules_for(rules: Rules, selector: Selector) -> None:
     if not counted and rules.clients_per_round is None:
         return
     key = "at_least" if rules.at_least else "at_most" if rules.at_most else "clients_per_round"
-    name = type(selector).__name__
+    check_can_ask(key, getattr(rules, key), selector)
+    if counted and selector_traits(selector).replacement:
+        allowed = f"counts clients, but {type(selector).__name__} may draw one twice"
+        raise ConfigError(key, getattr(rules, key), allowed, "set replacement to false")
+
+
+def check_can_ask(key: str, given: object, selector: Selector) -> None:
+    """Refuse the setting `key` with a selector that cannot be asked for fewer or more clients."""
     fields = getattr(selector, "__dataclass_fields__", {})
     if "clients_per_round" not in fields or not fields["clients_per_round"].init:
+        name = type(selector).__name__
         allowed = f"needs a selector with the setting clients_per_round, which {name} has not"
-        hint = "the rules ask it for fewer or more clients; choose another selector"
-        raise ConfigError(key, getattr(rules, key), allowed, hint)
-    if counted and selector_traits(selector).replacement:
-        allowed = f"counts clients, but {name} may draw one twice"
-        raise ConfigError(key, getattr(rules, key), allowed, "set replacement to false")
+        hint = "it is asked for fewer or more clients; choose another selector"
+        raise ConfigError(key, given, allowed, hint)
 
 
 def with_clients(selector: Selector, count: int | None) -> Selector:

@@ -20,20 +20,21 @@ from typing import Any
 import numpy as np
 
 from fedcor.aggregation import init_optimiser, state_bytes
+from fedcor.clock import Speeds, device_speeds
 from fedcor.defence import Defence
 from fedcor.engine import Engine, Faults
 from fedcor.errors import FedcorError
 from fedcor.guard import LARGEST_LOSS
 from fedcor.liars import Liars
 from fedcor.record import RoundRecord
-from fedcor.rules import FixedRules
+from fedcor.rules import FixedRules, with_clients
 from fedcor.schedules import LearningRate, Schedule, as_schedule
 from fedcor.selection import Decision, decide, init_state, observe
 from fedcor.shield import after_round, shield, shield_outcome
 from fedcor.simulation.aggregate import parameters_of
 from fedcor.simulation.round import HONEST, SimulatedRound
 from fedcor.simulation.state import SimulationState
-from fedcor.types import Optimiser, Outcome, Selector, State
+from fedcor.types import Optimiser, Outcome, Selector, State, selector_traits
 
 __all__ = ["LearningRate", "Simulation"]
 
@@ -108,16 +109,35 @@ class Simulation:
         rate = self.learning_rate.at(state.round)
         eligible = None if self.rules is None else self.rules.eligible
         return SimulatedRound(
-            self.engine,
-            self.optimiser,
-            self.faults,
-            rate,
-            self.seed,
-            state,
-            eligible,
-            self.defence,
-            self.liars,
+            *(self.engine, self.optimiser, self.faults, rate, self.seed, state, eligible),
+            defence=self.defence,
+            liars=self.liars,
+            speeds=self.speeds,
+            goal=self.needed_at(state.round),
         )
+
+    @cached_property
+    def speeds(self) -> Speeds | None:
+        """How fast clients are; None without a clock."""
+        devices = self.faults.fixed_devices
+        count = self.engine.population.count
+        return None if devices is None else device_speeds(devices, self.seed, count)
+
+    def needed_at(self, round: int) -> int | None:
+        """C, how many clients a round waits for where more are chosen; None for all of them."""
+        if self.faults.over_selection == 1.0:
+            return None
+        return selector_traits(self._selector_by_rules(round)).clients_per_round
+
+    def selector_at(self, round: int) -> Selector:
+        """The selector with the number of clients that it chooses in this round."""
+        selector, needed = self._selector_by_rules(round), self.needed_at(round)
+        if needed is None:
+            return selector
+        return with_clients(selector, self.faults.choose(needed, self.engine.population.count))
+
+    def _selector_by_rules(self, round: int) -> Selector:
+        return self.selector if self.rules is None else self.rules.selector_at(self.selector, round)
 
     def run(
         self, rounds: int, state: SimulationState | None = None
@@ -131,13 +151,12 @@ class Simulation:
         Yields:
             The record of each round, and the state after it.
         """
-        state, rules, selector = state or self.start, self.rules, self.selector
-        groups = None if rules is None else rules.groups
+        state = state or self.start
+        groups = None if self.rules is None else self.rules.groups
         for number in range(state.round, rounds):
             started = time.perf_counter()
             federation = self.open_round(state)
-            if rules is not None:
-                selector = rules.selector_at(self.selector, number)
+            selector = self.selector_at(number)
             shown = shield(self.defence, state.turns, selector, federation)
             decision = decide(selector, state.selector, shown, groups=groups)
             state, outcome = federation.close(decision.chosen, decision.state)
@@ -156,7 +175,7 @@ class Simulation:
         started: float,
     ) -> RoundRecord:
         """The line of the record for a round that is over."""
-        scores = self.engine.test(after.model)
+        scores, attendance = self.engine.test(after.model), federation.attendance
         return RoundRecord(
             round=federation.round,
             selected=outcome.selected.tolist(),
@@ -176,4 +195,8 @@ class Simulation:
             metrics=scores.metrics,
             memory_bytes=state_bytes(after.optimiser),
             unmet=decision.unmet,
+            missing=attendance.missing(outcome.selected, outcome.participated),
+            unreachable=attendance.unreachable,
+            duration=attendance.seconds,
+            clock=None if attendance.seconds is None else after.clock,
         )

@@ -8,15 +8,17 @@ import numpy as np
 from torch import Tensor
 
 from fedcor.aggregation import find_corrections, init_optimiser
+from fedcor.clock import Speeds
 from fedcor.defence import Defence
 from fedcor.engine import Engine, Faults
 from fedcor.engine.batch import as_tensor
 from fedcor.guard import check_clients, screen_losses
 from fedcor.health import Condition, Signs, examine
-from fedcor.ledger import CURRENT, Ledger
+from fedcor.ledger import ANSWER_BYTES, CURRENT, Ledger
 from fedcor.liars import Liars
 from fedcor.rng import stream
 from fedcor.simulation.aggregate import next_model, parameters_of
+from fedcor.simulation.attendance import Attendance
 from fedcor.simulation.judged import JudgedResults
 from fedcor.simulation.state import SimulationState
 from fedcor.types import (
@@ -60,8 +62,11 @@ class SimulatedRound:
         eligible: (N,) Who may be asked and chosen; None for everyone.
         defence: What is done against clients that err or lie.
         liars: Which clients lie, and how.
+        speeds: How fast clients are; None without a clock.
+        goal: How many trainings are enough; None for all.
 
     Attributes:
+        attendance: Who can be reached, who fails, who is late; and the seconds so far.
         ledger: What this round has cost so far.
         refused: How many answers and updates were unusable numbers.
         results: What clients delivered, after it was judged.
@@ -79,17 +84,24 @@ class SimulatedRound:
         eligible: BoolArray | None = None,
         defence: Defence | None = None,
         liars: Liars = HONEST,
+        speeds: Speeds | None = None,
+        goal: int | None = None,
     ) -> None:
         self._engine, self._optimiser = engine, optimiser
         self._traits = optimiser_traits(optimiser)
         self.round, self.learning_rate = state.round, learning_rate
         self.weights, clients = engine.population.weights, engine.population.count
         self.rng = stream(seed, "select", self.round)
-        self.available = faults.available(seed, self.round, clients, eligible)
+        local_steps = engine.local_training.local_steps
+        self.attendance = Attendance(
+            *(faults, seed, self.round, clients, local_steps),
+            eligible=eligible,
+            speeds=speeds,
+            goal=goal,
+        )
+        self.available, self._steps = self.attendance.available, self.attendance.steps
         # A selector only reads them.
         self.available.flags.writeable = self.weights.flags.writeable = False
-        self._alive = ~faults.dropped(seed, self.round, clients)
-        self._steps = faults.steps(seed, self.round, clients, engine.local_training.local_steps)
         self._model, self._known = state.model, state.known.copy()
         self._memory, self._before = state.optimiser, state
         self._liars, self._lies = liars, liars.who(seed, clients)
@@ -113,8 +125,6 @@ class SimulatedRound:
         clients = check_clients(clients, self.available, self.round)
         unasked = np.unique(clients[np.isnan(self._known[clients]) & ~self._asked[clients]])
         self._known[unasked] = self._ask(CURRENT, self._model, unasked)
-        alive = unasked[self._alive[unasked]]
-        self._unusable |= set(alive[np.isnan(self._known[alive])].tolist())
         self._asked[unasked] = True  # who did not answer is not asked again in this round
         return self._known[clients]
 
@@ -174,9 +184,11 @@ class SimulatedRound:
             read_losses=lambda: self._told(self._model, participants),
             read_updates=lambda: self._updates(participants),
             head=self._engine.vector.head,
+            durations=self.attendance.durations(participants),
         )
         self.ledger.close_round(adopted.version)
         holders = self.ledger.holders()
+        clock = self._before.clock + (self.attendance.seconds or 0.0)
         after = SimulationState(
             self.round + 1,
             adopted.model,
@@ -189,6 +201,7 @@ class SimulatedRound:
             health,
             self._before.turns,
             self._model if self._liars.copies else None,
+            clock,
         )
         return after, outcome
 
@@ -208,12 +221,15 @@ class SimulatedRound:
         return _Candidate(good, memory, None, np.full(len(self.weights), np.nan))
 
     def _ask(self, version: int, model: Tensor, clients: IntArray) -> FloatArray:
-        """Each client's loss of `model`; NaN for unusable answers and from dropped clients."""
+        """Each client's loss of `model`; NaN for unusable answers, and where none came in time."""
         answers = np.full(len(clients), np.nan)
-        self.ledger.send(version, clients, self._alive)
-        alive = self._alive[clients]
-        answers[alive] = self._told(model, clients[alive])
-        self.ledger.question(asked=len(clients), answered=int(alive.sum()))
+        sent = self.ledger.send(version, clients, self.attendance.receives)
+        batches = self._engine.evaluation_batches[clients]
+        there = self.attendance.answered(clients, sent, batches, ANSWER_BYTES)
+        answers[there] = self._told(model, clients[there])
+        if version == CURRENT:
+            self._unusable.update(clients[there & np.isnan(answers)].tolist())
+        self.ledger.question(asked=len(clients), answered=self.attendance.replied(clients))
         return answers
 
     def _told(self, model: Tensor, clients: IntArray) -> FloatArray:
@@ -230,23 +246,32 @@ class SimulatedRound:
         new = [k for k in clients.tolist() if k not in self._asked_to_train]
         asked = np.array(new, dtype=np.int64)
         self._asked_to_train.update(asked.tolist())
-        self.ledger.send(CURRENT, asked, self._alive)
-        told, asked = asked, asked[self._alive[asked]]
+        model_bytes = self.ledger.send(CURRENT, clients, self.attendance.receives)
+        told, returned = asked, int(self.attendance.trains[asked].sum())
+        vector_bytes = 4 * self._engine.vector.trained
         self.ledger.vectors(
             sent=len(told) * self._traits.extra_down,
-            received=len(asked) * self._traits.extra_up,
-            vector_bytes=4 * self._engine.vector.trained,
+            received=returned * self._traits.extra_up,
+            vector_bytes=vector_bytes,
         )
+        self.ledger.training(returned)  # of those who are late, too
+        back = self.attendance.trained(
+            clients,
+            times,
+            model_bytes + self._traits.extra_down * vector_bytes,
+            self._engine.model_bytes + self._traits.extra_up * vector_bytes,
+        )
+        asked = np.intersect1d(asked, clients[back])
         if len(asked):
             ids, steps = asked.tolist(), self._steps[asked].tolist()
             results = self._engine.train(
                 self._model, ids, self.round, self.learning_rate, steps, self._corrections(asked)
             )
             self._lie(asked, results)
-            self.ledger.training(len(asked))
             self.results.add(ids, results)
             self.refused += sum(k not in self.results for k in ids)
-        delivered = np.array([k in self.results for k in clients.tolist()], dtype=bool)
+        usable_now = [k in self.results for k in clients.tolist()]
+        delivered = back & np.array(usable_now, dtype=bool)
         weights = times[delivered].astype(np.float64)
         if self._traits.weighted:
             weights *= self._engine.population.sizes[clients[delivered]]

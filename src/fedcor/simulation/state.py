@@ -33,6 +33,7 @@ class SimulationState:
         turns: Who was chosen in the last rounds, where a defence caps that (`fedcor.turns`).
         before: (P,) The global model of the round before, w^(t-1); None unless somebody copies its
             change.
+        clock: Simulated seconds since the start; 0 without a clock.
     """
 
     round: int
@@ -46,6 +47,7 @@ class SimulationState:
     health: Health = field(default_factory=Health)
     turns: State = field(default_factory=no_turns)
     before: Tensor | None = None
+    clock: float = 0.0
 
     def to_arrays(self) -> dict[str, Array]:
         """The state as named arrays, for a checkpoint."""
@@ -63,6 +65,7 @@ class SimulationState:
             "known": self.known,
             "holders": self.holders,
             **{name: one.cpu().numpy() for name, one in models.items() if one is not None},
+            **({"clock": np.array(self.clock)} if self.clock else {}),
             **{
                 f"{whose}/{name}": np.asarray(value)
                 for whose, state in states.items()
@@ -97,4 +100,5 @@ class SimulationState:
             Health.from_arrays(health),
             turns or no_turns(),
             before,
+            float(arrays.get("clock", 0.0)),
         )
