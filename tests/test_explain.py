@@ -74,7 +74,7 @@ def test_a_person_reads_it(folder, capsys):
     assert "fedcor, round 5" in shown
     assert "redundancy: what the picks before" in shown
     assert main(["explain", str(folder), "--round", "0"]) == 0
-    assert "the choice was uniform" in " ".join(capsys.readouterr().out.split())
+    assert "warm-up: chosen uniformly" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_program_reads_it(folder, capsys):
@@ -83,8 +83,10 @@ def test_a_program_reads_it(folder, capsys):
     shown = json.loads(capsys.readouterr().out)
     assert shown["round"] == 4
     assert [row["client"] for row in shown["chosen"]] == read_run(folder).rounds[4]["selected"]
-    columns = {"client", "name", "delivered", "gain", "redundancy", "annealing"}
-    assert set(shown["chosen"][0]) == columns
+    reasons = {"gain", "redundancy", "annealing", "others", "own", "change"}
+    assert set(shown["reasons"]) == reasons
+    columns = {"place", "client", "name", "delivered", "parts", "runner_up", "came", "sentence"}
+    assert set(shown["chosen"][0]) == columns | reasons
     assert shown["chosen"][0]["name"] == f"site\\t{shown['chosen'][0]['client']}"
 
 
@@ -124,7 +126,7 @@ def test_aligned_says_how_well_the_group_is_aligned(tmp_path, capsys):
     assert main(["explain", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "aligned, round 7" in shown
-    assert shown.splitlines()[1].split() == ["client", "delivered", "cosine", "age"]
+    assert shown.splitlines()[1].split() == ["client", "cosine", "age"]
     assert "cosine: of the group's summed update" in shown
     assert "age: rounds since" in shown
 

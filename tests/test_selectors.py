@@ -548,7 +548,7 @@ def test_the_first_measured_loss_change_ends_the_uniform_choice():
     federation.answering[:] = True  # from round 6 on, which refits
     chosen, state = selector.select(state, federation)
     assert len(state["samples"]) == 1
-    assert set(selector.reasons(state, federation, chosen)) == {"gain", "redundancy", "annealing"}
+    assert set(selector.reasons(state, federation, chosen)) >= {"gain", "redundancy", "annealing"}
     picked = state["picked"].copy()
     picked[chosen] -= 1
     before = {**state, "picked": picked}

@@ -108,11 +108,11 @@ def explain(options: argparse.Namespace) -> None:
     """A selector's reasons in one round."""
     from rich.console import Console
 
-    from fedcor.report.explain import explain as explain_round
-    from fedcor.report.explain import render_explanation
+    from fedcor.report.explain import explanation
+    from fedcor.report.explain_text import render_explanation
 
-    explanation = explain_round(read_run(options.folder), options.round)
+    found = explanation(read_run(options.folder), options.round)
     if options.json:
-        print(json.dumps(explanation))
+        print(json.dumps(found))
     else:
-        render_explanation(explanation, Console())
+        render_explanation(found, Console())

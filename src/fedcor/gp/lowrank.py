@@ -27,7 +27,7 @@ import numpy as np
 
 from fedcor.types import FloatArray, IntArray
 
-__all__ = ["Picks", "select", "select_proxy"]
+__all__ = ["Picks", "posterior_gains", "select", "select_proxy"]
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ def select(
     A = np.eye(X.shape[1])
     order = np.empty(count, dtype=np.int64)
     gain = np.empty(count)
-    alone = _gains(Xc, pc, ac, s2, A, v)[0]
+    alone = posterior_gains(Xc, pc, ac, s2, A, v)[0]
     for k in [] if earlier is None else earlier.tolist():
         u = A @ X[k]
         A -= np.outer(u, u) / (max(float(X[k] @ u), 0.0) + s2)
         v -= p[k] * X[k]
     for j in range(count):
-        g, variance = _gains(Xc, pc, ac, s2, A, v)
+        g, variance = posterior_gains(Xc, pc, ac, s2, A, v)
         k = int(np.argmax(np.where(left, g, -np.inf)))  # line 7
         order[j], gain[j], left[k] = k, g[k], False  # line 8
         u = A @ Xc[k]
@@ -94,7 +94,7 @@ def select(
     return Picks(candidates[order], gain, alone[order], ac[order])
 
 
-def _gains(
+def posterior_gains(
     X: FloatArray, p: FloatArray, alpha: FloatArray, s2: float, A: FloatArray, v: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """(N,) gain and (N,) posterior variance of every client, picked or not."""

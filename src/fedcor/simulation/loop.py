@@ -26,7 +26,7 @@ from fedcor.guard import LARGEST_LOSS
 from fedcor.record import RoundRecord
 from fedcor.rules import FixedRules
 from fedcor.schedules import LearningRate, Schedule, as_schedule
-from fedcor.selection import Decision, decide, init_state, observe
+from fedcor.selection import Decision, decide, init_state, observe, told_losses
 from fedcor.simulation.aggregate import parameters_of
 from fedcor.simulation.round import SimulatedRound
 from fedcor.simulation.state import SimulationState
@@ -155,4 +155,5 @@ class Simulation:
             metrics=scores.metrics,
             memory_bytes=state_bytes(after.optimiser),
             unmet=decision.unmet,
+            details={**decision.details, **told_losses(outcome)},
         )
