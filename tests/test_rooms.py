@@ -22,7 +22,8 @@ ORDER = [
     "guard", "ledger", "header", "checkpoints", "record", "run_folder", "progress", "processes",
     "rules", "selection", "aggregation", "gp", "selectors", "testing", "tasks", "data", "faults",
     "optimisers", "schedules", "model_options", "experiments", "engine", "simulation", "build",
-    "runner", "analysis", "report", "results", "reproduce", "flower", "api", "cli", "__main__",
+    "runner", "analysis", "report", "page", "results", "reproduce", "flower", "api", "cli",
+    "__main__",
 ]  # fmt: skip
 NEVER = {
     ("engine", "selectors"),

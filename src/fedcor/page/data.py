@@ -5,15 +5,17 @@ Every number comes from `report`; texts of numbers are those of the terminal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 from fedcor.page.compact import compact, compact_list
 from fedcor.page.run_data import run_data
+from fedcor.page.why_data import count_reasons
 from fedcor.record import RunRecord
-from fedcor.report.comparable import measured_in
 from fedcor.report.compact import compact_table
+from fedcor.report.comparable import measured_in
 from fedcor.report.estimates import Estimate
 from fedcor.report.groups import group_names, shared_settings
 from fedcor.report.metrics import WINDOW
@@ -32,7 +34,9 @@ from fedcor.report.verdict import experiment_verdict
 __all__ = ["page_data"]
 
 NAME_WIDTH = 32
-MOST_REASONS = 400_000  # numbers of a page; of longer runs, every second round has reasons, or fewer
+MOST_REASONS = (
+    400_000  # numbers of a page; of longer runs, every second round has reasons, or fewer
+)
 # A selector has the same colour on every page; the others have what is left.
 COLOURS = {
     "random": 0,
@@ -54,7 +58,10 @@ VERDICTS = {
 
 
 def page_data(
-    runs: Sequence[RunRecord], baseline: str | None = None, measure: str | None = None
+    runs: Sequence[RunRecord],
+    baseline: str | None = None,
+    measure: str | None = None,
+    of_run: Callable[[RunRecord, int, int], dict[str, Any]] = run_data,
 ) -> dict[str, Any]:
     """Everything that the page shows.
 
@@ -62,6 +69,7 @@ def page_data(
         runs: of one experiment or of several, finished or not
         baseline: the selector to compare with; None as in `summarise`
         measure: what to judge by; None as in `summarise`
+        of_run: what is shown of one run; `run_data`, or one that remembers what it gave
 
     Example:
         page_data(read_runs(Path("runs/demo")))["experiments"][0]["verdict"]
@@ -76,7 +84,7 @@ def page_data(
             for group, name, run in zip(groups, names, runs, strict=True)
             if group == experiment.name
         ]
-        experiments.append(_experiment(experiment, own, stride))
+        experiments.append(_experiment(experiment, own, stride, of_run))
     return {
         "fedcor": version("fedcor"),
         "notes": [clean(note) for note in summary.notes],
@@ -86,14 +94,14 @@ def page_data(
 
 def _stride(runs: Sequence[RunRecord]) -> int:
     """Of every how many rounds the reasons are shown, so that a page stays small."""
-    reasons = sum(
-        len(values) for run in runs for row in run.rounds for values in (row.get("why") or {}).values()
-    )
-    return max(1, -(-reasons // MOST_REASONS))
+    return max(1, -(-sum(map(count_reasons, runs)) // MOST_REASONS))
 
 
 def _experiment(
-    experiment: ExperimentSummary, runs: Sequence[tuple[str, RunRecord]], stride: int
+    experiment: ExperimentSummary,
+    runs: Sequence[tuple[str, RunRecord]],
+    stride: int,
+    of_run: Callable[[RunRecord, int, int], dict[str, Any]],
 ) -> dict[str, Any]:
     order = ranking(experiment)
     looks = _looks([s.name for s in experiment.selectors])
@@ -101,7 +109,7 @@ def _experiment(
     faults = [clean(note) for _, run in runs if (note := faults_note(run))]
     return {
         "name": clean(experiment.name),
-        "title": title(experiment),
+        "title": _title(experiment),
         "verdict": experiment_verdict(experiment),
         "notes": [*notes(experiment), *faults],
         "measure": clean(experiment.measure),
@@ -122,9 +130,14 @@ def _experiment(
             }
             for name in order
         ],
-        "runs": [run_data(run, order.index(name), stride) for name, run in runs],
+        "runs": [of_run(run, order.index(name), stride) for name, run in runs],
         "run_with": _run_with(experiment, [run for _, run in runs], order),
     }
+
+
+def _title(experiment: ExperimentSummary) -> str:
+    """Experiment, measure, rounds and seeds; the table of the page has the target in its head."""
+    return title(dataclasses.replace(experiment, target=None))
 
 
 # --- the table ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import hashlib
 import html
 import re
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -61,12 +61,12 @@ def render_page(data: Mapping[str, Any], *, live: bool = False) -> bytes:
     return page.encode()
 
 
-@lru_cache(maxsize=None)
+@cache
 def _asset(name: str) -> str:
     return (files("fedcor.page") / "assets" / name).read_text(encoding="utf-8")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _joined(names: tuple[str, ...]) -> str:
     """The files one after the other, with line breaks around, as they stand in their element."""
     return "\n" + "\n".join(_asset(name) for name in names) + "\n"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fedcor.page.compact import compact, compact_list
+from fedcor.page.why_data import health_data, why_data
 from fedcor.record import RunRecord, first_round
 from fedcor.report.attendance import Attendance, attendance, checkpoint_of
 from fedcor.report.client_map import ClientMap, client_map
 from fedcor.report.clients import Clients, Distribution, clients_of, distribution
-from fedcor.report.explain import MEANINGS
 from fedcor.report.label_mix import label_mix
+from fedcor.report.names import clean, run_name
 
 __all__ = ["run_data"]
 
@@ -30,14 +30,15 @@ def run_data(run: RunRecord, series: int, stride: int = 1) -> dict[str, Any]:
     return {
         "series": series,
         "seed": int(run.header["seed"]),
+        "path": clean(run_name(run)),
         "planned": int(planned),
         "first_round": first_round(run),
         "there": _attendance(there),
         "clients": _clients(clients),
         "losses": _distribution(distribution(clients.losses), clients.losses_are),
         "map": _map(client_map(checkpoint)),
-        "why": _reasons(run, stride),
-        "probed": compact_list([entry.get("probed") for entry in run.rounds]),
+        "why": why_data(run, stride),
+        "health": health_data(run),
     }
 
 
@@ -93,16 +94,3 @@ def _map(found: ClientMap | None) -> dict[str, Any] | None:
         "y": compact_list(found.points[:, 1]),
         "explained": compact_list(found.explained, 3),
     }
-
-
-def _reasons(run: RunRecord, stride: int) -> dict[str, Any]:
-    """The selector's reasons: what each means, and its numbers, round by round."""
-    rounds: list[Mapping[str, Any] | None] = []
-    names: dict[str, str] = {}
-    last = len(run.rounds) - 1
-    for t, entry in enumerate(run.rounds):
-        why = entry.get("why") or {}
-        names |= {str(name): MEANINGS.get(name, "") for name in why}
-        shown = t % stride == 0 or t == last
-        rounds.append({k: compact_list(v) for k, v in why.items()} if shown else None)
-    return {"meanings": names, "rounds": rounds, "stride": stride}

@@ -117,9 +117,7 @@ def _times(rounds: tuple[tuple[int, ...], ...], count: int) -> IntArray:
     return np.bincount(np.array(named, dtype=np.int64), minlength=count)
 
 
-def _losses(
-    run: RunRecord, checkpoint: Mapping[str, Array], count: int
-) -> tuple[FloatArray, str]:
+def _losses(run: RunRecord, checkpoint: Mapping[str, Array], count: int) -> tuple[FloatArray, str]:
     """(N,) the last loss of each client that the server knows, and what it is.
 
     A selector that remembers losses has one of everyone who was ever asked or trained. Else there

@@ -78,9 +78,7 @@ def _names_code(value: Any) -> bool:
     return isinstance(value, str) and ":" in value
 
 
-def _changes(
-    name: str, configs: Mapping[str, Mapping[str, Any]], rounds: int
-) -> list[str] | None:
+def _changes(name: str, configs: Mapping[str, Mapping[str, Any]], rounds: int) -> list[str] | None:
     """What must be set beside the rounds, as `table.key=value`; None where that is not enough."""
     changes: dict[str, str] = {}
     for selector, config in configs.items():
@@ -106,7 +104,5 @@ def _differing(
     made = json.loads(json.dumps(made, default=repr))  # as a record has it
     found = differences(made, config)
     return {
-        key: old
-        for key, (_, old) in found.items()
-        if key not in _KEPT and key != "training.rounds"
+        key: old for key, (_, old) in found.items() if key not in _KEPT and key != "training.rounds"
     }

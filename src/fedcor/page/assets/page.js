@@ -14,18 +14,20 @@
       }));
   }
 
-  // One that has something to explain: the best of those with reasons.
+  // The one with most to explain; of equals, the best selector's first seed.
   Page.defaultRun = () => {
-    const runs = Page.now.runs, told = (run) => Object.keys(run.why.meanings).length > 0;
-    const order = runs.map((_, i) => i).sort((a, b) =>
-      told(runs[b]) - told(runs[a]) || runs[a].series - runs[b].series || runs[a].seed - runs[b].seed);
-    const mapped = order.find((i) => told(runs[i]) && runs[i].map);
-    return mapped ?? order[0];
+    const runs = Page.now.runs;
+    const told = (run) => 4 * Boolean(run.health) + 2 * Boolean(run.map)
+      + Boolean(Object.keys(run.why.reasons).length);
+    return runs.map((_, i) => i).sort((a, b) => told(runs[b]) - told(runs[a])
+      || runs[a].series - runs[b].series || runs[a].seed - runs[b].seed)[0];
   };
 
   Page.parts = { picker, ...Page.parts };
 
   // --- runs that go on ---------------------------------------------------------------------------
+
+  const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 
   async function follow() {
     const status = byId("status");
@@ -42,10 +44,11 @@
           if (fresh.experiments) take(fresh);
         }
         status.textContent = progress();
+        await pause(600); // a run may have many rounds in a second
       } catch {
         status.className = "";
         status.textContent = "the server has ended";
-        await new Promise((done) => setTimeout(done, 2000));
+        await pause(2000);
       }
     }
   }

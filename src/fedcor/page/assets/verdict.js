@@ -64,19 +64,19 @@
 
   // The interval as a small picture around zero, then the numbers, then what they mean.
   function gap([mean, text, low, high, words, kind], scale, series) {
-    const x = (value) => 60 + (value / scale) * 58;
-    const picture = svg("svg", { width: 120, height: 18, "aria-hidden": "true" },
-      svg("line", { x1: 60, x2: 60, y1: 1, y2: 17, stroke: "var(--soft)", "stroke-width": 1 }));
+    const x = (value) => 45 + (value / scale) * 40;
+    const picture = svg("svg", { width: 90, height: 26, "aria-hidden": "true" },
+      svg("line", { x1: 45, x2: 45, y1: 2, y2: 24, stroke: "var(--soft)", "stroke-width": 1 }));
     picture.style.setProperty("--c", colour(series));
     if (low !== null && high !== null && kind !== "baseline") {
-      picture.append(svg("line", { x1: x(low), x2: x(high), y1: 9, y2: 9, stroke: "var(--c)",
+      picture.append(svg("line", { x1: x(low), x2: x(high), y1: 13, y2: 13, stroke: "var(--c)",
         "stroke-width": 3, "stroke-linecap": "round" }));
     }
     if (mean !== null && kind !== "baseline") {
-      picture.append(svg("circle", { cx: x(mean), cy: 9, r: 4.5, fill: "var(--c)" }));
+      picture.append(svg("circle", { cx: x(mean), cy: 13, r: 4.5, fill: "var(--c)" }));
     }
     const shown = kind === "baseline" ? "" : text.replaceAll("-", "−");
-    return el("span", { class: "gap" }, picture, el("span", { class: "num" }, shown),
-      el("span", { class: `tag ${kind}` }, words));
+    return el("span", { class: "gap" }, picture, el("span", { class: "words" },
+      el("span", { class: `tag ${kind}` }, words), el("span", { class: "num sub" }, shown)));
   }
 })();
