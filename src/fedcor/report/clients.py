@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -121,18 +122,22 @@ def _losses(run: RunRecord, checkpoint: Mapping[str, Array], count: int) -> tupl
     """(N,) the last loss of each client that the server knows, and what it is.
 
     A selector that remembers losses has one of everyone who was ever asked or trained. Else there
-    are those of the current model that clients were asked for, and those that the record gives as
-    reasons.
+    are those in the record, asked for or sent along with an update, whichever are more; and those
+    of the newest model, in the checkpoint.
     """
     remembered = checkpoint.get("selector/losses")
     if remembered is not None and _is_vector(remembered, count):
         return _finite(remembered), "the last training loss that each client reported"
-    found = np.full(count, np.nan)
+    asked, told = np.full(count, np.nan), np.full(count, np.nan)
     for entry in run.rounds:
-        losses = (entry.get("why") or {}).get("loss") or ()
-        for client, loss in zip(entry.get("selected") or (), losses, strict=False):
-            found[client] = np.nan if loss is None else loss
-    what = "the loss that each client last gave when it was chosen"
+        details = entry.get("details") or {}
+        _take(asked, entry.get("selected"), (entry.get("why") or {}).get("loss"))
+        _take(asked, details.get("known"), details.get("losses"))
+        _take(told, entry.get("participated"), details.get("told"))
+    if np.isfinite(told).sum() > np.isfinite(asked).sum():
+        return told, "the last loss that came with an update of each client"
+    found = asked
+    what = "the last loss that each client was asked for"
     samples = checkpoint.get("known")
     if samples is not None and _is_vector(samples, count):
         known = _finite(samples)
@@ -145,6 +150,13 @@ def _losses(run: RunRecord, checkpoint: Mapping[str, Array], count: int) -> tupl
         found[clients[usable]] = given[usable]
         return _finite(found), "the loss of the newest model that each client was asked for"
     return found, what if np.isfinite(found).any() else ""
+
+
+def _take(losses: FloatArray, clients: Any, given: Any) -> None:
+    """Write the `given` losses of `clients` into `losses`."""
+    for client, loss in zip(clients or (), given or (), strict=False):
+        if loss is not None and 0 <= int(client) < len(losses):
+            losses[int(client)] = loss
 
 
 def _is_vector(array: Array | None, count: int) -> bool:

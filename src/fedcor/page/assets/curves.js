@@ -114,7 +114,7 @@
       legend: { show: false },
       cursor: { points: { size: 7 }, drag: { x: true, y: false }, focus: { prox: -1 } },
       axes: [
-        axis({ label: xNames[look.x], labelSize: 22, values: (_, ticks) => ticks.map(xText),
+        axis({ label: xNames[look.x], labelSize: 20, size: 32, values: (_, ticks) => ticks.map(xText),
           space: look.x === "rounds" ? 50 : 75 }),
         axis({ label: ["accuracy", "loss"].includes(name) ? `test ${name}` : name, labelSize: 22,
           size: 58, values: (_, ticks) => ticks.map((v) =>

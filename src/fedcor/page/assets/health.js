@@ -12,12 +12,11 @@
       return;
     }
     const run = `${Page.now.series[Page.running.series].short}, seed ${Page.running.seed}`;
-    const worth = found.means.log_score - found.means.independent;
     const text = found.forecasts
-      ? `In ${run}, before each of ${plural(found.forecasts, "refit")} it had to foretell the loss ` +
-        "changes of clients from those of the clients that trained. Knowing how clients go " +
-        `together was worth ${number(worth)} nats per client, and paid in ${found.better} of ` +
-        `${plural(found.forecasts, "round")}.`
+      ? `In ${run}, before each of ${plural(found.forecasts, "refit")} the process had to foretell ` +
+        "the loss changes of clients from those of the clients that trained. What it knows of how " +
+        `clients go together helped in ${found.better} of them, judged by all clients at once, ` +
+        `and in ${found.better_each} client by client.`
       : `In ${run}: ${found.note}.`;
     const cost = `${plural(found.refits, "fit")}; ${found.probed} losses asked for in ` +
       `${plural(found.probe_rounds, "round")}` + (found.probe_bytes === null ? "."
@@ -29,14 +28,16 @@
     byId(host).append(two);
     const names = found.rounds.map((t) => t + Page.running.first_round);
     left.append(el("h3", {}, "Log score of the forecasts, nats per client"),
-      lines(left, names, [["the process", found.log_score, "--s1", null],
+      lines(left, names, [["the process, all clients at once", found.log_score, "--s1", null],
+        ["the process, client by client", found.each, "--s2", null],
         ["independent clients", found.independent, "--s0", "5 4"]]),
       el("p", { class: "hint" }, "Higher is better. Above the dashed line, what the process knows " +
-        "of correlations helps."));
+        "of correlations helps. Triangles: below the chart."));
     if (found.calibration) {
       right.append(el("h3", {}, "Calibration"), calibration(right, found.calibration),
         el("p", { class: "hint" }, "How often a change was within the interval that should hold " +
-          "it. On the diagonal the process is right; below it, it is too sure of itself. " +
+          "it. On the diagonal the process is right; below, it is too sure of itself; above, it " +
+          "is too cautious. " +
           `${found.calibration.clients} forecasts.`));
     }
     if (found.similarity.some((value) => value !== null)) {
@@ -54,7 +55,11 @@
   function lines(host, xs, series, top = null) {
     const width = host.clientWidth || 400, height = 200, left = 46, bottom = 34, right = 8, pad = 8;
     const known = series.flatMap(([, values]) => values.filter((value) => value !== null));
-    const low = Math.min(...known), high = top === null ? Math.max(...known) : top;
+    const high = top === null ? Math.max(...known) : top;
+    // A few forecasts of the first fits may be very bad; they do not set the scale.
+    const sorted = [...known].sort((a, b) => a - b);
+    const [q1, q3] = [0.25, 0.75].map((part) => sorted[Math.floor(part * (sorted.length - 1))]);
+    const low = top !== null ? sorted[0] : Math.max(sorted[0], q1 - 4 * Math.max(q3 - q1, (high - q1) / 4, 1e-9));
     const x = (value) => left + ((value - xs[0]) / (xs.at(-1) - xs[0] || 1)) * (width - left - right);
     const y = (value) => pad + (1 - (value - low) / (high - low || 1)) * (height - bottom - pad);
     const picture = frame(width, height, series.map(([name, values]) => `${name}: last ` +
@@ -71,21 +76,25 @@
     picture.append(svg("text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle" },
       "round"));
     for (const [name, values, hue, dash] of series) {
-      const points = values.map((value, i) => value === null ? null : [x(xs[i]), y(value), i])
-        .filter(Boolean);
+      const points = values.map((value, i) => value === null ? null
+        : [x(xs[i]), y(Math.max(value, low)), i]).filter(Boolean);
       picture.append(svg("polyline", { points: points.map((p) => `${p[0]},${p[1]}`).join(" "),
         fill: "none", stroke: `var(${hue})`, "stroke-width": 2, "stroke-dasharray": dash }));
       for (const [px, py, i] of points) {
-        picture.append(svg("circle", { cx: px, cy: py, r: 2.5, fill: `var(${hue})` },
-          svg("title", {}, `${name}, round ${xs[i]}: ${number(values[i])}`)));
+        const text = svg("title", {}, `${name}, round ${xs[i]}: ${number(values[i])}`);
+        picture.append(values[i] < low
+          ? svg("path", { d: `M${px - 4} ${py - 4}h8l-4 7z`, fill: `var(${hue})` }, text)
+          : svg("circle", { cx: px, cy: py, r: 2.5, fill: `var(${hue})` }, text));
       }
     }
-    return picture;
+    if (series.length === 1) return picture;
+    return el("div", {}, picture, el("div", { class: "key" }, series.map(([name, , hue]) =>
+      el("span", {}, el("i", { colour: `var(${hue})` }), name))));
   }
 
   function calibration(host, { levels, coverage }) {
     const width = Math.min(host.clientWidth || 320, 340), height = width * 0.9;
-    const left = 46, bottom = 36, pad = 8;
+    const left = 62, bottom = 36, pad = 8;
     const x = (value) => left + value * (width - left - pad);
     const y = (value) => pad + (1 - value) * (height - bottom - pad);
     const picture = frame(width, height, "Calibration: " + levels.map((level, i) =>

@@ -73,6 +73,7 @@ function seconds(value) {
 }
 
 const percent = (value) => `${number(100 * value)} %`;
+const together = (text) => text.replaceAll(" %", "\u00a0%"); // a number and its unit
 const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 
 function measure(name, value) {

@@ -5,7 +5,7 @@
   Page.parts.verdict = () => {
     const now = Page.now;
     byId("verdict-title").textContent = now.title;
-    byId("verdict-text").textContent = now.verdict;
+    byId("verdict-text").textContent = together(now.verdict);
     const texts = [...now.notes, ...Page.data.notes];
     put("notes", texts.map((text) => el("p", { class: "note" }, text)));
     const few = now.table.columns.some((column) => column.key === "gap");
@@ -33,7 +33,7 @@
       const on = sorted && sorted.key === column.key;
       const direction = on ? (sorted.down ? "descending" : "ascending") : "none";
       return el("th", { scope: "col", "aria-sort": direction },
-        el("button", { type: "button", onclick: () => sort(column.key) }, column.title));
+        el("button", { type: "button", onclick: () => sort(column.key) }, together(column.title)));
     });
     const scale = gapScale(rows);
     const body = places.map((place) => {

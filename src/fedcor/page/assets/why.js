@@ -113,9 +113,12 @@
     }
     if (reasons.change) {
       add("predicted loss change", (i) => number(reasons.change[i]));
-      add("what came", (i) => !found.came || found.came[i] === null ? "not measured"
-        : el("span", {}, number(found.came[i]), found.spans[i] > 1
-          ? el("span", { class: "sub" }, ` over ${found.spans[i]} rounds`) : ""));
+      const over = (i) => found.spans[i] > 1
+        ? el("span", { class: "sub" }, ` over ${found.spans[i]} rounds`) : "";
+      if (found.came) {
+        add("what came", (i) => found.came[i] === null ? "not measured"
+          : el("span", {}, number(found.came[i]), over(i)));
+      }
     }
     if (found.rivals) {
       add("runner-up", (i) => found.rivals[i] === null ? "–" : clientName(found.rivals[i]));
