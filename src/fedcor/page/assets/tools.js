@@ -35,12 +35,12 @@ function fill(node, attributes, children) {
     else if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
     else node.setAttribute(key, value === true ? "" : value);
   }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return node;
 }
 
 const byId = (id) => document.getElementById(id);
-const put = (id, ...children) => byId(id).replaceChildren(...children.flat().filter(Boolean));
+const put = (id, ...children) => byId(id).replaceChildren(...children.flat(Infinity).filter(Boolean));
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const colour = (series) => `var(--s${series.look})`;
 const LINES = { 0: "dot", 2: "dash", 3: "dash", 6: "dash", 8: "dot" };
@@ -122,7 +122,7 @@ function tip(host) {
   return {
     box,
     show(x, y, ...content) {
-      box.replaceChildren(...content.flat());
+      box.replaceChildren(...content.flat(Infinity));
       box.hidden = false;
       const wide = host.clientWidth, own = box.offsetWidth;
       const left = x + 16 + own > wide ? Math.max(0, x - own - 16) : x + 16;
