@@ -166,7 +166,9 @@ def _known_losses(federation: Federation) -> dict[str, list[float | int | None]]
     give = getattr(federation, "known_losses", None)
     losses = np.empty(0) if give is None else give()
     known = np.flatnonzero(np.isfinite(losses))
-    return {"known": known.tolist(), "losses": _short_numbers(losses[known])} if len(known) else {}
+    if not len(known):
+        return {}
+    return {"known": _short_numbers(known), "losses": _short_numbers(losses[known])}
 
 
 def _short_numbers(values: Array) -> list[float | int | None]:

@@ -74,9 +74,12 @@ def forecast(X: FloatArray, s2: float, y: FloatArray, trained: BoolArray) -> For
         return None
     Xk, Xo, came = X[given], X[asked], y[asked]
     try:
-        return _forecast(Xk, y[given], Xo, came, s2)
+        with np.errstate(all="ignore"):
+            found = _forecast(Xk, y[given], Xo, came, s2)
     except np.linalg.LinAlgError:
         return None
+    scores = (found.log_score, found.each, found.independent)
+    return found if np.isfinite([*scores, *found.residuals]).all() else None
 
 
 def _forecast(
@@ -109,8 +112,8 @@ def _log_density(F: FloatArray, s2: float, r: FloatArray) -> float:
     n, d = F.shape
     C = np.linalg.cholesky(s2 * np.eye(d) + F.T @ F)
     a = np.linalg.solve(C, F.T @ r)
-    logdet = 2.0 * float(np.log(np.diag(C)).sum()) + (n - d) * math.log(s2)
-    return -0.5 * (float(r @ r - a @ a) / s2 + logdet + n * math.log(2 * math.pi))
+    logdet = 2.0 * np.log(np.diag(C)).sum() + (n - d) * math.log(s2)
+    return float(-0.5 * ((r @ r - a @ a) / s2 + logdet + n * math.log(2 * math.pi)))
 
 
 def covariance_similarity(X: FloatArray, Y: FloatArray, s2: float) -> float:
@@ -120,4 +123,5 @@ def covariance_similarity(X: FloatArray, Y: FloatArray, s2: float) -> float:
         cross, noise = X.T @ Y, s2 * (np.sum(X * X) + np.sum(Y * Y)) + len(X) * s2**2
         return float(np.sum(cross * cross) + noise)
 
-    return product(X, Y) / math.sqrt(product(X, X) * product(Y, Y))
+    with np.errstate(all="ignore"):  # NaN for numbers that are too large
+        return product(X, Y) / math.sqrt(product(X, X) * product(Y, Y))

@@ -120,7 +120,5 @@ def _best(
     if admits is None:
         best = int(np.argmax(gains)) if len(gains) else 0
         return best if left.any() else None
-    for row in np.argsort(-gains, kind="stable")[: int(left.sum())].tolist():
-        if admits(int(candidates[row])):
-            return row
-    return None
+    order: list[int] = np.argsort(-gains, kind="stable")[: int(left.sum())].tolist()
+    return next((row for row in order if admits(int(candidates[row]))), None)

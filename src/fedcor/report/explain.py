@@ -8,7 +8,7 @@ from typing import Any
 from fedcor.errors import RecordError
 from fedcor.record import RunRecord, client_names, first_round
 from fedcor.report.loss_history import LossHistory
-from fedcor.report.meanings import MEANINGS, PARTS, round_note, what_is_missing
+from fedcor.report.meanings import MEANINGS, PARTS, PICK_DETAILS, round_note, what_is_missing
 from fedcor.report.names import run_name
 from fedcor.report.pick_sentences import pick_sentence
 
@@ -109,7 +109,11 @@ class _Explainer:
             "round": number,
             **({"server_round": number + self.first} if self.first else {}),
             "probed": entry.get("probed"),
-            "reasons": {name: MEANINGS.get(name, "") for name in why if name not in _APART},
+            "reasons": {
+                name: MEANINGS.get(name, "")
+                for name in (*why, *(name for name in PICK_DETAILS if name in details))
+                if name not in _APART
+            },
             "note": round_note(self.run.header, entry),
             "missing": what_is_missing(self.run.header, entry),
             "predicted_change": _predicted(why),
@@ -133,6 +137,10 @@ class _Explainer:
         why: Mapping[str, Sequence[Any]],
     ) -> dict[str, Any]:
         values = {name: column[place - 1] for name, column in why.items()}
+        for name in PICK_DETAILS:  # one number per pick, too
+            column = (entry.get("details") or {}).get(name) or ()
+            if len(column) == len(entry["selected"]):
+                values[name] = column[place - 1]
         rival, by = values.get("runner_up"), values.get("margin")
         return {
             "place": place,

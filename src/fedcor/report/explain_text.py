@@ -18,7 +18,15 @@ _NAME_WIDTH = 20
 # What a table has no room for is in the sentences.
 _HIDDEN = ("place", "parts", "runner_up", "came", "sentence", "delivered")
 _FIRST = ("client", "name", "others", "own", "annealing", "redundancy", "gain", "change")
-_SHOWN_ONCE = ("by_valuation", "kept", "overdue", "waited", "before", "cosine_before")
+_SHOWN_ONCE = (
+    "by_valuation",
+    "kept",
+    "overdue",
+    "waited",
+    "waited_alike",
+    "before",
+    "cosine_before",
+)
 
 
 def render_explanation(explanation: Mapping[str, Any], console: Console) -> None:

@@ -55,7 +55,7 @@ class LossHistory:
             `change`; `from_round` and `to_round`, the rounds before which the two losses were
             measured: (t, t + 1) for the change of round t alone; and `source`, "asked" or "told".
         """
-        found = []
+        found: list[dict[str, Any]] = []
         for source, clients in self._known.items():
             rounds, values = clients.get(client, ([], []))
             after = bisect_right(rounds, round)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["MEANINGS", "PARTS", "round_note", "what_is_missing"]
+__all__ = ["MEANINGS", "PARTS", "PICK_DETAILS", "round_note", "what_is_missing"]
 
 MEANINGS = {
     "gain": "expected decrease of everyone's loss by this pick, given the picks before it, "
@@ -29,8 +29,12 @@ MEANINGS = {
     "cosine_before": "the same before this pick",
     "age": "rounds since the client's last update came",
     "waited": "rounds since the client was last chosen",
+    "waited_alike": "how many clients, itself among them, had waited as long",
     "overdue": "1 for a seat that went to who has waited longest, whatever it points to",
 }
+
+# What the details of a line say of each pick.
+PICK_DETAILS = ("waited", "overdue", "waited_alike")
 
 # The parts that add up to FedCor's gain, in the order in which they are shown.
 PARTS = ("others", "own", "annealed", "redundant")
@@ -48,6 +52,12 @@ _PLAIN = {
     "power_of_choice": "candidates are drawn by the size of their data; those with the largest "
     "losses train",
 }
+_MATCHED = {
+    "complement": "a known client starts the group; those join that bring its mean update closest "
+    "to everyone's",
+    "aligned": "who has waited longest starts the group; those join that turn its update to where "
+    "everyone's points",
+}
 _NEW_FIRST = "clients that never trained come first, in random order"
 
 
@@ -61,7 +71,7 @@ def round_note(header: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
         return _WARM_UP if int(entry["round"]) < warmup else _UNFITTED
     if selector in ("complement", "aligned") and silent:
         return _NEW_FIRST
-    return _PLAIN.get(str(selector), "")
+    return (_PLAIN | _MATCHED).get(str(selector), "")
 
 
 def what_is_missing(header: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:

@@ -69,9 +69,8 @@ def _draw(row: Mapping[str, Any]) -> str:
     value = f"valuation {_n(row['valuation'])}"
     if row["by_valuation"]:
         return f"drawn by its valuation ({value}, {chance})."
-    kept = row.get("kept")
-    where = {1: ", among the largest", 0: ", among those dropped for valuation seats"}.get(kept, "")
-    return f"drawn uniformly ({chance}; {value}{where})."
+    where = {1: ", among the largest", 0: ", too small for a seat by valuation"}
+    return f"drawn uniformly ({chance}; {value}{where.get(row.get('kept', -1), '')})."
 
 
 def _match(row: Mapping[str, Any]) -> str:
@@ -80,8 +79,10 @@ def _match(row: Mapping[str, Any]) -> str:
         return "no update of it is known: it trains for the first time, or rests no longer."
     seat = ""
     if row.get("overdue") and _known(row, "waited"):
-        seat = f"it has waited longest ({int(row['waited'])} rounds), and has its seat for that; "
-    aim = "the group's distance from everyone's mean update"
+        alike = row.get("waited_alike") or 1
+        drawn = f", drawn among {alike} who waited as long" if alike > 1 else ""
+        seat = f"it has its seat for waiting longest ({int(row['waited'])} rounds{drawn}); "
+    aim = "the distance of the group's mean update from everyone's"
     if what == "cosine":
         aim = "the cosine of the group's update with everyone's"
     if _known(row, before):
@@ -95,9 +96,10 @@ def _rival(row: Mapping[str, Any], by_what: str) -> str:
         return ""
     who, by = client_label(rival), rival["by"]
     if by_what in ("distance", "cosine"):
-        more = "more" if (by >= 0) == (by_what == "distance") else "less"
-        return f"In its place, {who} would have left it {_n(abs(by))} {more}."
-    return f"It beat {who} by {_n(by)}." if by >= 0 else f"{who} had {_n(-by)} more."
+        larger = "larger" if (by >= 0) == (by_what == "distance") else "smaller"
+        what = f"the whole group's {by_what} would be {_n(abs(by))} {larger}"
+        return f"With {who} in its place, {what}."
+    return f"It beat {who} by {_n(by)}." if by >= 0 else f"Before it came {who}, by {_n(-by)}."
 
 
 def _change(row: Mapping[str, Any], first: int) -> str:
