@@ -32,6 +32,8 @@
   async function follow() {
     const status = byId("status");
     let version = Page.data.version;
+    status.className = "on";
+    status.textContent = progress();
     for (;;) {
       try {
         const answer = await fetch(`data.json?after=${encodeURIComponent(version)}`,
