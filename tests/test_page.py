@@ -373,6 +373,29 @@ def test_compare_writes_the_page_on_request(tmp_path, capsys):
     assert command["command"] == "fedcor run digits --selector random --seed 1 --rounds 2"
 
 
+def test_reproduce_writes_the_page_on_request(tmp_path, capsys):
+    """Two variants of one selector are two rows."""
+    from fedcor.reproduce.page import write_page
+
+    assert write_page(tmp_path, tmp_path / "a.html") is None
+    runs = tmp_path / "runs" / "toy"
+    for seed in (1, 2):
+        write_run(runs, "fedcor", seed)
+        (runs / "fedcor-beta").mkdir(exist_ok=True)
+        write_run(runs / "other", "fedcor", seed).rename(runs / "fedcor-beta" / f"seed-{seed}")
+        write_run(runs, "random", seed)
+    page = write_page(tmp_path, tmp_path / "a.html").read_bytes()
+    names = {series["name"] for series in held_data(page)["experiments"][0]["series"]}
+    assert names == {"fedcor", "fedcor-beta", "random"}
+
+
+@pytest.mark.slow
+def test_reproduce_quick_writes_the_page(tmp_path, capsys):
+    command = f"reproduce table1 --quick --out {tmp_path} --html"
+    assert main(command.split()) == 0
+    assert capsys.readouterr().out.strip().endswith("report.html")
+
+
 @pytest.mark.slow
 def test_large_pages_are_small_and_quick(tmp_path):
     """As a bound, generous in time: a shared machine is slow."""

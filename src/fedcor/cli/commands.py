@@ -123,10 +123,17 @@ def reproduce(options: argparse.Namespace) -> None:
         device=options.device,
         **given,
     )
-    for path in reproduce_experiment(options.what, plan.quick() if options.quick else plan):
+    plan = plan.quick() if options.quick else plan
+    for path in reproduce_experiment(options.what, plan):
         print(path)
         if path.suffix == ".md":
             print(path.read_text(encoding="utf-8"))
+    if options.html is not None:
+        from fedcor.reproduce.page import write_page as write_reproduced
+
+        file = plan.out / DEFAULT_PAGE.name if options.html == DEFAULT_PAGE else options.html
+        page = write_reproduced(plan.out, file)
+        print(f"there are no runs to make a page of: {options.what}" if page is None else page)
 
 
 def data_list(options: argparse.Namespace) -> None:  # noqa: ARG001

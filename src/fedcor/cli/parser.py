@@ -218,6 +218,7 @@ def _add_reproduce(actions: Any) -> None:
         default=Path("runs/reproduce"),
         help="folder for the results, where earlier work is resumed (default: %(default)s)",
     )
+    _add_html(parser, "OUT")
     parser.set_defaults(command=reproduce, flags=PLAN_FLAGS)
 
 
