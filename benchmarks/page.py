@@ -2,9 +2,9 @@
 
     python benchmarks/page.py
 
-The runs are made up. The time to make a page is that of the processor, also beside that to parse its
-records, which makes machines comparable. The first paint is that of Chromium, where Playwright is installed
-(`make test-browser` installs it).
+The runs are made up. The time to make a page is that of the processor; as a multiple of the time
+to parse its records, it can be compared between machines. The first paint is that of Chromium,
+where Playwright is installed (`make test-browser` installs it).
 """
 
 from __future__ import annotations
@@ -50,10 +50,8 @@ def measure(what: str, folder: Path) -> None:
     made = time.process_time() - start
     file = folder / "report.html"
     file.write_bytes(page)
-    print(
-        f"{what}: {len(page) / 1e6:.2f} MB, made in {made:.1f} s of a core, {made / parsed:.1f} times"
-    )
-    print(f"  that to parse its records; {first_paint(file)}")
+    print(f"{what}: {len(page) / 1e6:.2f} MB, made in {made:.1f} s of a core,")
+    print(f"  {made / parsed:.1f} times that to parse its records; {first_paint(file)}")
 
 
 def first_paint(file: Path) -> str:
