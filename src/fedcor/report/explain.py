@@ -120,9 +120,9 @@ class _Explainer:
             "chosen": rows,
             "by_what": by_what,
             "candidates": candidates,
-            "before_rules": [int(one) for one in details.get("before_rules") or ()],
-            "unmet": dict(entry.get("unmet") or {}),
-            "left_alone": entry.get("quarantined") or [],
+            "before_rules": [one for one in details.get("before_rules") or () if one is not None],
+            "unmet": _or_empty(entry.get("unmet"), dict),
+            "left_alone": _or_empty(entry.get("quarantined"), list),
         }
         for row in rows:
             row["sentence"] = pick_sentence(row, found, self.first)
@@ -142,18 +142,22 @@ class _Explainer:
             if len(column) == len(entry["selected"]):
                 values[name] = column[place - 1]
         rival, by = values.get("runner_up"), values.get("margin")
-        return {
+        who = {
             "place": place,
             **self._who(client),
             "delivered": client in (entry.get("participated") or ()),
+        }
+        return {
+            **who,
             **{name: value for name, value in values.items() if name not in _APART},
+            **who,  # a reason of a user's own selector may have any name
             "parts": _parts(values),
             "runner_up": None if rival is None else {**self._who(int(rival)), "by": by},
             "came": self.history.change(client, number),
         }
 
     def _who(self, client: int) -> dict[str, Any]:
-        named = {"name": self.names[client]} if client < len(self.names) else {}
+        named = {"name": self.names[client]} if 0 <= client < len(self.names) else {}
         return {"client": client, **named}
 
     def _candidates(
@@ -166,10 +170,16 @@ class _Explainer:
                 "chosen": client in selected,
             }
             for client in candidates
+            if client is not None
         ]
 
 
 _APART = ("runner_up", "margin")  # shown in a form of their own
+
+
+def _or_empty(value: Any, kind: type) -> Any:
+    """`value`, if it is what a whole record holds; else an empty one of its kind."""
+    return value if isinstance(value, kind) else kind()
 
 
 def _parts(values: Mapping[str, Any]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from fedcor.gp import BINS
 from fedcor.record import RunRecord
 from fedcor.report.names import run_name
 
@@ -55,8 +56,8 @@ def health(run: RunRecord) -> dict[str, Any]:
         probe_bytes: Sum of `extra_bytes`; None if it is unknown.
         bytes: Bytes of all rounds.
     """
-    probes = [entry for entry in run.rounds if entry.get("probed")]
-    plain = [_bytes(entry) for entry in run.rounds if not entry.get("probed")]
+    probes = [entry for entry in run.rounds if _has_probes(entry)]
+    plain = [_bytes(entry) for entry in run.rounds if not _has_probes(entry)]
     usual = median(plain) if plain else None
     rows = [_row(entry, usual) for entry in probes]
     told = [row for row in rows if row["clients"]]
@@ -99,7 +100,7 @@ def calibration(bins: Sequence[int]) -> dict[str, Any] | None:
         None if there are none.
     """
     total, half = sum(bins), len(bins) // 2
-    if not total:
+    if total <= 0:
         return None
     inner = [sum(bins[half - n : half + n]) for n in range(1, half + 1)]
     return {
@@ -119,24 +120,31 @@ _COLUMNS = (
 
 def _row(entry: Mapping[str, Any], usual: float | None) -> dict[str, Any]:
     """A probe round."""
-    details, spent = entry.get("details") or {}, _bytes(entry)
+    given, spent = entry.get("details") or {}, _bytes(entry)
+    # What holds a null says nothing.
+    details = {name: values for name, values in given.items() if None not in values}
     counts = [int(count) for count in details.get("forecast_clients") or ()]
-    clients = sum(counts)
+    clients, bins = sum(counts), details.get("residual_bins") or ()
     return {
         "round": entry["round"],
-        "probed": entry.get("probed") or 0,
+        "probed": entry["probed"],
         "bytes": spent,
         "extra_bytes": None if usual is None else max(spent - usual, 0),
-        "clients": clients or None,
+        "clients": clients if clients > 0 else None,
         "log_score": _mean(details.get("log_score"), counts),
         "each": _mean(details.get("log_score_each"), counts),
         "independent": _mean(details.get("log_score_independent"), counts),
         "error": _root(details.get("squared_errors"), clients),
         "zero_error": _root(details.get("squared_changes"), clients),
         "residual": _root(details.get("residual_squares"), clients),
-        "bins": details.get("residual_bins") or None,
+        "bins": bins if len(bins) == BINS else None,
         "similarity": (details.get("similarity") or [None])[0],
     }
+
+
+def _has_probes(entry: Mapping[str, Any]) -> bool:
+    probed = entry.get("probed")
+    return isinstance(probed, int) and probed > 0
 
 
 def _bytes(entry: Mapping[str, Any]) -> int:
@@ -145,14 +153,14 @@ def _bytes(entry: Mapping[str, Any]) -> int:
 
 def _mean(values: Any, counts: Sequence[int]) -> float | None:
     """The mean of one value per selection, each as often as it has clients."""
-    if not values or len(values) != len(counts) or None in values or not sum(counts):
+    if not values or len(values) != len(counts) or not sum(counts):
         return None
     return float(sum(v * n for v, n in zip(values, counts, strict=True)) / sum(counts))
 
 
 def _root(values: Any, count: int) -> float | None:
     """The root of a sum over `count` clients, divided by their number."""
-    if not values or values[0] is None or not count:
+    if not values or values[0] < 0 or count <= 0:
         return None
     return float((values[0] / count) ** 0.5)
 

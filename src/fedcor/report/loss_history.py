@@ -34,7 +34,7 @@ class LossHistory:
 
     def _add(self, source: str, number: int, clients: Any, losses: Any) -> None:
         for client, loss in zip(clients or (), losses or (), strict=False):
-            if loss is not None:
+            if loss is not None and client is not None:
                 rounds, values = self._known[source][int(client)]
                 rounds.append(number)
                 values.append(float(loss))

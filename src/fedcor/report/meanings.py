@@ -15,7 +15,8 @@ MEANINGS = {
     "annealing": "beta ^ (times chosen since the last refit)",
     "others": "decrease of all other clients' losses that is expected of it as the first pick",
     "own": "decrease of its own loss in the same sum",
-    "change": "predicted change of the client's own loss in this round",
+    "change": "predicted change of the client's own loss in this round: what the picks before it "
+    "let expect, minus one standard deviation, annealed; came: what came, where it is known",
     "loss": "the client's loss of the current model",
     "valuation": "sqrt(samples) * last reported loss",
     "by_valuation": "1 for a seat that is drawn by valuation, 0 for one that is drawn uniformly",
@@ -98,6 +99,7 @@ def what_is_missing(header: Mapping[str, Any], entry: Mapping[str, Any]) -> list
 
 def _options(header: Mapping[str, Any]) -> Mapping[str, Any]:
     """The selector's settings."""
-    config = header.get("config") or {}
-    options = (config.get("selectors") or {}).get(header.get("selector")) or {}
-    return options if isinstance(options, Mapping) else {}
+    found: Any = header
+    for key in ("config", "selectors", header.get("selector")):
+        found = found.get(key) if isinstance(found, Mapping) and isinstance(key, str) else None
+    return found if isinstance(found, Mapping) else {}

@@ -39,11 +39,11 @@ def _reason(row: Mapping[str, Any], explanation: Mapping[str, Any]) -> str:
         return _gain(row)
     if _known(row, "by_valuation", "valuation", "probability"):
         return _draw(row)
-    if _known(row, "loss"):
+    if _known(row, "loss") and explanation["selector"] == "power_of_choice":
         rivals = len(explanation["candidates"])
         of = f" of {rivals} candidates" if rivals else ""
         return f"a loss of {_n(row['loss'])}, the {_ordinal(row['place'])} largest{of}."
-    if "distance" in row or "cosine" in row:
+    if {"before", "cosine_before"} & row.keys():
         return _match(row)
     named = [f"{name} {_n(row[name])}" for name in explanation["reasons"] if _known(row, name)]
     if named:
@@ -74,7 +74,7 @@ def _draw(row: Mapping[str, Any]) -> str:
 
 
 def _match(row: Mapping[str, Any]) -> str:
-    what, before = ("distance", "before") if "distance" in row else ("cosine", "cosine_before")
+    what, before = ("distance", "before") if "before" in row else ("cosine", "cosine_before")
     if not _known(row, what):
         return "no update of it is known: it trains for the first time, or rests no longer."
     seat = ""
