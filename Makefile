@@ -9,7 +9,11 @@ FLOWER_NEWEST := 1.42.0
 FLOWER_TESTS := $(filter-out $(patsubst %, tests/test_flower_%.py, simulation bridge optimisers \
     quarantine quickstart rules), $(wildcard tests/test_flower*.py))
 
-.PHONY: demo test test-all test-flower-versions lint check format bench docs package \
+# The accessibility checker of the browser tests, which npm's registry has.
+AXE_VERSION := 4.14.0
+AXE := .venv/axe-core-$(AXE_VERSION).js
+
+.PHONY: demo test test-all test-flower-versions test-browser lint check format bench docs package \
     package-test clean
 
 demo: .venv/ready
@@ -17,7 +21,7 @@ demo: .venv/ready
 
 test: .venv/ready
 	$(BIN)/fedcor data fetch fmnist
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --cov --cov-report=
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not browser" --cov --cov-report=
 
 # The slow tests too, and the coverage of all of them.
 test-all: test
@@ -31,6 +35,19 @@ test-flower-versions: .venv-flower/$(FLOWER_OLDEST)/ready .venv-flower/$(FLOWER_
 	        "import flwr; assert flwr.__version__ == '$$version', flwr.__version__" && \
 	    .venv-flower/$$version/bin/python -m pytest -n 2 -m "not slow" $(FLOWER_TESTS) || exit 1; \
 	done
+
+# The report page in Chromium. Debian's is installed if there is none and we may; elsewhere, name one
+# in FEDCOR_CHROMIUM.
+test-browser: .venv/ready .venv/browser $(AXE)
+	@chromium=$${FEDCOR_CHROMIUM:-/usr/bin/chromium}; \
+	if [ ! -x "$$chromium" ] && [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; \
+	fi; \
+	if [ ! -x "$$chromium" ]; then \
+	    echo "there is no $$chromium: install Chromium (Debian: apt-get install chromium)," \
+	        "or name it in FEDCOR_CHROMIUM"; exit 1; \
+	fi
+	FEDCOR_AXE=$(CURDIR)/$(AXE) $(BIN)/python -m pytest -m browser tests/test_browser.py
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .
@@ -74,6 +91,13 @@ clean:
 	$(BIN)/python -m pip install --quiet --upgrade pip -c constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev]'
 	touch .venv/ready
+
+.venv/browser: .venv/ready
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[browser]'
+	touch $@
+
+$(AXE): .venv/ready
+	$(BIN)/python tests/fetch_axe.py $(AXE_VERSION) $@
 
 # One Flower, and what it needs where the main environment has other versions. All else is the main
 # environment's, which is found last.

@@ -22,6 +22,7 @@ from fedcor.data.formats import READERS
 from fedcor.errors import ConfigError, DataError, FedcorError, RecordError
 from fedcor.experiments import load_experiment, parse_experiment
 from fedcor.record import RECORD, read_run
+from fedcor.report.health import health
 from fedcor.run_folder import open_run
 
 NINES = "9" * 400
@@ -260,12 +261,24 @@ ROUND = {
     "test_accuracy": 0.5,
     "test_loss": 1.0,
     "learning_rate": 0.1,
-    "probed": 0,
+    "probed": 4,
     "refused": 0,
     "bytes_down": 3,
     "bytes_up": 4,
     "seconds": 0.1,
-    "why": {"gain": [1.0, None]},
+    "why": {"gain": [1.0, None], "runner_up": [3, None], "margin": [0.1, None], "own": [0.1, 0.2]},
+    "details": {
+        "known": [0, 1, 2],
+        "losses": [1.0, 2.0, None],
+        "told": [0.5],
+        "candidates": [0, 1, 2],
+        "waited": [1, 2],
+        "forecast_clients": [2],
+        "log_score": [-1.0],
+        "residual_bins": [1] * 20,
+        "squared_errors": [1.0],
+        "similarity": [0.9],
+    },
 }
 JSON = st.recursive(
     st.none()
@@ -322,6 +335,8 @@ def check_record(folder, lines):
         for form in ("", "--json"):
             code, _, err = call(command, folder, *form.split())
             assert code in (0, 2), err
+    with contextlib.suppress(RecordError):
+        json.dumps(health(read_run(folder)), allow_nan=False)
     for form in ("--full", "--csv", "--latex"):
         assert call("report", folder, form)[0] in (0, 2)
     assert sorted(folder.rglob("*")) == before

@@ -63,7 +63,8 @@ def test_the_python_of_a_page_runs(path, tmp_path):
 def test_every_fedcor_command_in_a_document_parses(path):
     text = path.read_text(encoding="utf-8")
     commands = re.findall(
-        r"(?:^|`|&& |do )(fedcor (?:demo|run|compare|reproduce|report|explain|data)\b[^`\n;#&]*)",
+        r"(?:^|`|&& |do )"
+        r"(fedcor (?:demo|run|compare|reproduce|report|watch|explain|data)\b[^`\n;#&]*)",
         text,
         flags=re.MULTILINE,
     )
@@ -196,3 +197,35 @@ def test_the_page_on_flower_has_every_setting():
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     named = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
     assert sorted(named) == sorted(vars(flower.SelectionSettings)["__dataclass_fields__"])
+
+
+def test_the_explained_round_is_what_the_command_prints(tmp_path, monkeypatch, capsys):
+    """Words and clients as on the page; numbers but for the rounding of another machine."""
+    from fedcor.record import read_run
+    from fedcor.report.health import health
+
+    page = DOCS / "how-to" / "explain.md"
+    run, explain = (
+        shlex.split(line)[1:] for line in blocks(page, "bash")[0][0].strip().splitlines()
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(run) == 0
+    capsys.readouterr()
+    assert main(explain) == 0
+    shown, text = capsys.readouterr().out, blocks(page, "text")[0][0]
+    number = r"-?\d+\.?\d*(?:e-?\d+)?"
+    folded = [re.sub(number, "#", " ".join(one.split())) for one in (shown, text)]
+    assert folded[0] == folded[1]
+    for ours, theirs in zip(re.findall(number, shown), re.findall(number, text), strict=True):
+        assert float(ours) == pytest.approx(float(theirs), rel=0.02, abs=2e-4)
+
+    found = health(read_run(tmp_path / "runs" / "why"))
+    said = re.search(
+        rf"over the (\d+) probe rounds after the first fit, `each` is ({number}) nats per client,"
+        rf"\s`independent` ({number}), and `log_score` ({number})\.",
+        page.read_text(encoding="utf-8"),
+    )
+    assert said is not None
+    values = [found[key] for key in ("forecasts", "each", "independent", "log_score")]
+    assert [float(one) for one in said.groups()] == pytest.approx(values, rel=0.01)

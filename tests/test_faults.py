@@ -18,7 +18,7 @@ from fedcor.data import load
 from fedcor.errors import ConfigError, FedcorError, RecordError
 from fedcor.faults import Faults
 from fedcor.record import json_line, read_run, read_runs
-from fedcor.report.explain import explain
+from fedcor.report.explain import explanation
 from fedcor.report.notes import missing_notes
 from fedcor.results import Result
 from fedcor.runner import run
@@ -431,7 +431,7 @@ def timed(tmp_path_factory):
 def test_explain_says_why_a_client_did_not_take_part(timed, capsys):
     run = read_run(timed / "fedcor" / "seed-1")
     entry = next(one for one in run.rounds if {"late", "dropped"} <= {*one["missing"]})
-    shown = explain(run, entry["round"])
+    shown = explanation(run, entry["round"])
     for row in shown["chosen"]:
         reasons = [why for why, who in entry["missing"].items() if row["client"] in who]
         assert row["why_not"] == "".join(reasons)
@@ -441,7 +441,7 @@ def test_explain_says_why_a_client_did_not_take_part(timed, capsys):
     folder = str(timed / "fedcor" / "seed-1")
     assert main(["explain", folder, "--round", str(entry["round"])]) == 0
     text = capsys.readouterr().out
-    assert "why not" in text
+    assert "delivered" in text
     assert f"could not be reached: {entry['unreachable']}" in text
     assert "of simulated time" in " ".join(text.split())
 

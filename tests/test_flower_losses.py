@@ -15,7 +15,7 @@ from fedcor.files import save_arrays
 from fedcor.flower import OptimiserStrategy, answers_probes, select_with
 from fedcor.flower.missing_loss import likely_losses
 from fedcor.record import read_checkpoint, read_run
-from fedcor.report.explain import explain
+from fedcor.report.explain import explanation as explain
 from fedcor.selectors import AFL, FedCor, PowerOfChoice, Random, RoundRobin, build_selector
 from fedcor.types import selector_traits
 from flower_grid import (

@@ -190,17 +190,18 @@ def test_a_checkpoint_of_version_0_1_is_resumed(tmp_path):
         assert sorted(getattr(result, key)) == rounds
     assert len(lines(tmp_path / "run")) == len(lines(whole)) == 9
     for ours, theirs in zip(lines(tmp_path / "run"), lines(whole), strict=True):
-        assert ours.keys() - {"metrics", "server_round"} == theirs.keys()
+        assert ours.keys() - {"metrics", "server_round", "details"} == theirs.keys()
+        for reason, values in theirs["why"].items():
+            assert ours["why"][reason] == pytest.approx(values, rel=1e-9)
         for key in ("round", "selected", "participated", "probed", "refused", "faults"):
             assert ours[key] == theirs[key], key
         for key in ("test_accuracy", "test_loss", "learning_rate"):
             assert ours[key] == pytest.approx(theirs[key], rel=1e-9), key
     with np.load(tmp_path / "run" / "checkpoint" / "state.npz") as arrays:
-        # It also says whose it is, and how replies are usually built.
-        later = {name for name in arrays.files if name.startswith("replies/")} | {
-            "header",
-            "record_sha256",
-        }
+        # It also says whose it is, how replies are usually built, and what was measured last.
+        later = {name for name in arrays.files if name.startswith("replies/")}
+        later |= {name for name in arrays.files if name.endswith("/tried")}
+        later |= {"header", "record_sha256"}
         assert set(arrays.files) - later == names
 
 

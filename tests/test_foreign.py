@@ -26,7 +26,8 @@ from fedcor.flower.roster import Claim, Roster
 from fedcor.foreign import for_csv, for_figure, lines, one_line
 from fedcor.progress import show_rounds
 from fedcor.record import RECORD, RunRecord, client_names, read_run
-from fedcor.report.explain import explain, render_explanation
+from fedcor.report.explain import explanation as explain
+from fedcor.report.explain_text import render_explanation
 from fedcor.report.markup import to_html, to_latex
 from fedcor.report.plots import plot_experiment
 from fedcor.report.screen import screen_text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -67,6 +66,13 @@ def assert_same_choice(problem):
 @given(problems())
 def test_selection_equals_dense_algorithm_1(problem):
     assert_same_choice(problem)
+
+
+@given(problems(), st.integers(1, 5))
+def test_selection_in_blocks_of_clients_is_the_selection_at_once(problem, block):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedcor.gp.blocks.BLOCK", block)
+        assert_same_choice(problem)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -153,7 +159,7 @@ def test_the_gradient_in_blocks_of_clients_is_the_gradient_at_once(problem, bloc
     whole = log_likelihood_gradient(X, samples, s2)
     fitted = fit(X, samples, s2, steps=3, learning_rate=0.01)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["fedcor.gp.fit"], "_BLOCK", block)  # the module, not the function
+        patch.setattr("fedcor.gp.blocks.BLOCK", block)
         scale = np.abs(whole).max(initial=1e-300)
         assert log_likelihood_gradient(X, samples, s2) == pytest.approx(whole, abs=1e-9 * scale)
         assert fit(X, samples, s2, 3, 0.01) == pytest.approx(fitted, abs=1e-6)

@@ -15,7 +15,7 @@ from fake_runs import fake_run, regression_run
 from fedcor.errors import ConfigError, MissingExtraError, RecordError
 from fedcor.experiments import load_experiment
 from fedcor.record import RunRecord, read_runs
-from fedcor.report.explain import explain
+from fedcor.report.explain import explanation as explain
 from fedcor.report.summary import summarise
 from fedcor.results import Result
 from fedcor.runner import run as run_experiment

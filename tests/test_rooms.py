@@ -23,7 +23,7 @@ ORDER = [
     "rules", "outliers", "turns", "defence", "health", "shield", "selection", "aggregation", "gp",
     "selectors", "testing", "tasks", "data", "traces", "clock", "faults", "liars", "optimisers",
     "schedules", "model_options", "experiments", "engine", "simulation", "build", "runner",
-    "analysis", "report", "results", "reproduce", "flower", "api", "cli", "__main__",
+    "analysis", "report", "page", "results", "reproduce", "flower", "api", "cli", "__main__",
 ]  # fmt: skip
 NEVER = {
     ("engine", "selectors"),

@@ -53,7 +53,7 @@ CLIENT_NAMES = "clients.tsv"
 _NEWER = (
     *("metrics", "memory_bytes", "quarantined", "server_round", "metric_records", "unmet"),
     *("clipped", "refused_updates", "capped", "rolled_back"),
-    *("missing", "unreachable", "duration", "clock"),
+    *("missing", "unreachable", "duration", "clock", "details"),
 )
 
 
@@ -74,6 +74,10 @@ class RoundRecord:
         bytes_up: Bytes received from clients.
         seconds: Duration of the round.
         why: The selector's reasons: a name -> one number per chosen client.
+        details: What it says of the round as a whole: a name -> numbers. `known` and `losses` are
+            the clients whose loss of the model before the round is known, and that loss; `told` the
+            losses that came with the updates of those who participated. A line has them only if
+            there are any.
         metrics: Further metrics of the new model on the test data; on Flower, all of the app's, as
             `train/NAME`, `evaluate/NAME` and `server/NAME`. A line has them only if there are any.
         memory_bytes: Bytes of what the federated optimiser remembers after the round. A line has
@@ -122,6 +126,7 @@ class RoundRecord:
     unreachable: int = 0
     duration: float | None = None
     clock: float | None = None
+    details: Mapping[str, list[float | int | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -240,6 +245,7 @@ def _check_types(path: Path, number: int, entry: Mapping[str, Any]) -> None:
         **dict.fromkeys(("test_accuracy", "test_loss", "seconds"), _is_number),
         **dict.fromkeys(("bytes_down", "bytes_up"), _is_number),
         "why": _are_reasons,
+        "details": _are_reasons,
         "metrics": _are_metrics,
         **dict.fromkeys(("duration", "clock", "unreachable"), _is_number),
         "missing": _are_missing,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import html
+import tempfile
+import webbrowser
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcor.errors import FedcorError, RecordError, suggest
+from fedcor.files import write_whole
 from fedcor.record import RunRecord
 
 if TYPE_CHECKING:
@@ -35,6 +39,7 @@ class Result:
         result.to_frame().groupby("selector")["accuracy"].max()
         result.difference("fedcor", "random")
         result.plot(x="bytes").savefig("bytes.png")
+        result.to_html("report.html")             # all of it, as a page for a browser
     """
 
     def __init__(self, runs: Sequence[RunRecord], baseline: str | None = None) -> None:
@@ -207,6 +212,40 @@ class Result:
         from fedcor.report.plots import plot_experiment
 
         return plot_experiment(self._experiment(metric), [x], smooth)
+
+    # --- the page ---------------------------------------------------------------------------------
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """The report as one page of HTML that needs nothing else: verdict, curves, clients, why
+        they were chosen, and what was run.
+
+        Args:
+            path: Where to write it; None to write nothing.
+
+        Returns:
+            The page.
+
+        Example:
+            result.to_html("report.html")
+        """
+        from fedcor.page import page_data, render_page
+
+        page = render_page(page_data(self.runs, self.baseline))
+        if path is not None:
+            write_whole(Path(path), page)
+        return page.decode()
+
+    def show(self) -> Path:
+        """Opens the page of `to_html` in the web browser.
+
+        Returns:
+            The page's file, in a temporary folder.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="fedcor-"))
+        path = folder / "report.html"
+        self.to_html(path)
+        webbrowser.open(path.as_uri())
+        return path
 
     # --- within -----------------------------------------------------------------------------------
 

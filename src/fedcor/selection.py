@@ -23,6 +23,7 @@ from fedcor.errors import FedcorError
 from fedcor.guard import check_clients
 from fedcor.rules import Groups, Seats, fill, with_clients
 from fedcor.types import (
+    Array,
     Federation,
     IntArray,
     Outcome,
@@ -41,6 +42,7 @@ __all__ = [
     "join_clients",
     "observe",
     "phase_of",
+    "told_losses",
 ]
 
 
@@ -52,6 +54,9 @@ class Decision:
         chosen: (C,) The clients that train, in the order of choice.
         state: The selector's state after the choice.
         why: Its reasons as they are recorded: a name -> one number per chosen client.
+        details: What it says of the round as a whole: a name -> numbers. With them `known` and
+            `losses`, the clients whose loss of the current model is known without a further
+            question, and that loss; and `before_rules`, the choice that rules have changed.
         unmet: Rules that could not be met in this round: `tag=value`, or `clients_per_round` -> how
             many clients are missing.
     """
@@ -59,6 +64,7 @@ class Decision:
     chosen: IntArray
     state: State
     why: Mapping[str, list[float | None]]
+    details: Mapping[str, list[float | int | None]] = field(default_factory=dict)
     unmet: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -89,7 +95,9 @@ def decide(
     number = federation.round if number is None else number
     if groups is None:
         chosen, after = _ask(selector, state, federation, number)
-        return Decision(chosen, after, _reasons(selector, after, federation, chosen, number))
+        why = _reasons(selector, after, federation, chosen, number)
+        details = _details(selector, state, after, federation, chosen, number)
+        return Decision(chosen, after, why, details | _known_losses(federation))
     wanted = selector_traits(selector).clients_per_round
     assert wanted is not None, "check_rules_for() comes first"
     seats = Seats(groups, wanted, federation.available)
@@ -114,9 +122,12 @@ def decide(
                 "clients_per_round different clients if there are as many"
             )
     why = _reasons(selector, after, part, chosen, number)
+    details = _details(selector, state, after, part, chosen, number) | _known_losses(federation)
+    if not np.array_equal(np.sort(chosen), np.sort(asked[0][0])):
+        details["before_rules"] = asked[0][0].tolist()
     few = min(wanted, len(federation.available)) - len(chosen)
     unmet = groups.missing(chosen) | ({"clients_per_round": few} if few else {})
-    return Decision(chosen, after, why, unmet)
+    return Decision(chosen, after, why, details, unmet)
 
 
 def _ask(
@@ -133,6 +144,38 @@ def _reasons(
 ) -> dict[str, list[float | None]]:
     with blame(f"round {number}: the selector failed in reasons"):
         return _explain(selector, state, federation, chosen)
+
+
+def _details(
+    selector: Selector,
+    before: State,
+    state: State,
+    federation: Federation,
+    chosen: IntArray,
+    number: int,
+) -> dict[str, list[float | int | None]]:
+    """What the selector says of the round as a whole; empty where it says nothing."""
+    give = getattr(selector, "details", None)
+    with blame(f"round {number}: the selector failed in details"):
+        found = {} if give is None else give(before, state, federation, chosen)
+        return {name: _short_numbers(np.asarray(values)) for name, values in found.items()}
+
+
+def _known_losses(federation: Federation) -> dict[str, list[float | int | None]]:
+    """The losses of the current model that are known, where the engine says so."""
+    give = getattr(federation, "known_losses", None)
+    losses = np.empty(0) if give is None else give()
+    known = np.flatnonzero(np.isfinite(losses))
+    if not len(known):
+        return {}
+    return {"known": _short_numbers(known), "losses": _short_numbers(losses[known])}
+
+
+def _short_numbers(values: Array) -> list[float | int | None]:
+    """As the record takes them: whole numbers, or six digits, which are enough to look at."""
+    if values.dtype.kind in "biu":
+        return [int(value) for value in values]
+    return [float(f"{v:.6g}") if np.isfinite(v) else None for v in values.astype(np.float64)]
 
 
 class _Part:
@@ -152,6 +195,15 @@ def observe(selector: Selector, state: State, outcome: Outcome, number: int | No
         state = selector.observe(state, outcome)
         check_state(state)
     return state
+
+
+def told_losses(outcome: Outcome) -> dict[str, list[float | int | None]]:
+    """`told`: the losses that came with the updates, if they were read; else nothing.
+
+    In the simulator they are only computed if a selector wants them.
+    """
+    losses = vars(outcome).get("losses", np.empty(0))
+    return {"told": _short_numbers(losses)} if np.isfinite(losses).any() else {}
 
 
 def join_clients(selector: Selector, state: State, population: Population) -> State | None:

@@ -187,7 +187,7 @@ class Selector(Protocol):
 
     In every round the engine calls `select`, trains the chosen clients, and calls `observe`.
 
-    Three more methods are optional:
+    Some more methods are optional:
 
     `join(state, population) -> State`
         Called before `select` when clients have joined (they stand at the end of the population) or
@@ -198,7 +198,13 @@ class Selector(Protocol):
         the first round what a run will cost, and check that clients answer.
     `reasons(state, federation, chosen) -> Reasons`
         Called after `select`, with the state that it returned: why it chose these clients. It may
-        repeat a question that was asked in this round, which is free, but not ask a new one.
+        repeat a question that was asked in this round, which is free, but not ask a new one, and
+        draws nothing. The names `gain`, `runner_up` and `margin` are understood by
+        `fedcor explain`: what a pick was worth, the other client that it beat, and by how much.
+    `details(before, state, federation, chosen) -> Mapping[str, array]`
+        Called after `reasons`, with the states before and after `select`: what there is to say of
+        the round as a whole, as named lists of numbers of any length. The record keeps them.
+        The same rules as for `reasons` hold.
     `phase(state) -> str`
         Called after `select`, with the state that it returned: what it is doing in this round, in
         a few words for the log, such as "warm-up 3 of 15: at random". Empty for its usual rule.

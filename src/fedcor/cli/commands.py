@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcor.cli.output import last_score, print_finished, print_who, warn_about_warmup
-from fedcor.cli.reports import check_plot, plot_aside, show_comparison
+from fedcor.cli.reports import (
+    DEFAULT_PAGE,
+    check_plot,
+    plot_aside,
+    show_comparison,
+    write_page,
+)
 from fedcor.errors import MissingExtraError
 from fedcor.progress import refresh, show_download, show_rounds
 from fedcor.record import RoundRecord, count_rounds
@@ -53,7 +59,7 @@ def demo(options: argparse.Namespace) -> None:
         f"50 clients have one digit each, 10 train per round. Records: {options.out}\n", flush=True
     )
     _run_all(jobs, options.jobs, quiet=True)
-    show_comparison(options.out, options.plot)
+    show_comparison(options.out, options.plot, DEFAULT_PAGE)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -92,9 +98,12 @@ def compare(options: argparse.Namespace) -> None:
     _run_all(jobs, options.jobs)
     if sys.stdout.isatty():
         print()
-        show_comparison(out, options.plot)
-    elif options.plot is not None:
+        show_comparison(out, options.plot, options.html)
+        return
+    if options.plot is not None:
         plot_aside(out, options.plot)
+    if options.html is not None:
+        print(write_page(out, options.html), file=sys.stderr)
 
 
 def reproduce(options: argparse.Namespace) -> None:
@@ -114,10 +123,17 @@ def reproduce(options: argparse.Namespace) -> None:
         device=options.device,
         **given,
     )
-    for path in reproduce_experiment(options.what, plan.quick() if options.quick else plan):
+    plan = plan.quick() if options.quick else plan
+    for path in reproduce_experiment(options.what, plan):
         print(path)
         if path.suffix == ".md":
             print(path.read_text(encoding="utf-8"))
+    if options.html is not None:
+        from fedcor.reproduce.page import write_page as write_reproduced
+
+        file = plan.out / DEFAULT_PAGE.name if options.html == DEFAULT_PAGE else options.html
+        page = write_reproduced(plan.out, file)
+        print(f"there are no runs to make a page of: {options.what}" if page is None else page)
 
 
 def data_list(options: argparse.Namespace) -> None:  # noqa: ARG001

@@ -10,6 +10,7 @@ __all__ = [
     "REPORT_EXAMPLES",
     "REPRODUCE_EXAMPLES",
     "RUN_EXAMPLES",
+    "WATCH_EXAMPLES",
 ]
 
 EXAMPLES = """examples:
@@ -37,10 +38,15 @@ DEMO_EXAMPLES = """examples:
 REPORT_EXAMPLES = """examples:
   fedcor report runs/demo                        the verdict, one table, a small curve
   fedcor report runs/demo --baseline fedcor      compared with fedcor
+  fedcor report runs/demo --html                 a page for a browser: runs/demo/report.html
   fedcor report runs/demo --plot                 a picture: against rounds, and against bytes
   fedcor report runs/demo --plot paper/fig1.pdf --latex > paper/table.tex
   fedcor report runs/mine --metric f1            by a metric of your own
   fedcor report runs/demo --full                 every headline number; --json and --csv have all
+"""
+WATCH_EXAMPLES = """examples:
+  fedcor watch runs/demo                         then open the address that it prints
+  fedcor watch runs --port 8080
 """
 EXPLAIN_EXAMPLES = """examples:
   fedcor explain runs/demo/fedcor/seed-1 --round 40

@@ -26,8 +26,9 @@ from fedcor.cli.examples import (
     REPORT_EXAMPLES,
     REPRODUCE_EXAMPLES,
     RUN_EXAMPLES,
+    WATCH_EXAMPLES,
 )
-from fedcor.cli.reports import DEFAULT_PLOT, explain, report
+from fedcor.cli.reports import DEFAULT_PAGE, DEFAULT_PLOT, explain, report, watch
 from fedcor.data import available
 from fedcor.data.cache import SPECS
 from fedcor.experiments import preset_names
@@ -64,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_compare(actions)
     _add_reproduce(actions)
     _add_report(actions)
+    _add_watch(actions)
     _add_explain(actions)
     _add_data(actions)
     return parser
@@ -128,6 +130,7 @@ def _add_compare(actions: Any) -> None:
     _add_seeds(parser, 3)
     _add_jobs(parser)
     _add_plot(parser, "OUT")
+    _add_html(parser, "OUT")
     parser.set_defaults(command=compare)
 
 
@@ -215,6 +218,7 @@ def _add_reproduce(actions: Any) -> None:
         default=Path("runs/reproduce"),
         help="folder for the results, where earlier work is resumed (default: %(default)s)",
     )
+    _add_html(parser, "OUT")
     parser.set_defaults(command=reproduce, flags=PLAN_FLAGS)
 
 
@@ -235,6 +239,7 @@ def _add_report(actions: Any) -> None:
         "train/NAME, evaluate/NAME or server/NAME (default: accuracy; loss where there is none)",
     )
     _add_plot(parser, "DIR")
+    _add_html(parser, "DIR")
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--full", action="store_true", help="print every headline number with its interval"
@@ -257,6 +262,35 @@ def _add_plot(parser: argparse.ArgumentParser, folder: str) -> None:
         help="draw curves against rounds and against bytes, as .png, .svg or .pdf "
         f"(default: {folder}/curves.png)",
     )
+
+
+def _add_html(parser: argparse.ArgumentParser, folder: str) -> None:
+    parser.add_argument(
+        "--html",
+        nargs="?",
+        type=Path,
+        const=DEFAULT_PAGE,
+        metavar="FILE",
+        help="write the report as a page for a browser: verdict, curves, clients, why they were "
+        f"chosen (default: {folder}/report.html)",
+    )
+
+
+def _add_watch(actions: Any) -> None:
+    help = "show the page of a folder of runs in a browser, and follow those that go on"
+    parser = _add_command(actions, "watch", help, WATCH_EXAMPLES)
+    parser.add_argument(
+        "folder", type=parse_folder, metavar="DIR", help="folder of a run, or of several"
+    )
+    parser.add_argument("--baseline", help="selector to compare with (default: random)")
+    parser.add_argument("--metric", help="what to judge by, as in report")
+    parser.add_argument(
+        "--port",
+        type=parse_count,
+        default=0,
+        help="of 127.0.0.1, which only this machine reaches (default: one that is free)",
+    )
+    parser.set_defaults(command=watch, flags={"port": "--port"})
 
 
 def _add_explain(actions: Any) -> None:

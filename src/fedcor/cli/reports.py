@@ -6,18 +6,32 @@ import argparse
 import json
 import re
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcor.cli.output import print_full, print_screen
-from fedcor.record import read_run, read_runs
+from fedcor.errors import ConfigError, RecordError
+from fedcor.record import RECORD, has_run, read_run, read_runs
 
 if TYPE_CHECKING:
+    from fedcor.page.watch import Follower
     from fedcor.report.summary import Summary
 
-__all__ = ["DEFAULT_PLOT", "check_plot", "explain", "plot_aside", "report", "show_comparison"]
+__all__ = [
+    "DEFAULT_PAGE",
+    "DEFAULT_PLOT",
+    "check_plot",
+    "explain",
+    "plot_aside",
+    "report",
+    "show_comparison",
+    "watch",
+    "write_page",
+]
 
 DEFAULT_PLOT = Path("DIR/curves.png")  # in the folder of the runs
+DEFAULT_PAGE = Path("DIR/report.html")
 
 
 def report(options: argparse.Namespace) -> None:
@@ -27,6 +41,9 @@ def report(options: argparse.Namespace) -> None:
 
     summary = _summary(options.folder, options.baseline, options.metric)
     pictures = [] if options.plot is None else _plot(summary, options.folder, options.plot)
+    if options.html is not None:
+        page = write_page(options.folder, options.html, options.baseline, options.metric)
+        pictures.append(page)
     forms = {"json": to_json, "csv": to_csv, "latex": to_latex}
     for form, text_of in forms.items():
         if getattr(options, form):
@@ -37,7 +54,7 @@ def report(options: argparse.Namespace) -> None:
     if options.full:
         print_full(summary)
     else:
-        print_screen(summary, curve=not pictures)
+        print_screen(summary, curve=options.plot is None)
     _print_faults(options.folder)
     if pictures:
         print("\n" + "\n".join(map(str, pictures)))
@@ -55,14 +72,60 @@ def _print_faults(folder: Path) -> None:
         print("\n" + "\n".join(map(clean, found)))
 
 
-def show_comparison(folder: Path, plot: Path | None) -> None:
+def show_comparison(folder: Path, plot: Path | None, page: Path | None = None) -> None:
     """What a comparison ends with."""
     summary = _summary(folder)
     pictures = [] if plot is None else _plot(summary, folder, plot)
-    print_screen(summary, curve=not pictures)
+    print_screen(summary, curve=plot is None)
     if pictures:
         print("\n" + "\n".join(map(str, pictures)))
-    print(f"\nMore: fedcor report {folder} --plot, --full, --json, --csv or --latex")
+    if page is not None:
+        print(f"\nThe page, for a browser: {write_page(folder, page)}")
+    html = "--html, " if page is None else ""
+    print(f"\nMore: fedcor report {folder} {html}--plot, --full, --json, --csv or --latex")
+
+
+def write_page(
+    folder: Path, file: Path, baseline: str | None = None, measure: str | None = None
+) -> Path:
+    """Write the page of the runs in `folder`; returns its file."""
+    from fedcor.files import write_whole
+    from fedcor.page import page_data, render_page
+
+    path = folder / DEFAULT_PAGE.name if file == DEFAULT_PAGE else file
+    write_whole(path, render_page(page_data(read_runs(folder), baseline, measure)))
+    return path
+
+
+def watch(options: argparse.Namespace) -> None:
+    """Serve the page of a folder on this machine, until Ctrl-C."""
+    from fedcor.page.watch import Follower, PageServer
+
+    follower = Follower(options.folder, options.baseline, options.metric)
+    if not options.folder.is_dir():
+        raise RecordError(f"there is no folder {options.folder}")
+    try:
+        _wait_for_run(follower, options.folder)
+        follower.data()  # refuses here what cannot be shown
+        try:
+            made = PageServer(follower, options.port)
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or "there are ports up to 65535"
+            raise ConfigError("port", options.port, f"cannot be used: {why}") from None
+        with made as server:
+            print(f"{server.url} follows {options.folder}; Ctrl-C ends it", flush=True)
+            server.serve_forever(poll_interval=0.2)
+    except KeyboardInterrupt:
+        print()  # after the ^C that the terminal shows
+
+
+def _wait_for_run(follower: Follower, folder: Path) -> None:
+    empty = follower.version()
+    if any(has_run(path.parent) for path in folder.rglob(RECORD)):
+        return
+    print(f"there is no run in {folder} yet; waiting for one", flush=True)
+    while follower.version() == empty:
+        time.sleep(0.5)
 
 
 def check_plot(plot: Path | None) -> None:
@@ -110,11 +173,11 @@ def explain(options: argparse.Namespace) -> None:
     """A selector's reasons in one round."""
     from rich.console import Console
 
-    from fedcor.report.explain import explain as explain_round
-    from fedcor.report.explain import render_explanation
+    from fedcor.report.explain import explanation
+    from fedcor.report.explain_text import render_explanation
 
-    explanation = explain_round(read_run(options.folder), options.round)
+    found = explanation(read_run(options.folder), options.round)
     if options.json:
-        print(json.dumps(explanation))
+        print(json.dumps(found))
     else:
-        render_explanation(explanation, Console())
+        render_explanation(found, Console())

@@ -53,6 +53,13 @@ class FlowerFederation:
         self._silent |= set(unasked) - known.keys()
         return np.array([known.get(client, np.nan) for client in clients.tolist()])
 
+    def known_losses(self) -> FloatArray:
+        """(N,) l_k(w^t) of all who have reported it; NaN where it is unknown. It asks nothing."""
+        losses = np.full(len(self.weights), np.nan)
+        for client, loss in self._losses[self._version].items():
+            losses[client] = loss
+        return losses
+
     def loss_changes(self, selection: IntArray) -> FloatArray:
         """(N,) change of every client's loss if `selection` trained now; NaN where unknown."""
         changes = np.full(len(self.weights), np.nan)

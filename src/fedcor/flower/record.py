@@ -29,8 +29,9 @@ from fedcor.header import run_header
 from fedcor.optimisers import OPTIMISERS
 from fedcor.record import RoundRecord
 from fedcor.run_folder import RunWriter, open_run, write_client_names
+from fedcor.selection import told_losses
 from fedcor.selectors import selector_name
-from fedcor.types import Optimiser
+from fedcor.types import Optimiser, Outcome
 
 __all__ = ["Recorder", "describe_run"]
 
@@ -194,6 +195,7 @@ class Recorder:
             seconds=_seconds_since(round.started),
             why=round.attempt.decision.why,
             unmet=round.attempt.decision.unmet,
+            details={**round.attempt.decision.details, **_told(round.outcome)},
             memory_bytes=0 if aggregating is None else state_bytes(aggregating.memory),
             quarantined=round.left_alone,
             metrics=flat_metrics(round.metrics),
@@ -229,6 +231,12 @@ class Recorder:
                 ", ".join(self._settings.accuracy_keys),
                 there,
             )
+
+
+def _told(outcome: Outcome) -> dict[str, list[float | int | None]]:
+    """The losses in the replies: they came anyway, so they are read for the record."""
+    _ = outcome.losses
+    return told_losses(outcome)
 
 
 def _shapes(arrays: ArrayRecord, grows: bool) -> list[tuple[str, tuple[int, ...] | None]]:

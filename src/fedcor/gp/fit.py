@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedcor.gp.blocks import blocks
 from fedcor.types import BoolArray, FloatArray
 
 __all__ = ["Samples", "fit", "log_likelihood", "log_likelihood_gradient"]
@@ -82,16 +83,6 @@ def log_likelihood_gradient(X: FloatArray, samples: Samples, s2: float) -> Float
     return _gradient(X, list(samples.by_answered()), s2, np.empty_like(X))
 
 
-# So many rows of X, and what is computed of them, fit into a core's own cache: then a large
-# population costs its matrix products, and not the time that memory takes for what lies between.
-_BLOCK = 4096
-
-
-def _blocks(count: int) -> Iterator[slice]:
-    """0 .. count - 1 in blocks."""
-    return (slice(start, start + _BLOCK) for start in range(0, count, _BLOCK))
-
-
 def _gradient(
     X: FloatArray,
     groups: list[tuple[BoolArray, FloatArray, FloatArray]],
@@ -103,16 +94,16 @@ def _gradient(
     for who, Y, w in groups:
         # Blocks of rows of X, and the same columns of Y.
         ids = None if who.all() else np.flatnonzero(who)
-        blocks = [(b if ids is None else ids[b], Y[:, b]) for b in _blocks(Y.shape[1])]
+        pieces = [(b if ids is None else ids[b], Y[:, b]) for b in blocks(Y.shape[1])]
         XX, YX = np.zeros((X.shape[1], X.shape[1])), np.zeros((len(w), X.shape[1]))
-        for rows, part in blocks:
+        for rows, part in pieces:
             Xb = X[rows]
             XX += Xb.T @ Xb
             YX += part @ Xb
         A_inv = np.linalg.inv(s2 * np.eye(X.shape[1]) + XX)
         B = YX @ A_inv  # (m, d) rows b'
         wB, total = w[:, None] * B, w.sum()
-        for rows, part in blocks:
+        for rows, part in pieces:
             Xb = X[rows]
             R = (part - B @ Xb.T) / s2  # (m, n) rows r'
             gradient[rows] += R.T @ wB - total * (Xb @ A_inv)
@@ -148,7 +139,7 @@ def fit(
     X = X.copy()
     for step in range(1, steps + 1):
         _gradient(X, groups, s2, gradient)
-        for rows in _blocks(len(X)):
+        for rows in blocks(len(X)):
             g, m1, m2 = gradient[rows], first[rows], second[rows]
             m1 *= b1
             m1 += (1 - b1) * g

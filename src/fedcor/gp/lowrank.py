@@ -15,8 +15,8 @@ expected global loss by
 
     gain_k = alpha_k (x_k'A v + s2 p_k) / sqrt(x_k'A x_k + s2)
 
-which is the paper's alpha_k sum_i p_i sigma_i r_ik under the posterior so far. A pick costs two
-products with X: O(N d^2).
+which is the paper's alpha_k sum_i p_i sigma_i r_ik under the posterior so far. A pick costs one
+product with X (`posterior.py`): O(N d).
 """
 
 from __future__ import annotations
@@ -87,15 +87,6 @@ def select(
         order[j], left[k] = k, False  # line 8
         posterior.pick(Xc[k], float(pc[k]))  # line 9
     return Picks(candidates[order], gain, alone[order], ac[order])
-
-
-def _gains(
-    X: FloatArray, p: FloatArray, alpha: FloatArray, s2: float, A: FloatArray, v: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """(N,) gain and (N,) posterior variance of every client, picked or not."""
-    XA = X @ A
-    variance = np.maximum(np.einsum("nd,nd->n", XA, X), 0.0) + s2
-    return alpha * (XA @ v + s2 * p) / np.sqrt(variance), variance
 
 
 def select_proxy(

@@ -19,22 +19,12 @@ Since then A x = u s2 / h_x, both vectors follow from the products z = X u alone
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
+from fedcor.gp.blocks import blocks
 from fedcor.types import BoolArray, FloatArray
 
-__all__ = ["Posterior", "blocks"]
-
-# So many rows of X, and what is computed of them, fit into a core's own cache: then a large
-# population costs one reading of X, and not of all that lies between.
-_BLOCK = 4096
-
-
-def blocks(count: int) -> Iterator[slice]:
-    """0 .. count - 1 in blocks that fit into the cache."""
-    return (slice(start, start + _BLOCK) for start in range(0, count, _BLOCK))
+__all__ = ["Posterior"]
 
 
 class Posterior:

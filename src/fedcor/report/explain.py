@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, JustifyMethod
-from rich.table import Table
-from rich.text import Text
-
 from fedcor.errors import RecordError
-from fedcor.foreign import one_line
 from fedcor.record import RunRecord, client_names, first_round
+from fedcor.report.loss_history import LossHistory
+from fedcor.report.meanings import MEANINGS, PARTS, PICK_DETAILS, round_note, what_is_missing
 from fedcor.report.names import run_name
-from fedcor.report.numbers import seconds_text
+from fedcor.report.pick_sentences import pick_sentence
 
-__all__ = ["explain", "render_explanation"]
-
-MEANINGS = {
-    "gain": "expected decrease of everyone's loss by this pick, given the picks before it, "
-    "annealed",
-    "redundancy": "what the picks before it took from that; below zero where they made it more "
-    "valuable",
-    "annealing": "beta ^ (times chosen since the last refit)",
-    "loss": "the client's loss of the current model",
-    "valuation": "sqrt(samples) * last reported loss",
-    "distance": "of the group's mean update from everyone's after this pick, relative to the "
-    "length of everyone's; - for a client's first training",
-    "cosine": "of the group's summed update, after this pick, with everyone's mean update: 1 where "
-    "they point the same way; - for a client's first training",
-    "age": "rounds since the client's last update came",
-}
-
-_UNFITTED = "chosen uniformly: the process was never fitted (no loss change could be measured)"
+__all__ = ["explanation", "explanations"]
 
 
-def explain(run: RunRecord, round: int | None = None) -> dict[str, Any]:
-    """The choice of one round as plain values.
+def explanation(run: RunRecord, round: int | None = None) -> dict[str, Any]:
+    """The choice of one round as plain values, which `json.dumps` takes.
 
     Args:
         run: as `read_run` gives it
@@ -44,13 +24,43 @@ def explain(run: RunRecord, round: int | None = None) -> dict[str, Any]:
             record says Flower's numbers; None for the last
 
     Returns:
-        The run and selector; `round`, as numbered in the record, from 0; `server_round`, Flower's
-        number, where the record says it; `probed`, the number of losses that clients were asked
-        for; `reasons`, what each reason means; `note`, why there are none, where that is known;
-        `chosen`, one row per chosen client in the order of choice, with `why_not` where somebody
-        was missing; `left_alone`, the clients that were there but were not asked, after faults;
-        `unreachable`, how many could not be reached; and `duration` and `clock`, in simulated
-        seconds, where time was simulated.
+        run, selector: What was run. Texts of a record are as they are there: not safe to show.
+        round: As numbered in the record, from 0.
+        server_round: Flower's number, from 1; only where the record says it.
+        probed: Number of losses that clients were asked for.
+        reasons: Name of each reason in the rows of `chosen` -> what it means.
+        note: One sentence on how this round was chosen; may be empty.
+        missing: Sentences on what this record does not hold, such as one of an earlier version.
+        predicted_change: FedCor: predicted change of the weighted mean loss of all clients, minus
+            the sum of the gains; None where there is none.
+        chosen: One row per chosen client, in the order of choice:
+            place: From 1.
+            client: Its number.
+            name: Its name; only where clients have names.
+            delivered: Whether its update was aggregated.
+            why_not: Why it did not: `dropped`, `late` or `refused`; empty if it did, or if that is
+                not known.
+            (reasons): Each of `reasons` -> a number, or None.
+            parts: Signed parts that add up to `gain`: `others`, `own`, `annealed`, `redundant`.
+                Empty for other selectors than FedCor, and for earlier versions.
+            runner_up: {"client", "name"?, "by"}: the best other client for this place, and by how
+                much it was worse, in the units of `by_what`; None where there was none or it is
+                not known.
+            came: The change of the client's loss that came, {"change", "from_round", "to_round",
+                "source"} as in `LossHistory.change`, rounds counted from 0; None if it is unknown.
+            sentence: All of it in words. Plain text, made safe to show on a terminal; a page has
+                to escape it.
+        by_what: What `runner_up["by"]` is a difference of: "gain", "distance", "cosine", "loss" or
+            "".
+        candidates: Power-of-choice: rows {"client", "name"?, "loss", "chosen"}, the largest loss
+            first; else empty.
+        before_rules: The clients that the selector named before rules changed its choice, if they
+            did; else empty.
+        unmet: Rules that could not be met -> how many clients were missing.
+        left_alone: Clients that were there but were not asked, after faults.
+        unreachable: How many clients could not be reached.
+        duration, clock: Simulated seconds of this round, and of all so far; only where time was
+            simulated.
     """
     where = run_name(run)
     if not run.rounds:
@@ -63,86 +73,156 @@ def explain(run: RunRecord, round: int | None = None) -> dict[str, Any]:
         raise RecordError(
             f"{where} has the rounds {first} to {last}{counted}; there is no round {round}"
         )
-    entry, names = run.rounds[number], [] if run.path is None else client_names(run.path)
-    why, selected = entry.get("why") or {}, entry.get("selected")
-    if selected is None or any(len(values) != len(selected) for values in why.values()):
-        raise RecordError(
-            f"{where}, round {number}: the record does not say who was chosen, or gives other "
-            "reasons than clients; it was edited or damaged"
-        )
+    return _Explainer(run).at(number)
+
+
+def explanations(run: RunRecord) -> list[dict[str, Any]]:
+    """The `explanation` of every round of the record; empty if there is none yet."""
+    explainer = _Explainer(run)
+    return [explainer.at(number) for number in range(len(run.rounds))]
+
+
+class _Explainer:
+    """What all rounds of a run share."""
+
+    def __init__(self, run: RunRecord) -> None:
+        self.run, self.where, self.first = run, run_name(run), first_round(run)
+        self.names = client_names(run.path)
+        self.history = LossHistory(run.rounds)
+
+    def at(self, number: int) -> dict[str, Any]:
+        entry = self.run.rounds[number]
+        why, selected = entry.get("why") or {}, entry.get("selected")
+        if selected is None or any(len(values) != len(selected) for values in why.values()):
+            raise RecordError(
+                f"{self.where}, round {number}: the record does not say who was chosen, or gives "
+                "other reasons than clients; it was edited or damaged"
+            )
+        details = entry.get("details") or {}
+        by_what = next((name for name in ("gain", "distance", "cosine") if name in why), "")
+        rows = [
+            self._row(number, entry, place, client, why)
+            for place, client in enumerate(selected, start=1)
+        ]
+        candidates = self._candidates(number, details.get("candidates") or (), selected)
+        if candidates:
+            by_what = "loss"
+            _add_losers(rows, candidates)
+        found = {
+            "run": self.where,
+            "selector": self.run.header.get("selector"),
+            "round": number,
+            **({"server_round": number + self.first} if self.first else {}),
+            "probed": entry.get("probed"),
+            "reasons": {
+                name: MEANINGS.get(name, "")
+                for name in (*why, *(name for name in PICK_DETAILS if name in details))
+                if name not in _APART
+            },
+            "note": round_note(self.run.header, entry),
+            "missing": what_is_missing(self.run.header, entry),
+            "predicted_change": _predicted(why),
+            "chosen": rows,
+            "by_what": by_what,
+            "candidates": candidates,
+            "before_rules": [one for one in details.get("before_rules") or () if one is not None],
+            "unmet": _or_empty(entry.get("unmet"), dict),
+            "left_alone": _or_empty(entry.get("quarantined"), list),
+            "unreachable": entry.get("unreachable") or 0,
+            **{key: entry[key] for key in ("duration", "clock") if entry.get(key) is not None},
+        }
+        for row in rows:
+            row["sentence"] = pick_sentence(row, found, self.first)
+        return found
+
+    def _row(
+        self,
+        number: int,
+        entry: Mapping[str, Any],
+        place: int,
+        client: int,
+        why: Mapping[str, Sequence[Any]],
+    ) -> dict[str, Any]:
+        values = {name: column[place - 1] for name, column in why.items()}
+        for name in PICK_DETAILS:  # one number per pick, too
+            column = (entry.get("details") or {}).get(name) or ()
+            if len(column) == len(entry["selected"]):
+                values[name] = column[place - 1]
+        rival, by = values.get("runner_up"), values.get("margin")
+        who = {
+            "place": place,
+            **self._who(client),
+            "delivered": client in (entry.get("participated") or ()),
+            "why_not": _why_not(entry, client),
+        }
+        return {
+            **who,
+            **{name: value for name, value in values.items() if name not in _APART},
+            **who,  # a reason of a user's own selector may have any name
+            "parts": _parts(values),
+            "runner_up": None if rival is None else {**self._who(int(rival)), "by": by},
+            "came": self.history.change(client, number),
+        }
+
+    def _who(self, client: int) -> dict[str, Any]:
+        named = {"name": self.names[client]} if 0 <= client < len(self.names) else {}
+        return {"client": client, **named}
+
+    def _candidates(
+        self, number: int, candidates: Sequence[Any], selected: Sequence[int]
+    ) -> list[dict[str, Any]]:
+        return [
+            {
+                **self._who(int(client)),
+                "loss": self.history.at(int(client), number),
+                "chosen": client in selected,
+            }
+            for client in candidates
+            if client is not None
+        ]
+
+
+_APART = ("runner_up", "margin")  # shown in a form of their own
+
+
+def _or_empty(value: Any, kind: type) -> Any:
+    """`value`, if it is what a whole record holds; else an empty one of its kind."""
+    return value if isinstance(value, kind) else kind()
+
+
+def _why_not(entry: Mapping[str, Any], client: int) -> str:
+    """Why a chosen client did not take part; empty if it did, or if the record does not say."""
     missing = entry.get("missing") or {}
-    why_not = {client: reason for reason, clients in missing.items() for client in clients}
-    rows = []
-    for place, client in enumerate(selected):
-        row: dict[str, Any] = {"client": client}
-        if client < len(names):
-            row["name"] = names[client]
-        row["delivered"] = client in (entry.get("participated") or ())
-        if why_not:
-            row["why_not"] = why_not.get(client, "")
-        rows.append(row | {reason: values[place] for reason, values in why.items()})
-    return {
-        "run": where,
-        "selector": run.header.get("selector"),
-        "round": number,
-        **({"server_round": number + first} if first else {}),
-        "probed": entry.get("probed"),
-        "reasons": {reason: MEANINGS.get(reason, "") for reason in why},
-        "note": _UNFITTED if _is_unfitted(run, entry) else "",
-        "chosen": rows,
-        "left_alone": entry.get("quarantined") or [],
-        "unreachable": entry.get("unreachable") or 0,
-        **{key: entry[key] for key in ("duration", "clock") if entry.get(key) is not None},
+    return next((str(why) for why, clients in missing.items() if client in clients), "")
+
+
+def _parts(values: Mapping[str, Any]) -> dict[str, float]:
+    """The signed parts of FedCor's gain; empty where the record does not hold them all."""
+    needed = ("others", "own", "annealing", "redundancy", "gain")
+    if any(not isinstance(values.get(name), int | float) for name in needed):
+        return {}
+    whole = values["others"] + values["own"]
+    parts = {
+        "others": values["others"],
+        "own": values["own"],
+        "annealed": values["annealing"] * whole - whole,
+        "redundant": -values["redundancy"],
     }
+    assert tuple(parts) == PARTS
+    return parts
 
 
-def render_explanation(explanation: dict[str, Any], console: Console) -> None:
-    """Print what `explain` returned: a table of the chosen clients and what its columns mean."""
-    asked = f", {explanation['probed']} losses asked for" if explanation["probed"] else ""
-    round = f"round {explanation['round']}"
-    if "server_round" in explanation:
-        round = f"round {explanation['server_round']} (numbered as in Flower, from 1)"
-    title = f"{explanation['selector']}, {round}{asked}"
-    if "duration" in explanation and "clock" in explanation:
-        took, clock = (seconds_text(explanation[key]) for key in ("duration", "clock"))
-        title += f", {took} of simulated time ({clock} in all)"
-    console.print(Text(one_line(title)))
-    table = Table(box=None, pad_edge=False)
-    rows = explanation["chosen"]
-    for column in rows[0] if rows else ():
-        justify: JustifyMethod = "left" if column in ("name", "why_not") else "right"
-        table.add_column(Text(one_line(column.replace("why_not", "why not"))), justify=justify)
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row.values()))
-    console.print(table)
-    if explanation["left_alone"]:
-        clients = ", ".join(map(str, explanation["left_alone"]))
-        console.print(f"left alone after faults: {clients}", highlight=False, soft_wrap=True)
-    if explanation["unreachable"]:
-        console.print(f"could not be reached: {explanation['unreachable']}", highlight=False)
-    if explanation["note"]:
-        console.print(explanation["note"], highlight=False)
-    elif not explanation["reasons"]:
-        console.print(
-            "No reasons in the record: the choice was uniform (as in a warm-up round), or the "
-            "selector gives none."
-        )
-    for reason, meaning in explanation["reasons"].items():
-        if meaning:
-            console.print(Text(f"{reason}: {meaning}"), soft_wrap=True)
+def _predicted(why: Mapping[str, Sequence[Any]]) -> float | None:
+    gains = why.get("gain")
+    if not gains or any(gain is None for gain in gains):
+        return None
+    return -float(sum(gains))
 
 
-def _is_unfitted(run: RunRecord, entry: Mapping[str, Any]) -> bool:
-    """Whether FedCor gave no reason for a choice after its warm-up."""
-    config = run.header.get("config") or {}
-    options = (config.get("selectors") or {}).get(run.header["selector"]) or {}
-    if run.header["selector"] != "fedcor" or "warmup" not in options:
-        return False
-    silent = entry.get("why") == {} and len(entry["selected"]) > 0
-    return silent and entry["round"] >= int(options["warmup"])
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else one_line(value)
+def _add_losers(rows: list[dict[str, Any]], candidates: list[dict[str, Any]]) -> None:
+    """Name the best candidate that was left out as the runner-up of each pick."""
+    left = [one for one in candidates if not one["chosen"] and one["loss"] is not None]
+    for row in rows if left else ():
+        if row.get("loss") is not None:
+            best = {key: left[0][key] for key in ("client", "name") if key in left[0]}
+            row["runner_up"] = {**best, "by": row["loss"] - left[0]["loss"]}

@@ -106,8 +106,36 @@ class AFL:
         return np.concatenate([chosen, uniform(rng, rest, count - len(chosen))]), state
 
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
-        """The valuation v_k of each chosen client."""
-        return {"valuation": self.valuations(state)[chosen]}
+        """How each client was drawn.
+
+        `valuation` is v_k; `by_valuation` 1 for a seat that is drawn by valuation and 0 for one
+        that is drawn uniformly; `probability` that of being drawn for this seat, given those drawn
+        before; `kept` 1 where the client was among the largest valuations, and 0 where it was
+        dropped. It is NaN where chance decided between equal valuations.
+        """
+        all_v, available = self.valuations(state), federation.available
+        v, n = all_v[chosen], len(available)
+        ranked = np.sort(all_v[available])
+        dropped = fraction_of(self.alpha1, n)
+        left = ranked[dropped:]  # whose valuations are kept and not drawn yet
+        seats = min(fraction_of(1 - self.alpha3, len(chosen)), len(left))
+        probability = 1.0 / (n - np.arange(len(chosen)))
+        for seat, value in enumerate(v[:seats].tolist()):
+            terms = np.exp(self.alpha2 * (left - left[-1]))
+            place = min(int(np.searchsorted(left, value)), len(left) - 1)
+            probability[seat] = terms[place] / terms.sum()
+            left = np.delete(left, place)
+        by_valuation = np.arange(len(chosen)) < seats
+        smallest = ranked[dropped] if dropped < n else np.inf
+        largest_dropped = ranked[dropped - 1] if dropped else -np.inf
+        kept = np.where(v < smallest, 0.0, np.where(v > largest_dropped, 1.0, np.nan))
+        kept[by_valuation] = 1.0
+        return {
+            "valuation": v,
+            "by_valuation": by_valuation.astype(np.float64),
+            "probability": probability,
+            "kept": kept,
+        }
 
     def observe(self, state: State, outcome: Outcome) -> State:
         """The state with the losses that the participants reported."""

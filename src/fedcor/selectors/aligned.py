@@ -23,9 +23,9 @@ import numpy as np
 
 from fedcor.checks import check_at_least, check_positive
 from fedcor.config import plain_keywords
-from fedcor.selectors.base import uniform
+from fedcor.selectors.base import spread, uniform
 from fedcor.selectors.remembered import RememberingSelector, seated_known
-from fedcor.types import Federation, IntArray, Reasons, State
+from fedcor.types import Array, Federation, IntArray, Reasons, State
 
 __all__ = ["Aligned"]
 
@@ -79,10 +79,7 @@ class Aligned(RememberingSelector):
         asked = state["asked"][known]
         # Those chosen in the same round have waited equally long: chance decides among them.
         order = known[np.lexsort((federation.rng.random(len(known)), asked))]
-        limit = self.longest_wait * len(state["asked"]) / self.clients_per_round
-        overdue = int(np.count_nonzero(int(state["round"]) - asked >= limit))
-        least = 0 if len(seated_known(state, federation)) else 1
-        first = order[: min(max(overdue, least), wanted)]
+        first = order[: self._first_seats(state, federation, known, wanted)]
         if not self.target(state, federation.weights).any():
             # Nothing points anywhere: a part of the model that is not trained.
             others = np.setdiff1d(known, first)
@@ -94,7 +91,9 @@ class Aligned(RememberingSelector):
         """How well the group is aligned with everyone, and how old its directions are.
 
         `cosine` is that of the sum of the first, of the first two, ... clients' directions and
-        everyone's mean; `age` is in rounds. Clients without a known direction have NaN.
+        everyone's mean, and `cosine_before` that before this client; `age` is in rounds.
+        `runner_up` is the client that would replace it best in the whole group, and `margin` how
+        much smaller the group's cosine would then be. Clients without a known direction have NaN.
         """
         known = state["seen"][chosen] >= 0
         if not known.any():
@@ -103,7 +102,43 @@ class Aligned(RememberingSelector):
         target = self.target(state, federation.weights)
         sums = np.cumsum(state["shares"][members, None] * state["directions"][members], axis=0)
         lengths = np.linalg.norm(sums, axis=1) * np.linalg.norm(target)
-        cosine, age = np.full(len(chosen), np.nan), np.full(len(chosen), np.nan)
-        cosine[known] = sums @ target / np.where(lengths > 0, lengths, 1.0)
-        age[known] = state["round"] - 1 - state["seen"][members]
-        return {"cosine": cosine, "age": age}
+        cosine = sums @ target / np.where(lengths > 0, lengths, 1.0)
+        rivals, with_rival = self.rivals(state, federation, members, "direction")
+        columns = {
+            "cosine": cosine,
+            "cosine_before": np.concatenate([[np.nan], cosine[:-1]]),
+            "age": state["round"] - 1 - state["seen"][members],
+            "runner_up": np.where(rivals < 0, np.nan, rivals),
+            "margin": cosine[-1] - with_rival,
+        }
+        return spread(columns, known)
+
+    def details(
+        self, before: State, state: State, federation: Federation, chosen: IntArray
+    ) -> dict[str, Array]:
+        """How long each chosen client had waited, and who has a seat for that.
+
+        `waited`: (C,) rounds since it was last chosen; NaN for never.
+        `overdue`: (C,) 1 where it has its seat for having waited longest, whatever it points to.
+        `waited_alike`: (C,) how many of the clients that could be matched had waited as long.
+        """
+        asked, t = before["asked"][chosen], int(before["round"])
+        available = federation.available
+        ready = available[~self.resting(before)[available]]
+        known = ready[before["seen"][ready] >= 0]
+        matched = np.isin(chosen, known)
+        first = self._first_seats(before, federation, known, int(matched.sum()))
+        overdue = matched & (np.cumsum(matched) <= first)
+        alike = (before["asked"][known][:, None] == asked).sum(axis=0)
+        waited = np.where(asked < 0, np.nan, t - asked)
+        return {"waited": waited, "overdue": overdue, "waited_alike": alike}
+
+    def _first_seats(
+        self, state: State, federation: Federation, known: IntArray, wanted: int
+    ) -> int:
+        """How many of the `wanted` seats go to those who have waited longest."""
+        waited = int(state["round"]) - state["asked"][known]
+        limit = self.longest_wait * len(state["asked"]) / self.clients_per_round
+        overdue = int(np.count_nonzero(waited >= limit))
+        least = 0 if len(seated_known(state, federation)) else 1
+        return min(max(overdue, least), wanted)

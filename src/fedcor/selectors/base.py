@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from fedcor.types import Array, IntArray, Outcome, Population, Questions, State
+from fedcor.types import (
+    Array,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Outcome,
+    Population,
+    Questions,
+    State,
+)
 
-__all__ = ["StatelessSelector", "asks_nothing", "extend_clients", "fraction_of", "uniform"]
+__all__ = [
+    "StatelessSelector",
+    "asks_nothing",
+    "extend_clients",
+    "fraction_of",
+    "spread",
+    "uniform",
+]
 
 
 class StatelessSelector:
@@ -42,6 +60,14 @@ def fraction_of(fraction: float, count: int) -> int:
     (1, 2)
     """
     return int(fraction * count + 1e-9)
+
+
+def spread(columns: Mapping[str, Array], known: BoolArray) -> dict[str, FloatArray]:
+    """Columns for the clients that are `known`, with NaN for the others."""
+    wide = {name: np.full(len(known), np.nan) for name in columns}
+    for name, values in columns.items():
+        wide[name][known] = values
+    return wide
 
 
 def extend_clients(array: Array, count: int, value: Array | float) -> Array:

@@ -28,7 +28,7 @@ import numpy as np
 
 from fedcor.checks import check_at_least, check_fraction, check_one_of, check_positive
 from fedcor.config import plain_keywords
-from fedcor.selectors.base import fraction_of, uniform
+from fedcor.selectors.base import fraction_of, spread, uniform
 from fedcor.selectors.remembered import RememberingSelector, seated_known
 from fedcor.types import Federation, FloatArray, IntArray, Outcome, Reasons, State
 
@@ -107,7 +107,9 @@ class Complement(RememberingSelector):
         """How close the group comes to the target, and how old its directions are.
 
         `distance` is that of the mean of the first, of the first two, ... clients from the target,
-        relative to the target's length; `age` is in rounds. Clients without a known direction are
+        relative to the target's length, and `before` that of the mean before this client; `age` is
+        in rounds. `runner_up` is the client that would replace it best in the whole group, and
+        `margin` how much further the group would then be. Clients without a known direction are
         not in the mean, as they are not in the matching, and have NaN.
         """
         known = state["seen"][chosen] >= 0
@@ -119,10 +121,16 @@ class Complement(RememberingSelector):
         sums = np.cumsum(weights * state["directions"][members], axis=0)
         means = sums / np.cumsum(weights, axis=0)
         length = float(np.linalg.norm(target)) or 1.0
-        distance, age = np.full(len(chosen), np.nan), np.full(len(chosen), np.nan)
-        distance[known] = np.linalg.norm(means - target, axis=1) / length
-        age[known] = state["round"] - 1 - state["seen"][members]
-        return {"distance": distance, "age": age}
+        distance = np.linalg.norm(means - target, axis=1) / length
+        rivals, with_rival = self.rivals(state, federation, members, "distance")
+        columns = {
+            "distance": distance,
+            "before": np.concatenate([[np.nan], distance[:-1]]),
+            "age": state["round"] - 1 - state["seen"][members],
+            "runner_up": np.where(rivals < 0, np.nan, rivals),
+            "margin": with_rival - distance[-1],
+        }
+        return spread(columns, known)
 
     def new_per_round(self, count: int) -> int:
         """The sweep's share of a round; at least one client."""

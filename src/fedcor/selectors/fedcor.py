@@ -6,13 +6,14 @@ differ in how they choose with it. The maths is in `fedcor.gp`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedcor.checks import check_fraction
 from fedcor.config import plain_keywords
-from fedcor.gp import Picks, select, select_proxy
+from fedcor.gp import Picks, select, select_proxy, take_apart
 from fedcor.rules import Seats, fill, seats_of
 from fedcor.selectors.process import ProcessSelector, is_fitted
 from fedcor.types import Federation, FloatArray, IntArray, Reasons, State
@@ -78,7 +79,7 @@ class FedCor(ProcessSelector):
         return self._picks(state, federation).clients
 
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
-        """`gain`, `redundancy` and `annealing` of each pick (see `Picks`).
+        """What each pick was worth, taken apart: see `PickParts`.
 
         There are none for a uniform choice: in the warm-up, and while the process is not fitted.
         """
@@ -86,8 +87,25 @@ class FedCor(ProcessSelector):
             return {}
         picked = state["picked"].copy()
         picked[chosen] -= 1  # as it was before this choice
-        picks = self._picks({**state, "picked": picked}, federation)
-        return {"gain": picks.gain, "redundancy": picks.redundancy, "annealing": picks.annealing}
+        parts = take_apart(
+            state["embedding"],
+            federation.weights,
+            self.beta**picked,
+            self.noise**2,
+            chosen,
+            federation.available,
+            _admits(seats_of(federation), chosen),
+        )
+        return {
+            "gain": parts.gain,
+            "redundancy": parts.redundancy,
+            "annealing": parts.annealing,
+            "others": parts.others,
+            "own": parts.own,
+            "change": parts.change,
+            "runner_up": np.where(parts.runner_up < 0, np.nan, parts.runner_up),
+            "margin": parts.margin,
+        }
 
     def picks(
         self,
@@ -126,6 +144,19 @@ class FedCor(ProcessSelector):
         clients = fill(seats, ask, one_by_one=True)
         rows = np.array([worth[k] for k in clients.tolist()]).reshape(-1, 3)
         return Picks(clients, *rows.T)
+
+
+def _admits(seats: Seats | None, chosen: IntArray) -> Callable[[int, int], bool] | None:
+    """Whether the rules let a client have place j of a round, those of `chosen` before it seated.
+
+    None if there are no rules.
+    """
+    if seats is None:
+        return None
+    at = [seats]
+    for client in chosen[:-1].tolist():
+        at.append(at[-1].give(client))
+    return lambda place, client: at[place].admits(client)
 
 
 @plain_keywords

@@ -31,9 +31,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fedcor.types import FloatArray, IntArray
+from fedcor.types import BoolArray, FloatArray, IntArray
 
-__all__ = ["Criterion", "match"]
+__all__ = ["Criterion", "match", "replacements"]
 
 Criterion: TypeAlias = Literal["distance", "direction"]
 
@@ -77,6 +77,43 @@ def match(
             if not group.swap_best():
                 break
     return np.array(group.members, dtype=np.int64)
+
+
+def replacements(
+    directions: FloatArray,
+    target: FloatArray,
+    members: IntArray,
+    allowed: BoolArray,
+    weights: FloatArray | None = None,
+    criterion: Criterion = "distance",
+) -> tuple[IntArray, FloatArray]:
+    """For each member of a group, the row that would replace it best.
+
+    Args:
+        directions: (n, s) u_i, the candidates.
+        target: (s,) t.
+        members: (C,) rows of the group.
+        allowed: (n, C) Which row may replace which member; of rows outside the group.
+        weights: (n,) a_i > 0; None for equal weights.
+        criterion: As in `match`.
+
+    Returns:
+        (C,) rows, -1 where none is allowed; and (C,) the distance or the cosine of the group with
+        that row in the member's place, NaN where there is none. A distance is that of the mean from
+        t, divided by |t|.
+    """
+    group = _Group(directions, target, members, len(members), weights, criterion)
+    group.fixed = 0
+    gap = np.where(allowed & group.outside[:, None], group.exchanges(), np.inf)  # (n, C)
+    rows = np.argmin(gap, axis=0) if len(gap) else np.zeros(len(members), dtype=np.int64)
+    best = gap[rows, np.arange(len(members))] if len(gap) else np.full(len(members), np.inf)
+    length = float(np.sqrt(group.target_squared)) or 1.0
+    if criterion == "distance":
+        value = np.sqrt(np.maximum(best + group.target_squared, 0.0)) / length
+    else:
+        value = -best / length
+    found = np.isfinite(best)
+    return np.where(found, rows, -1), np.where(found, value, np.nan)
 
 
 class _Sums(NamedTuple):
@@ -125,8 +162,8 @@ class _Group:
         gap = self._gap(squared, now.aim + self.aims, now.weight + self.weights)  # (n,)
         self._put(int(np.argmin(np.where(self.outside, gap, np.inf))), len(self.members))
 
-    def swap_best(self) -> bool:
-        """Make the exchange that makes the gap smallest; False if none helps."""
+    def exchanges(self) -> FloatArray:
+        """(n, C') the gap with each row in the place of each member that is not fixed."""
         now = self._sums()
         out = self.members[self.fixed :]
         # |S|^2 without each member that may leave (C,), then with each row in its place (n, C).
@@ -134,7 +171,15 @@ class _Group:
         cross = now.with_rows[:, None] - self.products[:, self.fixed :]
         squared = without + 2 * cross + self.squares[:, None]
         aim = now.aim - self.aims[out] + self.aims[:, None]
-        gap = self._gap(squared, aim, now.weight - self.weights[out] + self.weights[:, None])
+        weight = now.weight - self.weights[out] + self.weights[:, None]
+        gap: FloatArray = self._gap(squared, aim, weight)
+        return gap
+
+    def swap_best(self) -> bool:
+        """Make the exchange that makes the gap smallest; False if none helps."""
+        now = self._sums()
+        out = self.members[self.fixed :]
+        gap = self.exchanges()
         gap[~self.outside] = np.inf
         row, leaving = divmod(int(np.argmin(gap)), len(out))
         rounding = _ROUNDING * self._scale(now)

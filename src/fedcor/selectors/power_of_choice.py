@@ -15,7 +15,7 @@ from fedcor.checks import check_at_least
 from fedcor.config import plain_keywords
 from fedcor.errors import ConfigError
 from fedcor.selectors.base import StatelessSelector
-from fedcor.types import Federation, IntArray, Questions, Reasons, State
+from fedcor.types import Array, Federation, IntArray, Questions, Reasons, State
 
 __all__ = ["PowerOfChoice"]
 
@@ -57,21 +57,27 @@ class PowerOfChoice(StatelessSelector):
         return Questions(losses=self._asked(clients))
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
-        """(C,) candidates, the largest loss first, and the unchanged state."""
+        """(C,) candidates, the largest loss first; the state says who the candidates were."""
         available = federation.available
         if not len(available):
-            return available, state
+            return available, {"candidates": available.copy()}
         d = self._asked(len(available))
         p = federation.weights[available]
         candidates = federation.rng.choice(available, size=d, replace=False, p=p / p.sum())
         losses = federation.losses(candidates)
         # A candidate that did not answer comes last: it is chosen only when too few answered.
         order = np.argsort(-np.where(np.isnan(losses), -np.inf, losses), kind="stable")
-        return candidates[order[: self.clients_per_round]], state
+        return candidates[order[: self.clients_per_round]], {"candidates": candidates[order]}
 
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
         """The loss of each chosen client, which was asked in `select` and so is free here."""
         return {"loss": federation.losses(chosen)}
+
+    def details(
+        self, before: State, state: State, federation: Federation, chosen: IntArray
+    ) -> dict[str, Array]:
+        """`candidates`: who was drawn and asked, the largest loss first."""
+        return {"candidates": state["candidates"]}
 
     def _asked(self, available: int) -> int:
         """d, or all who are available if they are fewer."""

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcor.checks import check_at_least, check_fraction, check_positive
-from fedcor.gp import Samples, fit
+from fedcor.gp import Samples, covariance_similarity, fit, forecast
 from fedcor.rules import fill, seats_of
 from fedcor.selectors.base import extend_clients, uniform
 from fedcor.types import (
+    Array,
     BoolArray,
     Federation,
     FloatArray,
@@ -97,6 +98,7 @@ class ProcessSelector(ABC):
             "picked": np.zeros(
                 count, dtype=np.int64
             ),  # (N,) tau, times chosen since the last refit
+            "tried": np.empty((0, 0), dtype=np.int64),  # selections last measured; -1 fills up
         }
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
@@ -191,7 +193,8 @@ class ProcessSelector(ABC):
             shape = (len(federation.weights), self.dimension)
             X = federation.rng.standard_normal(shape) / math.sqrt(self.dimension)
         measured = np.array([federation.loss_changes(s) for s in selections])  # (S, N)
-        measured = measured[np.isfinite(measured).any(axis=1)]  # at least one client answered
+        answered = np.isfinite(measured).any(axis=1)
+        measured = measured[answered]  # at least one client answered
         samples = np.concatenate([state["samples"], measured])
         rounds = np.concatenate([state["sample_rounds"], np.full(len(measured), t)])
 
@@ -209,7 +212,58 @@ class ProcessSelector(ABC):
             "samples": samples[kept],
             "sample_rounds": rounds[kept],
             "picked": np.zeros_like(state["picked"]),
+            "tried": _as_rows(selections)[answered],
         }
+
+    def details(
+        self, before: State, state: State, federation: Federation, chosen: IntArray
+    ) -> dict[str, Array]:
+        """In a round that measured: how well the process foretold it, before it was refitted.
+
+        Each measured selection is foretold from the changes of its own clients (`gp.forecast`).
+
+        `forecast_clients`, `log_score`, `log_score_each`, `log_score_independent`: one number per
+        measured selection; the scores are in nats per client.
+        `residual_bins`: (20,) clients by standardised residual, of all these selections, in bins
+        that a right process fills alike.
+        `residual_squares`, `squared_errors`, `squared_changes`: sums over the same clients of
+        squared residuals, of squared errors, and of squared changes.
+        `fitted`: 1 in the round of the first fit, which has nothing before it to be held against.
+        `similarity`: of the covariance before the refit and after it; 1 for equal ones.
+        """
+        new = state["sample_rounds"] == int(before["round"])
+        X, Y = before["embedding"], state["embedding"]
+        if not new.any():
+            return {}
+        if not is_fitted(before) or len(X) != len(Y):
+            return {"fitted": np.array([1])}
+        s2, found = self.noise**2, []
+        for y, who in zip(state["samples"][new], state["tried"], strict=True):
+            trained = np.zeros(len(y), dtype=bool)
+            trained[who[who >= 0]] = True
+            found.append(forecast(X, s2, y, trained))
+        told = [one for one in found if one is not None]
+        similarity = {"similarity": np.array([covariance_similarity(X, Y, s2)])}
+        if not told:
+            return similarity
+        return similarity | {
+            "forecast_clients": np.array([len(one.residuals) for one in told]),
+            "log_score": np.array([one.log_score for one in told]),
+            "log_score_each": np.array([one.each for one in told]),
+            "log_score_independent": np.array([one.independent for one in told]),
+            "residual_bins": np.sum([one.bins for one in told], axis=0),
+            "residual_squares": np.array([sum(float(f.residuals @ f.residuals) for f in told)]),
+            "squared_errors": np.array([sum(float(f.errors @ f.errors) for f in told)]),
+            "squared_changes": np.array([sum(float(f.changes @ f.changes) for f in told)]),
+        }
+
+
+def _as_rows(selections: list[IntArray]) -> IntArray:
+    """(S, C) one selection a row, filled up with -1."""
+    rows = np.full((len(selections), max(map(len, selections), default=0)), -1)
+    for row, selection in zip(rows, selections, strict=True):
+        row[: len(selection)] = selection
+    return rows
 
 
 def _in_last_rounds(rounds: IntArray, before: int, count: int) -> BoolArray:

@@ -20,9 +20,9 @@ import numpy as np
 
 from fedcor.checks import check_at_least, check_one_of
 from fedcor.guard import LARGEST_LOSS
-from fedcor.rules import seated
+from fedcor.rules import seated, seats_of
 from fedcor.selectors.base import asks_nothing, extend_clients, uniform
-from fedcor.selectors.matching import Criterion, match
+from fedcor.selectors.matching import Criterion, match, replacements
 from fedcor.selectors.sketch import count_sketch
 from fedcor.types import (
     BoolArray,
@@ -104,6 +104,45 @@ class RememberingSelector(ABC):
         )
         group = pool[rows]
         return group[~np.isin(group, taken)]
+
+    def rivals(
+        self,
+        state: State,
+        federation: Federation,
+        members: IntArray,
+        criterion: Criterion,
+    ) -> tuple[IntArray, FloatArray]:
+        """For each member of the group, who would replace it best, and what the group would be.
+
+        Args:
+            state: The state after `select`.
+            federation: Who was available. Where rules have bounds, only a client that counts alike
+                can replace another.
+            members: (C,) the chosen clients whose direction is known.
+            criterion: As in `matching`.
+
+        Returns:
+            (C,) clients, -1 for none; and (C,) the group's distance or cosine with it, or NaN.
+        """
+        before = {**state, "round": state["round"] - 1}  # for all who were not chosen
+        ready = federation.available[~self.resting(before)[federation.available]]
+        chosen_now = state["asked"][ready] == before["round"]
+        others = ready[(state["seen"][ready] >= 0) & ~chosen_now]
+        pool = np.concatenate([members, others])
+        allowed = np.ones((len(pool), len(members)), dtype=bool)
+        seats = seats_of(federation)
+        if seats is not None:
+            cells = seats.groups.cell_of[pool]
+            allowed = cells[:, None] == cells[: len(members)]
+        rows, values = replacements(
+            state["directions"][pool],
+            self.target(state, federation.weights),
+            np.arange(len(members)),
+            allowed,
+            state["shares"][pool],
+            criterion,
+        )
+        return np.where(rows < 0, -1, pool[rows]), values
 
     def new_per_round(self, count: int) -> int:
         """How many of `count` clients may be new ones, while there are any."""

@@ -29,7 +29,7 @@ from fedcor.liars import Liars
 from fedcor.record import RoundRecord
 from fedcor.rules import FixedRules, with_clients
 from fedcor.schedules import LearningRate, Schedule, as_schedule
-from fedcor.selection import Decision, decide, init_state, observe
+from fedcor.selection import Decision, decide, init_state, observe, told_losses
 from fedcor.shield import after_round, shield, shield_outcome
 from fedcor.simulation.aggregate import parameters_of
 from fedcor.simulation.round import HONEST, SimulatedRound
@@ -199,4 +199,5 @@ class Simulation:
             unreachable=attendance.unreachable,
             duration=attendance.seconds,
             clock=None if attendance.seconds is None else after.clock,
+            details={**decision.details, **told_losses(outcome)},
         )

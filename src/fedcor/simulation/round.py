@@ -128,6 +128,10 @@ class SimulatedRound:
         self._asked[unasked] = True  # who did not answer is not asked again in this round
         return self._known[clients]
 
+    def known_losses(self) -> FloatArray:
+        """(N,) l_k(w^t) of all who have reported it; NaN where it is unknown. It asks nothing."""
+        return self._known.copy()
+
     def loss_changes(self, selection: IntArray) -> FloatArray:
         """(N,) change of every loss if `selection` trained; see `Federation.loss_changes`."""
         changes = np.full(len(self.weights), np.nan)

@@ -144,7 +144,12 @@ def _play(
         chosen, after = answer
         _check_state("select", after)
         _check_choice(selector, federation, chosen)
+        drawn = str(federation.rng.bit_generator.state)
         _check_reasons(selector, after, federation, chosen)
+        _check_details(selector, state, after, federation, chosen)
+        assert str(federation.rng.bit_generator.state) == drawn, (
+            "reasons or details drew from federation.rng: they may not, since they only explain"
+        )
         _check_phase(selector, after)
         observed = selector.observe(after, federation.train(chosen))
         _check_state("observe", observed)
@@ -181,6 +186,19 @@ def _check_reasons(
             f"the reason {name!r} has the shape {np.shape(values)}, not one number for each of "
             f"{len(chosen)} chosen clients"
         )
+
+
+def _check_details(
+    selector: Selector, before: State, state: State, federation: FakeFederation, chosen: IntArray
+) -> None:
+    give = getattr(selector, "details", None)
+    details = {} if give is None else give(before, state, federation, chosen)
+    assert isinstance(details, Mapping), (
+        f"details returned {details!r}, not a mapping of names to lists of numbers"
+    )
+    for name, values in details.items():
+        plain = np.ndim(values) == 1 and np.asarray(values).dtype.kind in "biuf"
+        assert plain, f"the detail {name!r} is {values!r}, not a list of numbers"
 
 
 def _check_phase(selector: Selector, state: State) -> None:

@@ -1,0 +1,123 @@
+"""What each pick of a greedy selection was worth, taken apart: the parts add up to its gain.
+
+Notation as in `lowrank.py`; k_1, k_2, ... are the picks in order, and a posterior is that given the
+picks before.
+
+    sigma_k     sqrt(x_k'A x_k + s2), standard deviation of client k's loss change
+    mu_k        posterior mean of client k's loss change; 0 before the first pick
+
+Without earlier picks (A = I, v = sum_i p_i x_i) and without annealing, client k is worth
+
+    sum_i p_i Sigma_ik / sigma_k = others_k + own_k
+    others_k = sum_{i != k} p_i x_i'x_k / sigma_k       what it does for the others
+    own_k    = p_k sigma_k                              what it does for itself
+
+and what is left of that is its gain:
+
+    gain_k = alpha_k (others_k + own_k) - redundancy_k
+
+Algorithm 1 predicts that the loss of pick k changes by mu_k - alpha_k sigma_k (line 4), and
+conditions everyone on it. So the gains sum to the predicted decrease of sum_i p_i l_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from fedcor.gp.posterior import Posterior
+from fedcor.types import BoolArray, FloatArray, IntArray
+
+__all__ = ["PickParts", "take_apart"]
+
+NOBODY = -1
+
+
+@dataclass(frozen=True)
+class PickParts:
+    """What each pick was worth, in the order of choice.
+
+    Attributes:
+        gain: (C,) as in `Picks`.
+        redundancy: (C,) as in `Picks`.
+        annealing: (C,) alpha_k.
+        others: (C,) worth of the pick for all other clients, without earlier picks or annealing.
+        own: (C,) the same for itself.
+        change: (C,) predicted change of its own loss, mu_k - alpha_k sigma_k.
+        runner_up: (C,) the best other client that could have had this place; -1 for none.
+        margin: (C,) by how much the pick's gain exceeds the runner-up's; NaN where there is none.
+    """
+
+    gain: FloatArray
+    redundancy: FloatArray
+    annealing: FloatArray
+    others: FloatArray
+    own: FloatArray
+    change: FloatArray
+    runner_up: IntArray
+    margin: FloatArray
+
+
+def take_apart(
+    X: FloatArray,
+    p: FloatArray,
+    alpha: FloatArray,
+    s2: float,
+    picks: IntArray,
+    candidates: IntArray,
+    admits: Callable[[int, int], bool] | None = None,
+) -> PickParts:
+    """The parts of the gains of `picks`, for the prior N(0, X X' + s2 I).
+
+    Args:
+        X: (N, d) embedding.
+        p: (N,) client weights.
+        alpha: (N,) annealing factors.
+        s2: Noise variance.
+        picks: (C,) ids in the order of choice, each once.
+        candidates: Ids that could be picked, `picks` among them.
+        admits: Whether a client could have had place j, from 0; None if everyone could.
+    """
+    Xc, pc, ac = X[candidates], p[candidates], alpha[candidates]
+    rows = np.array([int(np.flatnonzero(candidates == k)[0]) for k in picks], dtype=np.int64)
+    v = p @ X
+    left = np.ones(len(candidates), dtype=bool)
+    posterior = Posterior(Xc, pc, s2, v)
+    alone = posterior.gains(ac)
+    sigma = np.sqrt(posterior.variance[rows])
+    own = pc[rows] * sigma
+    squares = np.einsum("cd,cd->c", Xc[rows], Xc[rows])
+    others = (Xc[rows] @ v - pc[rows] * squares) / sigma
+    gain, margin, change = np.empty(len(rows)), np.full(len(rows), np.nan), np.empty(len(rows))
+    runner_up, mean = np.full(len(rows), NOBODY), np.zeros(len(rows))  # mean: mu of each pick
+    for j, k in enumerate(rows.tolist()):
+        g = posterior.gains(ac)
+        gain[j], left[k] = g[k], False
+        second = _best(g, left, candidates, None if admits is None else partial(admits, j))
+        if second is not None:
+            runner_up[j], margin[j] = candidates[second], g[k] - g[second]
+        u = posterior.A @ Xc[k]
+        deviation = float(np.sqrt(posterior.variance[k]))
+        change[j] = mean[j] - ac[k] * deviation
+        mean -= ac[k] * (Xc[rows] @ u) / deviation
+        posterior.pick(Xc[k], float(pc[k]))
+    redundancy = alone[rows] - gain
+    return PickParts(gain, redundancy, ac[rows], others, own, change, runner_up, margin)
+
+
+def _best(
+    gains: FloatArray,
+    left: BoolArray,
+    candidates: IntArray,
+    admits: Callable[[int], bool] | None,
+) -> int | None:
+    """Row of the largest gain of those who are left and admitted; None if there is none."""
+    gains = np.where(left, gains, -np.inf)
+    if admits is None:
+        best = int(np.argmax(gains)) if len(gains) else 0
+        return best if left.any() else None
+    order: list[int] = np.argsort(-gains, kind="stable")[: int(left.sum())].tolist()
+    return next((row for row in order if admits(int(candidates[row]))), None)

@@ -1,0 +1,121 @@
+// How well the process that FedCor learns foretells loss changes.
+(() => {
+  Page.parts.health = () => {
+    const found = Page.running.health, host = "health-body";
+    const learners = [...new Set(Page.now.runs.filter((run) => run.health)
+      .map((run) => Page.now.series[run.series].short))];
+    byId("health").hidden = byId("to-health").hidden = !learners.length;
+    if (!learners.length) return;
+    if (!found) {
+      put(host, missing(`This selector learns no process. Choose a run of ${learners.join(" or ")} ` +
+        "above to see how well it foretells."));
+      return;
+    }
+    const run = `${Page.now.series[Page.running.series].short}, seed ${Page.running.seed}`;
+    const text = found.forecasts
+      ? `In ${run}, before each of ${plural(found.forecasts, "refit")} the process had to foretell ` +
+        "the loss changes of clients from those of the clients that trained. What it knows of how " +
+        `clients go together helped in ${found.better} of them, judged by all clients at once, ` +
+        `and in ${found.better_each} client by client.`
+      : `In ${run}: ${found.note}.`;
+    const cost = `${plural(found.refits, "fit")}; ${found.probed} losses asked for in ` +
+      `${plural(found.probe_rounds, "round")}` + (found.probe_bytes === null ? "."
+      : `, which took ${bytes(found.probe_bytes)} of the ${bytes(found.bytes)} in all.`);
+    put(host, el("p", { class: "lead" }, text, " ", cost));
+    if (!found.forecasts) return;
+    const two = el("div", { class: "two" }), left = el("div"), right = el("div");
+    two.append(left, right);
+    byId(host).append(two);
+    const names = found.rounds.map((t) => t + Page.running.first_round);
+    left.append(el("h3", {}, "Log score of the forecasts, nats per client"),
+      lines(left, names, [["the process, all clients at once", found.log_score, "--s1", null],
+        ["the process, client by client", found.each, "--s2", null],
+        ["independent clients", found.independent, "--s0", "5 4"]]),
+      el("p", { class: "hint" }, "Higher is better. Above the dashed line, what the process knows " +
+        "of correlations helps. Triangles: below the chart."));
+    if (found.calibration) {
+      right.append(el("h3", {}, "Calibration"), calibration(right, found.calibration),
+        el("p", { class: "hint" }, "How often a change was within the interval that should hold " +
+          "it. On the diagonal the process is right; below, it is too sure of itself; above, it " +
+          "is too cautious. " +
+          `${found.calibration.clients} forecasts.`));
+    }
+    if (found.similarity.some((value) => value !== null)) {
+      left.append(el("h3", {}, "Similarity of successive covariances"),
+        lines(left, names, [["similarity", found.similarity, "--s2", null]], 1),
+        el("p", { class: "hint" }, "Cosine of the covariance before and after a refit: near 1, " +
+          "refitting changes little."));
+    }
+  };
+
+  function frame(width, height, label) {
+    return svg("svg", { width, height, role: "img", "aria-label": label });
+  }
+
+  function lines(host, xs, series, top = null) {
+    const width = host.clientWidth || 400, height = 200, left = 46, bottom = 34, right = 8, pad = 8;
+    const known = series.flatMap(([, values]) => values.filter((value) => value !== null));
+    const high = top === null ? Math.max(...known) : top;
+    // A few forecasts of the first fits may be very bad; they do not set the scale.
+    const sorted = [...known].sort((a, b) => a - b);
+    const [q1, q3] = [0.25, 0.75].map((part) => sorted[Math.floor(part * (sorted.length - 1))]);
+    const low = top !== null ? sorted[0] : Math.max(sorted[0], q1 - 4 * Math.max(q3 - q1, (high - q1) / 4, 1e-9));
+    const x = (value) => left + ((value - xs[0]) / (xs.at(-1) - xs[0] || 1)) * (width - left - right);
+    const y = (value) => pad + (1 - (value - low) / (high - low || 1)) * (height - bottom - pad);
+    const picture = frame(width, height, series.map(([name, values]) => `${name}: last ` +
+      number(values.filter((value) => value !== null).at(-1))).join("; "));
+    for (const value of [low, (low + high) / 2, high]) {
+      picture.append(svg("line", { x1: left, x2: width - right, y1: y(value), y2: y(value),
+        stroke: "var(--grid)" }),
+      svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value, 2)));
+    }
+    for (const [value, anchor] of [[xs[0], "start"], [xs.at(-1), "end"]]) {
+      picture.append(svg("text", { x: x(value), y: height - bottom + 16, "text-anchor": anchor },
+        String(value)));
+    }
+    picture.append(svg("text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle" },
+      "round"));
+    for (const [name, values, hue, dash] of series) {
+      const points = values.map((value, i) => value === null ? null
+        : [x(xs[i]), y(Math.max(value, low)), i]).filter(Boolean);
+      picture.append(svg("polyline", { points: points.map((p) => `${p[0]},${p[1]}`).join(" "),
+        fill: "none", stroke: `var(${hue})`, "stroke-width": 2, "stroke-dasharray": dash }));
+      for (const [px, py, i] of points) {
+        const text = svg("title", {}, `${name}, round ${xs[i]}: ${number(values[i])}`);
+        picture.append(values[i] < low
+          ? svg("path", { d: `M${px - 4} ${py - 4}h8l-4 7z`, fill: `var(${hue})` }, text)
+          : svg("circle", { cx: px, cy: py, r: 2.5, fill: `var(${hue})` }, text));
+      }
+    }
+    if (series.length === 1) return picture;
+    return el("div", {}, picture, el("div", { class: "key" }, series.map(([name, , hue]) =>
+      el("span", {}, el("i", { colour: `var(${hue})` }), name))));
+  }
+
+  function calibration(host, { levels, coverage }) {
+    const width = Math.min(host.clientWidth || 320, 340), height = width * 0.9;
+    const left = 62, bottom = 36, pad = 8;
+    const x = (value) => left + value * (width - left - pad);
+    const y = (value) => pad + (1 - value) * (height - bottom - pad);
+    const picture = frame(width, height, "Calibration: " + levels.map((level, i) =>
+      `${percent(level)} interval held ${percent(coverage[i])}`).filter((_, i) => i % 3 === 1).join(", "));
+    for (const value of [0, 0.5, 1]) {
+      picture.append(svg("line", { x1: left, x2: width - pad, y1: y(value), y2: y(value),
+        stroke: "var(--grid)" }),
+      svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, percent(value)),
+      svg("text", { x: x(value), y: height - bottom + 16,
+        "text-anchor": ["start", "middle", "end"][value * 2] }, percent(value)));
+    }
+    picture.append(svg("line", { x1: x(0), y1: y(0), x2: x(1), y2: y(1), stroke: "var(--soft)",
+      "stroke-dasharray": "4 4" }));
+    const points = [[0, 0], ...levels.map((level, i) => [level, coverage[i]])];
+    picture.append(svg("polyline", { points: points.map(([a, b]) => `${x(a)},${y(b)}`).join(" "),
+      fill: "none", stroke: "var(--s1)", "stroke-width": 2.5 }));
+    picture.append(svg("text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle" },
+      "should hold"));
+    const side = svg("text", { "text-anchor": "middle",
+      transform: `translate(12 ${(height - bottom) / 2}) rotate(-90)` }, "did hold");
+    picture.append(side);
+    return picture;
+  }
+})();
