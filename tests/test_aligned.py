@@ -412,11 +412,15 @@ def test_round_robin_takes_those_here_who_were_chosen_longest_ago(seed, count):
         state = selector.observe(state, federation.train(chosen))
 
 
-def test_round_robin_takes_clients_that_join_next():
+def test_round_robin_puts_clients_that_join_at_the_end_of_the_queue():
     selector, large = RoundRobin(3), FakeFederation.example(9)
-    _, state = play(selector, FakeFederation.example(6), 4)
-    chosen, _ = selector.select(selector.join(state, large.population), large)
-    assert sorted(chosen.tolist()) == [6, 7, 8]
+    earlier, state = play(selector, FakeFederation.example(6), 4)
+    state, chosen = selector.join(state, large.population), []
+    for _ in range(3):
+        group, state = selector.select(state, large)
+        chosen.append(sorted(group.tolist()))
+    assert chosen[0] == sorted(np.asarray(earlier[2]).tolist())
+    assert sorted(k for group in chosen for k in group) == list(range(9))
 
 
 def test_where_nothing_points_anywhere_chance_decides_and_not_the_lowest_ids():
