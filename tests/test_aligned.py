@@ -294,15 +294,26 @@ def test_a_known_client_that_stops_delivering_rests_although_it_is_overdue():
     assert (np.bincount(late, minlength=20)[[3, 8]] <= 6).all()  # after 2, 4, ..., 32 rounds
 
 
-def test_clients_that_join_train_next():
+def test_clients_that_join_train_one_after_the_other():
     small, large = FakeFederation.example(6), FakeFederation.example(9)
     selector = Aligned(3)
     _, state = play(selector, small, 8)
-    state = selector.join(state, large.population)
-    chosen, after = selector.select(state, large)
-    assert sorted(chosen.tolist()) == [6, 7, 8]
-    assert_array_equal(after["directions"][:6], state["directions"][:6])
-    assert selector.reasons(after, large, chosen) == {}
+    state, joined = selector.join(state, large.population), []
+    for _ in range(3):
+        chosen, after = selector.select(state, large)
+        assert_array_equal(after["directions"][:6], state["directions"][:6])
+        joined += [k for k in chosen.tolist() if state["seen"][k] < 0]
+        state = selector.observe(after, large.train(chosen))
+    assert sorted(joined) == [6, 7, 8]
+
+
+def test_where_too_few_are_known_those_who_joined_fill_the_round():
+    small, large = FakeFederation.example(2), FakeFederation.example(9)
+    selector = Aligned(6)
+    _, state = play(selector, small, 3)
+    chosen, _ = selector.select(selector.join(state, large.population), large)
+    assert {0, 1} < set(chosen.tolist())
+    assert len(chosen) == 6
 
 
 def test_a_first_training_has_no_cosine_and_no_age():
@@ -401,11 +412,15 @@ def test_round_robin_takes_those_here_who_were_chosen_longest_ago(seed, count):
         state = selector.observe(state, federation.train(chosen))
 
 
-def test_round_robin_takes_clients_that_join_next():
+def test_round_robin_puts_clients_that_join_at_the_end_of_the_queue():
     selector, large = RoundRobin(3), FakeFederation.example(9)
-    _, state = play(selector, FakeFederation.example(6), 4)
-    chosen, _ = selector.select(selector.join(state, large.population), large)
-    assert sorted(chosen.tolist()) == [6, 7, 8]
+    earlier, state = play(selector, FakeFederation.example(6), 4)
+    state, chosen = selector.join(state, large.population), []
+    for _ in range(3):
+        group, state = selector.select(state, large)
+        chosen.append(sorted(group.tolist()))
+    assert chosen[0] == sorted(np.asarray(earlier[2]).tolist())
+    assert sorted(k for group in chosen for k in group) == list(range(9))
 
 
 def test_where_nothing_points_anywhere_chance_decides_and_not_the_lowest_ids():

@@ -116,17 +116,25 @@ def test_where_each_lacks_another_usual_metric_most_are_kept():
     assert len(found.left_out) == 2
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_other_names_of_records_are_refused_and_a_tie_goes_to_no_lower_number(turned):
-    odd, right = (1, 0) if turned else (0, 1)
-    replies = {odd: reply(USUAL, ("evil", "metrics")), right: reply(USUAL)}
-    found = compare_replies(replies, None, names=("arrays",))
-    assert found.refused == {
-        odd: "its reply has the records evil (ArrayRecord), metrics (MetricRecord), the others "
-        "have arrays (ArrayRecord), metrics (MetricRecord)"
-    }
-    before = compare_replies({0: replies[odd]}, None).usual
-    assert list(compare_replies(replies, before, names=("arrays",)).refused) == [right]
+@given(
+    names=st.lists(
+        st.sampled_from(
+            [("arrays", "metrics"), ("metrics", "arrays"), ("a", "m"), ("arrays", "b")]
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_what_a_reply_calls_its_records_gets_nobody_refused(names):
+    replies = {client: reply(USUAL, one) for client, one in enumerate(names)}
+    assert not compare_replies(replies, None).refused
+    common = with_common_metrics(list(replies.values()))
+    assert len({tuple(sorted(content)) for content in common}) == 1
+    for content in common:
+        assert len(content.array_records) == len(content.metric_records) == 1
+        assert lengths(content) == dict.fromkeys(USUAL, -1)
+    most = max(names.count(one) for one in names)
+    assert set(common[0]) in [set(one) for one in names if names.count(one) == most]
 
 
 # --- in a run -------------------------------------------------------------------------------------

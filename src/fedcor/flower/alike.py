@@ -1,8 +1,9 @@
 """Replies that a strategy can take together: it needs records and metrics with equal names.
 
-A metric that only some replies have gets nobody refused: it is left out of what the strategy is
-given. Two kinds of metrics are not left out as soon as somebody lacks them, if most replies have
-them; whoever lacks one is refused:
+A usable reply has one record of a kind, so what it calls them says nothing: the strategy is given
+them under one name. A metric that only some replies have gets nobody refused: it is left out of
+what the strategy is given. Two kinds of metrics are not left out as soon as somebody lacks them, if
+most replies have them; whoever lacks one is refused:
 
     usual   every reply of this run so far has had it
     needed  somebody reads it: the strategy's weight, say
@@ -25,8 +26,6 @@ __all__ = ["Comparison", "Signature", "compare_replies", "log_left_out", "with_c
 
 # A metric's name, and its length: -1 for a single number.
 _Metric: TypeAlias = tuple[str, int]
-# The kind and the name of each record.
-_Records: TypeAlias = frozenset[tuple[str, str]]
 _MOST_NAMES = 5  # clients in a line of the log
 
 
@@ -35,27 +34,22 @@ class Signature:
     """How the replies of a run are built.
 
     Attributes:
-        records: Kind and name of each record of most replies.
         metrics: Name and length of each metric that every reply so far has had.
     """
 
-    records: _Records
     metrics: frozenset[_Metric]
 
     def to_text(self) -> str:
         """As a text, which a checkpoint takes."""
-        return json.dumps([sorted(self.records), sorted(self.metrics)])
+        return json.dumps([[], sorted(self.metrics)])
 
     @classmethod
     def from_text(cls, text: str) -> Signature | None:
         """Of what `to_text` returned; None for an empty text."""
         if not text:
             return None
-        records, metrics = json.loads(text)
-        return cls(
-            frozenset((str(kind), str(name)) for kind, name in records),
-            frozenset((str(name), int(length)) for name, length in metrics),
-        )
+        _, metrics = json.loads(text)  # earlier versions kept the names of records, too
+        return cls(frozenset((str(name), int(length)) for name, length in metrics))
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,6 @@ def compare_replies(
     replies: Mapping[int, RecordDict],
     usual: Signature | None,
     *,
-    names: Collection[str] = (),
     needed: Collection[str] = (),
 ) -> Comparison:
     """Which of the usable `replies` of a round go together.
@@ -88,20 +81,12 @@ def compare_replies(
     Args:
         replies: Client -> its reply.
         usual: How the replies of earlier rounds were built; None in the first.
-        names: Names of records that are right where as many replies have others.
         needed: Metrics that somebody reads.
     """
-    records = {client: _records(content) for client, content in sorted(replies.items())}
-    if not records:
+    metrics = {client: _metrics(content) for client, content in sorted(replies.items())}
+    if not metrics:
         return Comparison(usual=usual)
-    common = _most_common(records.values(), usual, names)
-    refused = {
-        client: f"its reply has the records {_listed(one)}, the others have {_listed(common)}"
-        for client, one in records.items()
-        if one != common
-    }
-    metrics = {client: _metrics(replies[client]) for client in records if client not in refused}
-    refused |= _lacking(metrics, frozenset() if usual is None else usual.metrics, needed)
+    refused = _lacking(metrics, frozenset() if usual is None else usual.metrics, needed)
     kept = {client: one for client, one in metrics.items() if client not in refused}
     shared = frozenset.intersection(*kept.values())
     left_out: dict[str, list[int]] = {}
@@ -109,23 +94,28 @@ def compare_replies(
         for name, _ in sorted(one - shared):
             left_out.setdefault(name, []).append(client)
     lasting = shared if usual is None else shared & usual.metrics
-    return Comparison(refused, left_out, Signature(common, lasting))
+    return Comparison(refused, left_out, Signature(lasting))
 
 
 def with_common_metrics(replies: Sequence[RecordDict]) -> list[RecordDict]:
-    """The replies with those metrics that all of them have; other records as they are."""
+    """The replies with those metrics that all of them have, and with records of equal names."""
     if not replies:
         return []
     shared = frozenset.intersection(*map(_metrics, replies))
     names = {name for name, _ in shared}
+    # As most call them; where as many call them otherwise, nobody is the worse for it.
+    counts = Counter(tuple(sorted(map(_kind_and_name, content.items()))) for content in replies)
+    usual = dict(sorted((-count, one) for one, count in counts.items())[0][1])
 
     def common(content: RecordDict) -> RecordDict:
         return RecordDict(
             {
-                key: MetricRecord({name: record[name] for name in record if name in names})
+                usual[type(record).__name__]: MetricRecord(
+                    {n: record[n] for n in record if n in names}
+                )
                 if isinstance(record, MetricRecord)
                 else record
-                for key, record in content.items()
+                for record in content.values()
             }
         )
 
@@ -164,30 +154,13 @@ def log_left_out(
     return said | {f"{what} {metric}" for metric in found.left_out}
 
 
-def _records(content: RecordDict) -> _Records:
-    kinds = (("ArrayRecord", content.array_records), ("MetricRecord", content.metric_records))
-    return frozenset((kind, name) for kind, named in kinds for name in named)
+def _kind_and_name(item: tuple[str, object]) -> tuple[str, str]:
+    return type(item[1]).__name__, item[0]
 
 
 def _metrics(content: RecordDict) -> frozenset[_Metric]:
     metrics = metrics_of(content)
     return frozenset((name, len(v) if isinstance(v, list) else -1) for name, v in metrics.items())
-
-
-def _most_common(
-    found: Collection[_Records], usual: Signature | None, names: Collection[str]
-) -> _Records:
-    """How most replies name their records.
-
-    A tie goes to the usual names, then to the expected ones; never to a client for its number.
-    """
-    counts = Counter(found)
-
-    def rank(one: _Records) -> tuple[int, bool, int, list[tuple[str, str]]]:
-        expected = sum(name in names for _, name in one)
-        return -counts[one], usual is None or one != usual.records, -expected, sorted(one)
-
-    return min(counts, key=rank)
 
 
 def _lacking(
@@ -220,7 +193,3 @@ def _difference(required: Sequence[_Metric], has: frozenset[_Metric]) -> str:
 
 def _size(length: int) -> str:
     return "a single number" if length < 0 else f"a list of {length}"
-
-
-def _listed(records: _Records) -> str:
-    return ", ".join(f"{name} ({kind})" for kind, name in sorted(records))

@@ -120,7 +120,6 @@ class Training:
         found = compare_replies(
             {client: reply.content for client, reply in results.items()},
             self.replies.trained,
-            names=(self.settings.arrays_key,),
             needed=self.settings.needed_metrics,
         )
         round, roster = flower_round(self.exchange.round), self.exchange.roster

@@ -76,8 +76,13 @@ class AFL:
         }
 
     def join(self, state: State, population: Population) -> State:
-        """The state with new clients, whose losses are unknown."""
-        losses = extend_clients(state["losses"], population.count, np.nan)
+        """The state with new clients: each has the mean loss of those who reported one.
+
+        The loss of the initial model would put them before everyone who has trained since.
+        """
+        reported = state["losses"][np.isfinite(state["losses"])]
+        usual = float(reported.mean()) if len(reported) else np.nan
+        losses = extend_clients(state["losses"], population.count, usual)
         return {**state, "root_sizes": np.sqrt(population.sizes), "losses": losses}
 
     def valuations(self, state: State) -> FloatArray:

@@ -6,6 +6,8 @@
     t       the mean direction of everyone: sum_i p_i u_i over all who were seen         (s,)
 
 Clients that never trained come first, in random order: every client trains, and nothing is asked.
+Of those that joined after the first round, a round takes a quarter of its clients, at least one; so
+nobody fills the rounds by joining under ever new names.
 A client that was chosen and did not deliver is left out for some rounds: twice as long each time,
 but never forever. A subclass says which of the known clients fill the rest of a round.
 """
@@ -21,7 +23,7 @@ import numpy as np
 from fedcor.checks import check_at_least, check_one_of
 from fedcor.guard import LARGEST_LOSS
 from fedcor.rules import seated, seats_of
-from fedcor.selectors.base import asks_nothing, extend_clients, uniform
+from fedcor.selectors.base import asks_nothing, extend_clients, fraction_of, uniform
 from fedcor.selectors.matching import Criterion, match, replacements
 from fedcor.selectors.sketch import count_sketch
 from fedcor.types import (
@@ -36,6 +38,7 @@ from fedcor.types import (
 
 __all__ = ["RememberingSelector", "seated_known"]
 
+_JOINED_SHARE = 0.25  # of a round, for new clients that joined after the first one
 # A client that failed again and again is left out for 2^10 rounds, and no longer.
 _LONGEST_BACKOFF = 10
 
@@ -148,6 +151,10 @@ class RememberingSelector(ABC):
         """How many of `count` clients may be new ones, while there are any."""
         return count
 
+    def joined_per_round(self, count: int) -> int:
+        """How many of `count` clients may be new ones that joined after the first round."""
+        return max(1, fraction_of(_JOINED_SHARE, count))
+
     def ageing_weights(self, state: State) -> FloatArray | float:
         """(N,) How much each remembered direction still counts in the mean of everyone."""
         return 1.0
@@ -162,11 +169,14 @@ class RememberingSelector(ABC):
             "seen": np.full(count, -1),  # (N,) round of the last usable update, -1 for never
             "asked": np.full(count, -1),  # (N,) round in which it was last chosen
             "failed": np.zeros(count, dtype=np.int64),  # (N,) times chosen since it last delivered
+            "founders": np.array(count),  # clients that were there before the first round
         }
 
     def join(self, state: State, population: Population) -> State:
         """The state with new clients, which the next sweep brings in."""
         count, known = population.count, state["directions"]
+        # A state of an earlier version does not say it: all that it has were there.
+        founders = state.get("founders", np.array(len(known)))
         return {
             **state,
             "directions": np.concatenate([known, np.zeros((count - len(known), known.shape[1]))]),
@@ -174,6 +184,7 @@ class RememberingSelector(ABC):
             "seen": extend_clients(state["seen"], count, -1),
             "asked": extend_clients(state["asked"], count, -1),
             "failed": extend_clients(state["failed"], count, 0),
+            "founders": founders if state["round"] else np.array(count),
         }
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
@@ -183,7 +194,12 @@ class RememberingSelector(ABC):
         ready = available[~self.resting(state)[available]]
         seen = state["seen"][ready] >= 0
         new, known = ready[~seen], ready[seen]
-        chosen = uniform(rng, new, self.new_per_round(count))
+        most = self.new_per_round(count)
+        joined = new[new >= int(state.get("founders", len(state["seen"])))]
+        chosen = uniform(rng, np.setdiff1d(new, joined), most)
+        if len(joined) and len(chosen) < most:
+            share = min(self.joined_per_round(count), most - len(chosen))
+            chosen = np.concatenate([chosen, uniform(rng, joined, share)])
         if len(chosen) < count and len(known):
             wanted = min(count - len(chosen), len(known))
             group = self.choose_known(state, federation, known, wanted)

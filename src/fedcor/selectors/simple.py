@@ -83,8 +83,9 @@ class RoundRobin:
         return {"round": np.array(0), "asked": np.full(population.count, -1)}
 
     def join(self, state: State, population: Population) -> State:
-        """The state with new clients, who come first."""
-        return {**state, "asked": extend_clients(state["asked"], population.count, -1)}
+        """The state with new clients, who stand at the end of the queue."""
+        last = int(state["round"]) - 1
+        return {**state, "asked": extend_clients(state["asked"], population.count, last)}
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
         """(C,) clients that were chosen longest ago, and the state in which they were chosen."""
