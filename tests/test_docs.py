@@ -90,7 +90,7 @@ def test_the_documented_changes_run(tmp_path, monkeypatch):
         assert main([*shlex.split(command)[1:], "--rounds", "2"]) == 0
 
 
-PLUGINS = ["own-partition.md", "own-optimiser.md", "own-metric.md", "optimisers.md"]
+PLUGINS = ["own-partition.md", "own-optimiser.md", "own-metric.md", "optimisers.md", "faults.md"]
 
 
 @pytest.mark.parametrize("page", PLUGINS)
