@@ -194,7 +194,9 @@ def torture_disk(quick: bool) -> list[Line]:
                 fits = full.outcome("fits")
                 folder = scratch / f"full-{selector}-{pages}"
                 _in_namespace(
-                    full, scratch / "output", partial(fill_disk, selector, 4096 * pages, folder, wanted)
+                    full,
+                    scratch / "output",
+                    partial(fill_disk, selector, 4096 * pages, folder, wanted),
                 )
                 if full.outcome("fits") > fits:
                     break

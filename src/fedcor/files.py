@@ -17,7 +17,15 @@ import numpy as np
 from fedcor.errors import RecordError
 from fedcor.types import Array
 
-__all__ = ["open_plain", "open_whole", "read_plain", "remove_leftovers", "save_arrays", "write_arrays", "write_whole"]
+__all__ = [
+    "open_plain",
+    "open_whole",
+    "read_plain",
+    "remove_leftovers",
+    "save_arrays",
+    "write_arrays",
+    "write_whole",
+]
 
 
 def open_plain(path: Path) -> IO[bytes]:
