@@ -1,4 +1,4 @@
-"""`kill -9` of a Flower server, and its restart: the record and the model are the uninterrupted ones.
+"""`kill -9` of a Flower server, and its restart: the record and the model stay the same.
 
 The server runs Flower's own loop on a grid in memory, whose nodes run a ClientApp with NumPy. Each
 restart meets nodes with other ids and empty memories, as a restarted federation does.

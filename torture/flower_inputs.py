@@ -14,7 +14,8 @@ from fedcor.record import read_run
 from fedcor.selectors import build_selector, selector_names
 from torture.calls import guarded
 from torture.flower_crashes import QUICK, flower_grid
-from torture.inputs import Maker, try_all
+from torture.inputs import try_all
+from torture.making import Maker
 from torture.tally import Line, Tally
 
 __all__ = ["PARTS"]
