@@ -13,7 +13,8 @@ FLOWER_TESTS := $(filter-out $(patsubst %, tests/test_flower_%.py, simulation br
 AXE_VERSION := 4.14.0
 AXE := .venv/axe-core-$(AXE_VERSION).js
 
-.PHONY: demo test test-all test-flower-versions test-browser lint check format bench docs package \
+.PHONY: demo test test-all test-flower-versions test-browser lint check format bench torture \
+    licences docs package \
     package-test clean
 
 demo: .venv/ready
@@ -64,6 +65,17 @@ bench: .venv/ready
 	$(BIN)/fedcor data fetch fmnist
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/flower_overhead.py
+
+# Counted trials of crashes, disks, damaged files and bad input, one process per core: what was tried,
+# how often, what was lost. Also written to runs/torture.md and runs/torture.json.
+torture: .venv/ready
+	$(BIN)/fedcor data fetch fmnist
+	mkdir -p runs
+	$(BIN)/python -m torture --out runs/torture
+
+# Name, version and licence of everything that is installed; fails where one is unknown or not free.
+licences: .venv/ready
+	$(BIN)/python -m torture.licences
 
 # The documentation site in site/. A warning is an error, and so is a link that leads nowhere.
 docs: .venv/ready

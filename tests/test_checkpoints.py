@@ -492,6 +492,30 @@ def test_a_resumed_run_is_the_same_whatever_was_damaged(runs, tmp_path, capsys):
         assert "no checkpoint in" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("holders", lambda a: a.astype(float)),
+        ("known", lambda a: a[:3]),
+        ("model", lambda a: np.full_like(a, np.nan)),
+        ("model", lambda a: a.astype(np.float64)),
+        ("selector/valuation", lambda a: a.astype(str)),
+        ("selector/valuation", lambda a: a[0]),
+    ],
+)
+def test_arrays_that_cannot_be_of_this_run_are_refused(runs, tmp_path, capsys, name, change):
+    """Under a right checksum: somebody wrote them so."""
+
+    def forge(run):
+        saved = load_checkpoint(run / CHECKPOINT)
+        arrays = {**saved.arrays, name: change(saved.arrays[name])}
+        header = json.dumps(saved.header)
+        save_checkpoint(run, arrays, header, keep=False, rounds=saved.rounds)
+
+    assert resume_after(runs, tmp_path / "run", forge) == 2
+    assert "does not fit this run" in capsys.readouterr().err
+
+
 def test_another_seeds_checkpoint_is_not_resumed(runs, tmp_path, capsys):
     command = runs[1]
     assert fedcor(*command, tmp_path / "other", "--rounds", "20", "--seed", "2") == 0

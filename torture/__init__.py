@@ -4,6 +4,6 @@
     python -m torture --quick    the same code with few trials; part of `make test`
     python -m torture --json     the table as JSON
 
-Each part is a module with `PARTS`: names of functions that try something a given number of times and
-return lines of the table. Each part runs in a process of its own.
+Each module has `PARTS`: names of functions that try something many times and return lines of the
+table. Each part runs in a process of its own.
 """

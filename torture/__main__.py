@@ -25,6 +25,12 @@ MODULES = {
     "crashes-fmnist": "crashes",
     "crashes-digits": "crashes",
     "crashes-optimisers": "crashes",
+    "crashes-flower": "flower_crashes",
+    "input-settings": "inputs",
+    "input-records": "inputs",
+    "input-checkpoints": "inputs",
+    "input-data": "inputs",
+    "input-flower": "flower_inputs",
     "disk": "disk",
     "files-runs": "damage",
     "files-checkpoints": "damage",
@@ -60,12 +66,7 @@ def run_parts(parts: Sequence[str], quick: bool, jobs: int) -> list[Line]:
                 found = json.loads(Path(scratch, f"{part}.json").read_text(encoding="utf-8"))
                 lines += [Line(**one) for one in found]
                 print(f"done: {part}", file=sys.stderr, flush=True)
-    return sorted(lines, key=lambda line: (GROUPS.index(line.group), parts_order(line)))
-
-
-def parts_order(line: Line) -> str:
-    """Lines of a group, by what was tried."""
-    return line.what
+    return sorted(lines, key=lambda line: (GROUPS.index(line.group), line.what))
 
 
 def _broken(part: str, why: str) -> Line:

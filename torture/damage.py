@@ -1,8 +1,8 @@
 """Truncated and flipped files: never a silently wrong result.
 
-A run is stopped, one of its files is damaged, and it is resumed and read. Right outcomes are: refused
-with exit code 2 and nothing touched; the previous checkpoint used, which is said, and the same record
-as without damage; the same record at once.
+A run is stopped, one of its files is damaged, and it is resumed and read. Right outcomes are:
+refused with exit code 2 and nothing touched; the previous checkpoint used, which is said, and the
+same record as without damage; the same record at once.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from fedcor.build import build_simulation, experiment_header, one_thread
 from fedcor.errors import ConfigError, FedcorError, RecordError, RunExistsError
 from fedcor.experiments import Experiment, Selectors, variants
@@ -89,10 +91,7 @@ def _restore(checkpoint: Mapping[str, Array], simulation: Simulation, out: Path)
     """The state in a checkpoint; refuses one that is not of this simulation."""
     try:
         state = SimulationState.from_arrays(checkpoint, simulation.engine.device)
-        fits = (
-            state.model.shape == simulation.engine.initial_model.shape
-            and state.known.shape == state.holders.shape
-        )
+        fits = _fits(state, simulation.start)
     except (KeyError, TypeError, ValueError):
         fits = False
     if not fits:
@@ -103,6 +102,23 @@ def _restore(checkpoint: Mapping[str, Array], simulation: Simulation, out: Path)
         return state
     # A checkpoint of before optimisers had a state, or of one that has none.
     return dataclasses.replace(state, optimiser=simulation.optimiser_start)
+
+
+def _fits(state: SimulationState, start: SimulationState) -> bool:
+    """Whether a state that was read can be one of the simulation that began with `start`."""
+    model, first = state.model, start.model
+    if model.shape != first.shape or model.dtype != first.dtype or not model.isfinite().all():
+        return False
+    pairs = [(state.known, start.known), (state.holders, start.holders)]
+    if any(one.shape != own.shape or one.dtype != own.dtype for one, own in pairs):
+        return False
+    # Memories grow, and get new names; what was there at the start keeps its kind.
+    for memory, own in ((state.selector, start.selector), (state.optimiser, start.optimiser)):
+        for name, value in own.items() if memory else ():
+            old, new = np.asarray(value), np.asarray(memory[name])
+            if old.dtype.kind != new.dtype.kind or old.ndim != new.ndim:
+                return False
+    return True
 
 
 @dataclass(frozen=True)
