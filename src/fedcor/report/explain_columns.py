@@ -32,8 +32,8 @@ def explanation_columns(
             `probed`; `predicted_change`; `picks`, how many there are.
         picks: Lists with an entry per pick of all these rounds, one round after another, in the
             order of choice: `client`; `delivered`, 1 or 0; each of `reasons`; `runner_up`, a
-            client; `by`; `came`, a loss change, `came_from` and `came_to`, the rounds before which the
-            losses were measured. None where there is nothing.
+            client; `by`; `came`, a loss change; `came_from` and `came_to`, the rounds before which
+            the losses were measured. None where there is nothing.
 
         FedCor's parts follow from them: `others`, `own`, annealed = (annealing - 1) (others + own),
         redundant = - redundancy.
