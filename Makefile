@@ -9,7 +9,7 @@ FLOWER_NEWEST := 1.42.0
 FLOWER_TESTS := $(filter-out $(patsubst %, tests/test_flower_%.py, simulation bridge optimisers \
     quarantine quickstart rules), $(wildcard tests/test_flower*.py))
 
-.PHONY: demo test test-all test-flower-versions lint check format bench docs package \
+.PHONY: demo test test-all test-flower-versions test-trackers lint check format bench docs package \
     package-test clean
 
 demo: .venv/ready
@@ -31,6 +31,11 @@ test-flower-versions: .venv-flower/$(FLOWER_OLDEST)/ready .venv-flower/$(FLOWER_
 	        "import flwr; assert flwr.__version__ == '$$version', flwr.__version__" && \
 	    .venv-flower/$$version/bin/python -m pytest -n 2 -m "not slow" $(FLOWER_TESTS) || exit 1; \
 	done
+
+# The trackers' tests, with the real packages.
+test-trackers: .venv-trackers/ready
+	FEDCOR_TRACKERS=1 .venv-trackers/bin/python -m pytest -n 2 --dist worksteal \
+	    tests/test_trackers.py
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .
@@ -66,7 +71,7 @@ package-test: package
 	cd "$$folder" && venv/bin/fedcor demo
 
 clean:
-	rm -rf .venv .venv-flower build dist .coverage .coverage.* .pytest_cache .mypy_cache \
+	rm -rf .venv .venv-flower .venv-trackers build dist .coverage .coverage.* .pytest_cache .mypy_cache \
 	    .ruff_cache .hypothesis
 
 .venv/ready: pyproject.toml constraints.txt
@@ -74,6 +79,17 @@ clean:
 	$(BIN)/python -m pip install --quiet --upgrade pip -c constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev]'
 	touch .venv/ready
+
+# TensorBoard, MLflow and Weights & Biases: 200 MB for one file of tests. All else is the main
+# environment's, which is found last.
+.venv-trackers/ready: .venv/ready
+	$(PYTHON) -m venv .venv-trackers
+	$(BIN)/python -c "import sysconfig; \
+	    print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+	    > $$(echo .venv-trackers/lib/python3*/site-packages)/main.pth
+	.venv-trackers/bin/python -m pip install --quiet -c constraints.txt \
+	    tensorboard mlflow-skinny wandb
+	touch $@
 
 # One Flower, and what it needs where the main environment has other versions. All else is the main
 # environment's, which is found last.

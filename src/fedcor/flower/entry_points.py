@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +16,7 @@ from fedcor.flower.strategy import SelectingStrategy
 from fedcor.record import RoundRecord
 from fedcor.rules import Bounds, ClientsPerRound, Eligible, Rules
 from fedcor.selectors import FedCor, build_selector, registry
+from fedcor.tracking import GivenCallback
 from fedcor.types import Selector, selector_traits
 
 __all__ = ["FedCorStrategy", "select_with"]
@@ -33,8 +34,8 @@ class FedCorStrategy(SelectingStrategy):
         warmup, interval, samples_per_refit, warmup_history, history, discount, dimension, noise,
             warmup_steps, refit_steps, gp_learning_rate, beta: As in `fedcor.FedCor`.
         checkpoint, seed, wait_for, probe_timeout, attempts, loss_key, accuracy_key, name,
-            identity, secure_aggregation, on_round, preflight, eligible, at_least, at_most: As in
-            `SelectionSettings`.
+            identity, secure_aggregation, on_round, preflight, eligible, at_least, at_most,
+            callbacks: As in `SelectionSettings`.
 
     Example:
         strategy = FedCorStrategy(5, warmup=10, checkpoint="runs/mine")
@@ -76,6 +77,7 @@ class FedCorStrategy(SelectingStrategy):
         eligible: Eligible | None = _Settings.eligible,
         at_least: Mapping[str, Bounds] | None = _Settings.at_least,
         at_most: Mapping[str, Bounds] | None = _Settings.at_most,
+        callbacks: Iterable[GivenCallback] = (),
     ) -> None:
         options = {
             "warmup": warmup,
@@ -109,6 +111,7 @@ class FedCorStrategy(SelectingStrategy):
             at_least=at_least,
             at_most=at_most,
             clients_per_round=schedule,
+            callbacks=callbacks,
         )
         super().__init__(
             FedAvg() if strategy is None else strategy,
@@ -138,6 +141,7 @@ def select_with(
     eligible: Eligible | None = _Settings.eligible,
     at_least: Mapping[str, Bounds] | None = _Settings.at_least,
     at_most: Mapping[str, Bounds] | None = _Settings.at_most,
+    callbacks: Iterable[GivenCallback] = (),
 ) -> SelectingStrategy:
     """`strategy` as it is, with its clients chosen by `selector`.
 
@@ -154,8 +158,8 @@ def select_with(
             or a function of the round. Must be given unless `selector` is an object, which says
             it itself.
         checkpoint, seed, wait_for, probe_timeout, attempts, loss_key, accuracy_key, name,
-            identity, secure_aggregation, on_round, preflight, eligible, at_least, at_most: As in
-            `SelectionSettings`.
+            identity, secure_aggregation, on_round, preflight, eligible, at_least, at_most,
+            callbacks: As in `SelectionSettings`.
 
     Returns:
         A strategy to `start` as any other.
@@ -185,6 +189,7 @@ def select_with(
         at_least=at_least,
         at_most=at_most,
         clients_per_round=schedule,
+        callbacks=callbacks,
     )
     if selector is None or isinstance(selector, str):
         if first is None:

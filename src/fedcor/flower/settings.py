@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from fedcor.flower.rules import check_minima
 from fedcor.flower.trees import grows_trees
 from fedcor.record import RoundRecord
 from fedcor.rules import Bounds, ClientsPerRound, Eligible, Rules, check_rules_for
+from fedcor.tracking import GivenCallback, check_callbacks
 from fedcor.types import Selector, optimiser_traits, selector_traits
 
 __all__ = [
@@ -85,6 +86,9 @@ class SelectionSettings:
         at_most: Most clients in a round, likewise; never exceeded.
         clients_per_round: Clients per round that change: round, from 1 -> clients from that round
             on, or a function of the round. None: the selector's own.
+        callbacks: What hears of the run while it goes on: objects with some of the methods of
+            `fedcor.tracking.Callback`, classes of them, functions of a round's record, or names of
+            trackers, such as "mlflow", which need `checkpoint`.
     """
 
     checkpoint: str | Path | None = None
@@ -103,6 +107,7 @@ class SelectionSettings:
     at_least: Mapping[str, Bounds] | None = None
     at_most: Mapping[str, Bounds] | None = None
     clients_per_round: ClientsPerRound | None = None
+    callbacks: Iterable[GivenCallback] = ()
 
     def __post_init__(self) -> None:
         check_positive("probe_timeout", self.probe_timeout)
@@ -114,6 +119,8 @@ class SelectionSettings:
         if self.identity == "key" and not SAYS_KEYS:
             raise ConfigError("identity", "key", "needs flwr 1.38 or later, which says nodes' keys")
         self.rules  # noqa: B018  it is checked when it is made
+        told = check_callbacks(self.callbacks, self.checkpoint, "checkpoint")
+        object.__setattr__(self, "callbacks", told)
 
     @cached_property
     def rules(self) -> Rules:
