@@ -9,14 +9,18 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import struct
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import fedcor
 from fedcor.cli import main
-from fedcor.record import read_run
+from fedcor.record import count_rounds, read_run
 from fedcor.tracking.numbers import Tally
 
 NAMES = ["tensorboard", "mlflow", "wandb"]
@@ -307,6 +311,27 @@ def test_all_trackers_in_two_processes_leave_the_records_as_they_are(capsys):
     check_wandb(Path("all/fedcor/seed-1"))
     check_tensorboard(Path("all/fedcor/seed-1"))
     assert len(list(Path("all/wandb").glob("offline-run-*"))) == 4
+
+
+def test_a_run_that_is_killed_outright_continues_in_every_tracker():
+    for package in NAMES:
+        need(package)
+    what = "run digits --selector fedcor --out run --set partition.clients=20 --resume"
+    command = [*what.split(), "--set", "selectors.fedcor.warmup=3", "--track", ",".join(NAMES)]
+    program = [sys.executable, "-m", "fedcor", *command, "--rounds", "5000"]
+    with subprocess.Popen(program, stdout=subprocess.DEVNULL) as process:
+        try:
+            while process.poll() is None and count_rounds(Path("run")) < 24:
+                time.sleep(0.01)
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGKILL
+    rounds = max(30, count_rounds(Path("run")) // 10 * 10 + 6)
+    assert main([*command, "--rounds", str(rounds)]) == 0
+    assert len(read_run(Path("run")).rounds) == rounds
+    check_tensorboard(Path("run"))
+    check_mlflow(Path("run"), Path("run"))
+    check_wandb(Path("run"))
 
 
 def test_flower_runs_are_tracked(tmp_path):

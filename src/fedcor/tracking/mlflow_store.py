@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import time
@@ -27,6 +28,7 @@ STORE, ARTIFACTS, LOCK = "mlflow.db", "mlflow-artifacts", ".mlflow.lock"
 URI = "MLFLOW_TRACKING_URI"
 _LONGEST_PARAMETER, _MOST_PARAMETERS, _MOST_METRICS = 500, 100, 1000  # MLflow's limits of a call
 _CHANGING = "config.training.rounds"  # a resumed run may have more; parameters cannot change
+_FLUSH_EVERY = 1.0  # seconds: a transaction takes longer than a short round
 _WAIT = 300  # seconds for another process that makes the store
 
 
@@ -36,13 +38,16 @@ class MLflow(Tracker):
 
     The store is `mlflow.db` in the folder of the comparison, or of the run if it is a single one. A
     resumed run continues its MLflow run (`mlflow.json` in the run's folder has the id). MLflow
-    cannot replace a number, so a number that is there already is skipped.
+    cannot replace a number, so a number that is there already is skipped. Rounds are written about
+    once a second; those of a last second that a kill cut off are written when the run is resumed.
     """
 
     _client: Any = field(init=False, repr=False, default=None)
     _id: str = field(init=False, repr=False)
     _tally: Tally = field(init=False, repr=False)
     _written: dict[str, set[int]] = field(init=False, repr=False)  # steps by the metric's name
+    _pending: list[Any] = field(init=False, repr=False)  # metrics that are not written yet
+    _flushed: float = field(init=False, repr=False)  # when metrics were written
 
     def __post_init__(self) -> None:
         for package in ("mlflow", "sqlalchemy", "alembic"):
@@ -51,7 +56,7 @@ class MLflow(Tracker):
     def on_start(self, run: StartedRun) -> None:
         """Open the store and the run, and write the rounds so far."""
         assert run.folder is not None
-        self._tally = Tally()
+        self._tally, self._pending, self._flushed = Tally(), [], -math.inf
         before = recall(run.folder, "mlflow") if run.resumed else {}
         store = run.folder / before["store"] if before.get("store") else None
         if store is None or not store.is_file():
@@ -70,6 +75,7 @@ class MLflow(Tracker):
     def on_end(self, run: RunRecord) -> None:
         """Write the artifacts, and say that the run is finished."""
         assert run.path is not None
+        self._flush()
         table = self._tally.table(known_clients(run.header))
         self._client.log_text(self._id, table, "selection.csv")
         with TemporaryDirectory() as folder:
@@ -81,8 +87,11 @@ class MLflow(Tracker):
     def close(self) -> None:
         """Say that the run was ended early, if it was."""
         if self._client is not None:
-            client, self._client = self._client, None
-            client.set_terminated(self._id, "KILLED")
+            try:
+                self._flush()
+                self._client.set_terminated(self._id, "KILLED")
+            finally:
+                self._client = None
 
     def _find_run(self, id: str | None) -> str | None:
         """The run that is continued, if the store has it."""
@@ -148,8 +157,16 @@ class MLflow(Tracker):
                 if entry["round"] not in steps:
                     steps.add(entry["round"])
                     metrics.append(Metric(_safe(name), value, int(now * 1000), entry["round"]))
-        for some in _parts(metrics, _MOST_METRICS):
-            self._client.log_batch(self._id, metrics=some)
+        self._pending += metrics
+        if time.monotonic() - self._flushed >= _FLUSH_EVERY:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write what has gathered."""
+        some, self._pending = self._pending, []
+        for part in _parts(some, _MOST_METRICS):
+            self._client.log_batch(self._id, metrics=part)
+        self._flushed = time.monotonic()
 
 
 @contextmanager
