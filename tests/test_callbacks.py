@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import logging
 import math
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedcor.cli import main
 from fedcor.errors import ConfigError, MissingExtraError
 from fedcor.record import RoundRecord, read_run
 from fedcor.tracking import CSV, StartedRun, Tracker, build_callback, check_callbacks, following
+from fedcor.tracking.files import check_installed
 from fedcor.tracking.numbers import Tally, as_entry, flat_settings, scalars
 from fedcor.tracking.wandb_run import bars
 
@@ -212,7 +214,7 @@ def test_a_users_own_tracker_by_name(monkeypatch, capsys, caplog):
 @pytest.mark.parametrize("name", PACKAGES)
 def test_without_its_package_a_tracker_says_what_to_install(name, monkeypatch, capsys):
     def find(package, *_):
-        return None if package == PACKAGES[name] else object()
+        return None if package == PACKAGES[name] else ModuleSpec(package, None, origin="here")
 
     monkeypatch.setattr("importlib.util.find_spec", find)
     said = f"pip install 'fedcor[{name}]' (from a clone: pip install '.[{name}]')"
@@ -222,6 +224,14 @@ def test_without_its_package_a_tracker_says_what_to_install(name, monkeypatch, c
     assert not Path("run").exists()
     with pytest.raises(MissingExtraError, match=name):
         fedcor.run(digits(), "random", out="run", callbacks=[name])
+
+
+def test_a_folder_with_the_name_of_a_package_is_no_package(monkeypatch):
+    monkeypatch.syspath_prepend(".")
+    Path("not_installed").mkdir()
+    with pytest.raises(MissingExtraError, match=r"fedcor\[wandb\]"):
+        check_installed("not_installed", "wandb")
+    check_installed("numpy", "wandb")
 
 
 def read_csv(path):

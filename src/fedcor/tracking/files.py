@@ -20,7 +20,9 @@ def check_installed(package: str, extra: str) -> None:
     """Raise MissingExtraError if `package` is not there; it is not imported."""
     from importlib.util import find_spec
 
-    if find_spec(package) is None:
+    found = find_spec(package)
+    # A folder that is called so, as `wandb` makes one, passes for a package without an origin.
+    if found is None or found.origin is None:
         raise MissingExtraError(package, extra)
 
 
