@@ -13,8 +13,8 @@ FLOWER_TESTS := $(filter-out $(patsubst %, tests/test_flower_%.py, simulation br
 AXE_VERSION := 4.14.0
 AXE := .venv/axe-core-$(AXE_VERSION).js
 
-.PHONY: demo test test-all test-flower-versions test-browser lint check format bench torture \
-    licences docs package \
+.PHONY: demo test test-all test-flower-versions test-browser test-trackers lint check format bench \
+    torture licences docs package \
     package-test clean
 
 demo: .venv/ready
@@ -49,6 +49,11 @@ test-browser: .venv/ready .venv/browser $(AXE)
 	        "or name it in FEDCOR_CHROMIUM"; exit 1; \
 	fi
 	FEDCOR_AXE=$(CURDIR)/$(AXE) $(BIN)/python -m pytest -m browser tests/test_browser.py
+
+# The trackers' tests, with the real packages.
+test-trackers: .venv-trackers/ready
+	FEDCOR_TRACKERS=1 .venv-trackers/bin/python -m pytest -n 2 --dist worksteal \
+	    tests/test_trackers.py
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .
@@ -95,7 +100,7 @@ package-test: package
 	cd "$$folder" && venv/bin/fedcor demo
 
 clean:
-	rm -rf .venv .venv-flower build dist .coverage .coverage.* .pytest_cache .mypy_cache \
+	rm -rf .venv .venv-flower .venv-trackers build dist .coverage .coverage.* .pytest_cache .mypy_cache \
 	    .ruff_cache .hypothesis
 
 .venv/ready: pyproject.toml constraints.txt
@@ -110,6 +115,17 @@ clean:
 
 $(AXE): .venv/ready
 	$(BIN)/python tests/fetch_axe.py $(AXE_VERSION) $@
+
+# TensorBoard, MLflow and Weights & Biases: 200 MB for one file of tests. All else is the main
+# environment's, which is found last.
+.venv-trackers/ready: .venv/ready
+	$(PYTHON) -m venv .venv-trackers
+	$(BIN)/python -c "import sysconfig; \
+	    print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+	    > $$(echo .venv-trackers/lib/python3*/site-packages)/main.pth
+	.venv-trackers/bin/python -m pip install --quiet -c constraints.txt \
+	    tensorboard mlflow-skinny wandb
+	touch $@
 
 # One Flower, and what it needs where the main environment has other versions. All else is the main
 # environment's, which is found last.

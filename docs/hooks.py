@@ -55,6 +55,8 @@ TYPES = [
     "fedcor.record.RoundRecord",
     "fedcor.record.RunRecord",
     "fedcor.simulation.SimulationState",
+    "fedcor.tracking.Callback",
+    "fedcor.tracking.StartedRun",
 ]
 
 

@@ -22,6 +22,7 @@ from fedcor.processes import count_processes, map_each
 from fedcor.progress import refresh, show_rounds
 from fedcor.record import RoundRecord, RunRecord, count_rounds, read_run, read_runs
 from fedcor.results import Result
+from fedcor.tracking import GivenCallback, check_callbacks
 from fedcor.types import Selector
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def run(
     on_round: Callable[[RoundRecord], None] | None = None,
     engine: str = "simulator",
     progress: bool | None = None,
+    callbacks: Iterable[GivenCallback] = (),
 ) -> Result:
     """Run an experiment once, in memory or in a folder.
 
@@ -58,6 +60,9 @@ def run(
         on_round: Called after each round with its record.
         engine: "simulator", or "flower" for Flower's simulation.
         progress: False shows no progress; it is shown on a terminal and in a notebook.
+        callbacks: What hears of the run while it goes on: objects with some of the methods of
+            `fedcor.tracking.Callback`, classes of them, functions of a round's record, or names of
+            trackers, such as "mlflow".
 
     Example:
         >>> import fedcor
@@ -69,6 +74,7 @@ def run(
     made = _experiment(experiment, rounds, selector)
     made.build_selector()
     folder = _folder(out, resume)
+    told = check_callbacks(callbacks, folder)
     check_at_least("seed", seed, 0, LARGEST_SEED)
     run_on_flower = _flower() if engine == "flower" else None
     from fedcor.runner import run as run_on_simulator  # imports torch: after the checks
@@ -84,10 +90,11 @@ def run(
                 on_round(record)
 
         if run_on_flower is None and folder is None:
-            return Result([run_in_memory(made, seed, show)])
+            return Result([run_in_memory(made, seed, show, told)])
         with tempfile.TemporaryDirectory() as temporary:
             where = folder or Path(temporary) / "run"
-            (run_on_flower or run_on_simulator)(made, seed, where, resume=resume, on_round=show)
+            run_it = run_on_flower or run_on_simulator
+            run_it(made, seed, where, resume=resume, on_round=show, callbacks=told)
             return Result([_read(where, made.rounds, in_memory=folder is None)])
 
 
@@ -102,6 +109,7 @@ def compare(
     jobs: int = 1,
     backend: str = "loky",
     progress: bool | None = None,
+    callbacks: Iterable[GivenCallback] = (),
 ) -> Result:
     """Run several selectors on the same seeds: with one seed, all meet the same federation.
 
@@ -116,6 +124,8 @@ def compare(
         jobs: How many processes work at once; -1 for as many as there are processors.
         backend: A backend of joblib. The default needs no `if __name__ == "__main__"` in a script.
         progress: False shows no progress; it is shown on a terminal and in a notebook.
+        callbacks: What hears of the runs, as in `run`. Of a name or a class, each run has an object
+            of its own; another object hears of all runs. In several processes, each has a copy.
 
     Example:
         >>> import fedcor
@@ -126,12 +136,16 @@ def compare(
     made, seeds = _experiment(experiment, rounds), _check_seeds(seeds)
     chosen, processes = variants(made, selectors), count_processes(jobs)
     folder = _folder(out, resume)
+    told = check_callbacks(callbacks, folder)
     total = sum(one.rounds for one in chosen) * len(seeds)
     with _bar("rounds", total, progress) as update:
         if folder is None:
             work = [(one, seed) for seed in seeds for one in chosen]
-            return Result(_run_in_memory(work, processes, backend, update))
-        return Result(_run_in_folder(made, selectors, seeds, folder, resume, jobs, backend, update))
+            return Result(_run_in_memory(work, processes, backend, update, told))
+        from fedcor.runner import compare_jobs
+
+        todo = compare_jobs(made, selectors, seeds, folder, resume=resume, callbacks=told)
+        return Result(_run_in_folder(todo, made.rounds, processes, backend, update))
 
 
 @suggests
@@ -225,37 +239,33 @@ def _bar(title: str, total: int, progress: bool | None) -> Iterator[Update]:
 
 
 def _run_in_folder(
-    made: Experiment,
-    selectors: Selectors,
-    seeds: list[int],
-    folder: Path,
-    resume: bool,
-    jobs: int,
-    backend: str,
-    update: Update,
+    todo: list[Job], rounds: int, processes: int, backend: str, update: Update
 ) -> list[RunRecord]:
-    from fedcor.runner import compare_jobs, run_jobs
+    from fedcor.runner import run_jobs
 
-    todo = compare_jobs(made, selectors, seeds, folder, resume=resume)
     finished: list[Job] = []
 
     def show() -> None:
-        done = sum(min(count_rounds(job.out), made.rounds) for job in todo)
+        done = sum(min(count_rounds(job.out), rounds) for job in todo)
         update(done, f"{len(finished)}/{len(todo)} runs")
 
     with refresh(show):
-        finished.extend(run_jobs(todo, count_processes(jobs), backend))
-    return [_read(job.out, made.rounds) for job in todo]
+        finished.extend(run_jobs(todo, processes, backend))
+    return [_read(job.out, rounds) for job in todo]
 
 
 def _run_in_memory(
-    work: list[tuple[Experiment, int]], processes: int, backend: str, update: Update
+    work: list[tuple[Experiment, int]],
+    processes: int,
+    backend: str,
+    update: Update,
+    callbacks: tuple[GivenCallback, ...],
 ) -> list[RunRecord]:
     """The runs, in the order of `work`. Each notes its rounds in a file, for the progress."""
     runs: dict[int, RunRecord] = {}
     with tempfile.TemporaryDirectory() as folder:
         notes = [Path(folder) / str(index) for index in range(len(work))]
-        tasks = [_Task(index, *one, notes[index]) for index, one in enumerate(work)]
+        tasks = [_Task(index, *one, notes[index], callbacks) for index, one in enumerate(work)]
 
         def show() -> None:
             done = sum(note.stat().st_size for note in notes if note.exists())
@@ -273,6 +283,7 @@ class _Task:
     experiment: Experiment
     seed: int
     note: Path
+    callbacks: tuple[GivenCallback, ...]
 
 
 def _run_task(task: _Task) -> RunRecord:
@@ -284,7 +295,7 @@ def _run_task(task: _Task) -> RunRecord:
                 file.write(b".")
 
     try:
-        return run_in_memory(task.experiment, task.seed, note)
+        return run_in_memory(task.experiment, task.seed, note, task.callbacks)
     except (ConfigError, DataError):
         raise
     except FedcorError as error:  # of many runs, say which

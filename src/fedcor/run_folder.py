@@ -110,6 +110,17 @@ class RunWriter:
         self._digest = rounds_digest(())
 
     @property
+    def header(self) -> Mapping[str, Any]:
+        """The record's first line; of a run that is there, the one that was written."""
+        begun = self._file is not None or self._before is None
+        return self._header if begun or self._before is None else self._before.header
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the run was in the folder before."""
+        return self._before is not None
+
+    @property
     def done(self) -> int:
         """How many rounds need not be run again."""
         return int(self.checkpoint["round"]) if self.checkpoint else 0

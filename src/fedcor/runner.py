@@ -18,8 +18,9 @@ from fedcor.experiments import Experiment, Selectors, variants
 from fedcor.header import upgrade
 from fedcor.processes import for_each
 from fedcor.record import RoundRecord, RunRecord, count_rounds, has_run, json_line
-from fedcor.run_folder import open_run
+from fedcor.run_folder import RunWriter, open_run
 from fedcor.simulation import Simulation, SimulationState
+from fedcor.tracking import GivenCallback, StartedRun, following
 from fedcor.types import Array
 
 __all__ = ["Job", "compare_jobs", "folder_name", "run", "run_in_memory", "run_jobs"]
@@ -34,8 +35,10 @@ def run(
     *,
     resume: bool = False,
     on_round: Callable[[RoundRecord], None] | None = None,
+    callbacks: Sequence[GivenCallback] = (),
+    root: Path | None = None,
 ) -> None:
-    """Run an experiment in a folder. A finished run is left as it is.
+    """Run an experiment in a folder. A finished run is left as it is, but callbacks are told of it.
 
     Args:
         experiment: All settings but the seed.
@@ -43,6 +46,8 @@ def run(
         out: The run's folder.
         resume: Whether to resume a run that is in the folder already; else it is refused.
         on_round: Called after each round with its record.
+        callbacks: What else hears of the run; see `fedcor.tracking.Callback`.
+        root: The folder of all runs that belong together; None for `out`.
 
     Example:
         >>> from fedcor.experiments import load_experiment
@@ -52,23 +57,42 @@ def run(
     """
     rounds = experiment.rounds
     header = experiment_header(experiment, seed)
-    with one_thread(), open_run(out, header, resume=resume) as writer:
+    with (
+        one_thread(),
+        open_run(out, header, resume=resume) as writer,
+        following(callbacks) as session,
+    ):
         if writer.done >= rounds:
+            session.start(_started(writer, root))
+            session.end()
             return
         # Built before anything is written: only the data can tell that some settings cannot work.
         simulation = build_simulation(experiment, seed)
         start = _restore(writer.checkpoint, simulation, out) if writer.checkpoint else None
         writer.begin()
+        session.start(_started(writer, root))
         for record, state in simulation.run(rounds, start):
             writer.append(dataclasses.asdict(record))
             if state.round % CHECKPOINT_EVERY == 0 or state.round == rounds:
                 writer.save(state.to_arrays())
+            session.round(record)
             if on_round is not None:
                 on_round(record)
+        session.end()
+
+
+def _started(writer: RunWriter, root: Path | None) -> StartedRun:
+    """What callbacks are told at the start."""
+    header = upgrade(json.loads(json_line(writer.header)))
+    kept = list(writer.kept)
+    return StartedRun(header, writer.folder, root or writer.folder, writer.resumed, kept)
 
 
 def run_in_memory(
-    experiment: Experiment, seed: int, on_round: Callable[[RoundRecord], None] | None = None
+    experiment: Experiment,
+    seed: int,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    callbacks: Sequence[GivenCallback] = (),
 ) -> RunRecord:
     """Run an experiment and return its record, which is what `run` would have written.
 
@@ -76,15 +100,21 @@ def run_in_memory(
         experiment: All settings but the seed.
         seed: Fixes everything that is drawn.
         on_round: Called after each round with its record.
+        callbacks: What else hears of the run; see `fedcor.tracking.Callback`.
     """
-    with one_thread():
-        header = {"kind": "header", **experiment_header(experiment, seed)}
+    with one_thread(), following(callbacks) as session:
+        given = {"kind": "header", **experiment_header(experiment, seed)}
+        header = upgrade(json.loads(json_line(given)))
         rounds = []
-        for record, _ in build_simulation(experiment, seed).run(experiment.rounds):
+        simulation = build_simulation(experiment, seed)
+        session.start(StartedRun(header))
+        for record, _ in simulation.run(experiment.rounds):
             rounds.append(json.loads(json_line(dataclasses.asdict(record))))
+            session.round(record)
             if on_round is not None:
                 on_round(record)
-    return RunRecord(None, upgrade(json.loads(json_line(header))), rounds)
+        session.end()
+    return RunRecord(None, header, rounds)
 
 
 def _restore(checkpoint: Mapping[str, Array], simulation: Simulation, out: Path) -> SimulationState:
@@ -129,6 +159,8 @@ class Job:
     seed: int
     out: Path
     resume: bool
+    callbacks: tuple[GivenCallback, ...] = ()
+    root: Path | None = None
 
 
 def compare_jobs(
@@ -138,6 +170,7 @@ def compare_jobs(
     out: Path,
     *,
     resume: bool,
+    callbacks: Sequence[GivenCallback] = (),
 ) -> list[Job]:
     """The runs of a comparison: every selector on every seed.
 
@@ -148,12 +181,20 @@ def compare_jobs(
         out: The folder; each run gets `out/<selector>/seed-<n>`.
         resume: Whether to resume runs that are there already. Otherwise one such run is enough to
             refuse them all, before any starts.
+        callbacks: What hears of each run; see `fedcor.tracking.Callback`.
 
     Returns:
         The jobs, seed by seed.
     """
     jobs = [
-        Job(variant, seed, out / folder_name(variant.selector_label) / f"seed-{seed}", resume)
+        Job(
+            variant,
+            seed,
+            out / folder_name(variant.selector_label) / f"seed-{seed}",
+            resume,
+            tuple(callbacks),
+            out,
+        )
         for seed, variant in itertools.product(seeds, variants(experiment, selectors))
     ]
     if len({job.out for job in jobs}) < len(jobs):
@@ -191,7 +232,14 @@ def run_jobs(jobs: Sequence[Job], processes: int, backend: str = "loky") -> Iter
 
 def _run_job(job: Job) -> None:
     try:
-        run(job.experiment, job.seed, job.out, resume=job.resume)
+        run(
+            job.experiment,
+            job.seed,
+            job.out,
+            resume=job.resume,
+            callbacks=job.callbacks,
+            root=job.root,
+        )
     except (ConfigError, RecordError):
         raise
     except FedcorError as error:  # of many runs, say which

@@ -23,6 +23,7 @@ from fedcor.cli.reports import (
 from fedcor.errors import MissingExtraError
 from fedcor.progress import refresh, show_download, show_rounds
 from fedcor.record import RoundRecord, count_rounds
+from fedcor.tracking import check_callbacks
 
 if TYPE_CHECKING:
     from fedcor.experiments import Experiment
@@ -68,6 +69,7 @@ def run(options: argparse.Namespace) -> None:
 
     # Checked before torch is imported, so that a mistake is refused at once.
     experiment = load_experiment(options.experiment, _changes(options), options.selector)
+    callbacks = check_callbacks(options.track, Path())
     run_engine = _engine(options.engine)
     warn_about_warmup(experiment)
     print_who(experiment)
@@ -78,7 +80,14 @@ def run(options: argparse.Namespace) -> None:
         def show(record: RoundRecord) -> None:
             update(record.round + 1, last_score(record.test_accuracy, record.test_loss))
 
-        run_engine(experiment, options.seed, out, resume=options.resume, on_round=show)
+        run_engine(
+            experiment,
+            options.seed,
+            out,
+            resume=options.resume,
+            on_round=show,
+            callbacks=callbacks,
+        )
     print_finished(out, sys.stdout.isatty())
 
 
@@ -89,12 +98,20 @@ def compare(options: argparse.Namespace) -> None:
     experiment = load_experiment(options.experiment, _changes(options), options.selectors[0])
     variants = [experiment.with_selector(name) for name in options.selectors]
     check_plot(options.plot)
+    callbacks = check_callbacks(options.track, Path())
     from fedcor.runner import compare_jobs  # imports torch: after the checks
 
     for variant in variants:
         warn_about_warmup(variant)
     out = options.out or Path("runs") / experiment.name
-    jobs = compare_jobs(experiment, options.selectors, options.seeds, out, resume=options.resume)
+    jobs = compare_jobs(
+        experiment,
+        options.selectors,
+        options.seeds,
+        out,
+        resume=options.resume,
+        callbacks=callbacks,
+    )
     _run_all(jobs, options.jobs)
     if sys.stdout.isatty():
         print()
@@ -121,6 +138,7 @@ def reproduce(options: argparse.Namespace) -> None:
         jobs=options.jobs,
         selections=options.selections,
         device=options.device,
+        track=check_callbacks(options.track, options.out),
         **given,
     )
     plan = plan.quick() if options.quick else plan

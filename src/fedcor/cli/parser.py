@@ -34,6 +34,7 @@ from fedcor.data.cache import SPECS
 from fedcor.experiments import preset_names
 from fedcor.reproduce import NAMES
 from fedcor.selectors import DEFAULT_SELECTOR, selector_names
+from fedcor.tracking import tracker_names
 
 __all__ = ["build_parser"]
 
@@ -44,9 +45,11 @@ EXPERIMENT_FLAGS = {
     "plot": "--plot",
     "training.rounds": "--rounds",
     "jobs": "--jobs",
+    "callbacks": "--track",
 }
 PLAN_FLAGS = {key: f"--{key}" for key in ("dataset", "settings", "seeds", "jobs")}
 PLAN_FLAGS |= {"training.rounds": "--rounds", "training.device": "--device"}
+PLAN_FLAGS |= {"callbacks": "--track"}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -154,7 +157,20 @@ def _add_experiment(parser: argparse.ArgumentParser) -> None:
         "--out", type=parse_folder, help="folder for the result (default: a folder in runs/)"
     )
     parser.add_argument("--resume", action="store_true", help="continue what is in the folder")
+    _add_track(parser)
     parser.set_defaults(flags=EXPERIMENT_FLAGS)
+
+
+def _add_track(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--track",
+        type=parse_names,
+        action="extend",
+        default=[],
+        metavar="TRACKER",
+        help=f"write each round there, too: {', '.join(tracker_names())}, or module:Class; can be "
+        "repeated",
+    )
 
 
 def _add_seeds(parser: argparse.ArgumentParser, last: int) -> None:
@@ -204,6 +220,7 @@ def _add_reproduce(actions: Any) -> None:
         help="random selections to measure per round (default: %(default)s)",
     )
     _add_jobs(parser)
+    _add_track(parser)
     parser.add_argument(
         "--device", help="cpu, cuda, mps, or auto for what the machine has (default: cpu)"
     )

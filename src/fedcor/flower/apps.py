@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +31,7 @@ from fedcor.record import RoundRecord
 from fedcor.rules import Rules
 from fedcor.simulation import Simulation
 from fedcor.simulation.aggregate import next_model, parameters_of
+from fedcor.tracking import GivenCallback
 from fedcor.types import Optimiser, Population, Selector, State, optimiser_traits
 
 __all__ = [
@@ -68,6 +69,7 @@ def server_app(
     seed: int,
     out: Path,
     on_round: Callable[[RoundRecord], None] | None = None,
+    callbacks: Sequence[GivenCallback] = (),
 ) -> ServerApp:
     """The server: selects, aggregates and tests as the experiment says."""
     # Built here, not in the thread that Flower gives to the server: while Flower's simulation
@@ -83,6 +85,7 @@ def server_app(
             wait_for=simulation.engine.population.count,
             probe_timeout=600.0,
             on_round=on_round,
+            callbacks=callbacks,
             preflight=False,  # the simulator asks no client for a check
             defence=experiment.defence,
             **_rules(experiment),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from fedcor.faults import Faults
 from fedcor.flower.apps import check_optimiser, client_app, server_app
 from fedcor.flower.wire import LOG
 from fedcor.record import RoundRecord, has_run
+from fedcor.tracking import GivenCallback
 
 __all__ = ["run_on_flower", "simulate"]
 
@@ -43,6 +44,7 @@ def run_on_flower(
     *,
     resume: bool = False,
     on_round: Callable[[RoundRecord], None] | None = None,
+    callbacks: Sequence[GivenCallback] = (),
 ) -> None:
     """Run `experiment` in the folder `out`, as `runner.run` does, with Flower as the engine.
 
@@ -53,6 +55,7 @@ def run_on_flower(
         out: Folder of the record and the checkpoint.
         resume: Whether a run that is already in `out` may be resumed.
         on_round: Called with the record of every finished round.
+        callbacks: What else hears of the run; see `fedcor.tracking.Callback`.
     """
     if experiment.faults != Faults():
         allowed = "are simulated by fedcor's own engine only; on Flower they are real"
@@ -67,7 +70,7 @@ def run_on_flower(
         raise RunExistsError(out)
     clients = experiment.clients or len(split_data(experiment, load_data(experiment), seed))
     simulate(
-        server_app(experiment, seed, out, on_round),
+        server_app(experiment, seed, out, on_round, callbacks),
         client_app(experiment, seed),
         clients,
     )

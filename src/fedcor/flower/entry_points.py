@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from fedcor.flower.strategy import SelectingStrategy
 from fedcor.record import RoundRecord
 from fedcor.rules import Bounds, ClientsPerRound, Eligible, Rules
 from fedcor.selectors import FedCor, build_selector, registry
+from fedcor.tracking import GivenCallback
 from fedcor.types import Selector, selector_traits
 
 __all__ = ["FedCorStrategy", "select_with"]
@@ -34,8 +35,8 @@ class FedCorStrategy(SelectingStrategy):
         warmup, interval, samples_per_refit, warmup_history, history, discount, dimension, noise,
             warmup_steps, refit_steps, gp_learning_rate, beta: As in `fedcor.FedCor`.
         checkpoint, seed, wait_for, probe_timeout, attempts, loss_key, accuracy_key, name,
-            identity, secure_aggregation, on_round, preflight, eligible, at_least, at_most, defence:
-            As in `SelectionSettings`.
+            identity, secure_aggregation, on_round, preflight, eligible, at_least, at_most, defence,
+            callbacks: As in `SelectionSettings`.
 
     Example:
         strategy = FedCorStrategy(5, warmup=10, checkpoint="runs/mine")
@@ -78,6 +79,7 @@ class FedCorStrategy(SelectingStrategy):
         at_least: Mapping[str, Bounds] | None = _Settings.at_least,
         at_most: Mapping[str, Bounds] | None = _Settings.at_most,
         defence: Defence | Mapping[str, Any] = _Settings.defence,
+        callbacks: Iterable[GivenCallback] = (),
     ) -> None:
         options = {
             "warmup": warmup,
@@ -112,6 +114,7 @@ class FedCorStrategy(SelectingStrategy):
             at_most=at_most,
             defence=as_defence(defence),
             clients_per_round=schedule,
+            callbacks=callbacks,
         )
         super().__init__(
             FedAvg() if strategy is None else strategy,
@@ -142,6 +145,7 @@ def select_with(
     at_least: Mapping[str, Bounds] | None = _Settings.at_least,
     at_most: Mapping[str, Bounds] | None = _Settings.at_most,
     defence: Defence | Mapping[str, Any] = _Settings.defence,
+    callbacks: Iterable[GivenCallback] = (),
 ) -> SelectingStrategy:
     """`strategy` as it is, with its clients chosen by `selector`.
 
@@ -158,8 +162,8 @@ def select_with(
             or a function of the round. Must be given unless `selector` is an object, which says
             it itself.
         checkpoint, seed, wait_for, probe_timeout, attempts, loss_key, accuracy_key, name,
-            identity, secure_aggregation, on_round, preflight, eligible, at_least, at_most, defence:
-            As in `SelectionSettings`.
+            identity, secure_aggregation, on_round, preflight, eligible, at_least, at_most, defence,
+            callbacks: As in `SelectionSettings`.
 
     Returns:
         A strategy to `start` as any other.
@@ -190,6 +194,7 @@ def select_with(
         at_most=at_most,
         defence=as_defence(defence),
         clients_per_round=schedule,
+        callbacks=callbacks,
     )
     if selector is None or isinstance(selector, str):
         if first is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -25,12 +26,13 @@ from fedcor.flower.screen import number
 from fedcor.flower.settings import RoundSettings
 from fedcor.flower.state import FederationState
 from fedcor.flower.wire import LOG
-from fedcor.header import run_header
+from fedcor.header import run_header, upgrade
 from fedcor.optimisers import OPTIMISERS
-from fedcor.record import RoundRecord
+from fedcor.record import RoundRecord, json_line
 from fedcor.run_folder import RunWriter, open_run, write_client_names
 from fedcor.selection import told_losses
 from fedcor.selectors import selector_name
+from fedcor.tracking import Session, StartedRun, following
 from fedcor.types import Optimiser, Outcome
 
 __all__ = ["Recorder", "describe_run"]
@@ -67,7 +69,7 @@ def _describe(optimiser: Optimiser) -> dict[str, Any]:
 
 
 class Recorder:
-    """Writes the rounds of a run. Without a checkpoint folder, only `on_round` hears of them.
+    """Writes the rounds of a run. Without a checkpoint folder, only callbacks hear of them.
 
     Attributes:
         initial_metrics: The evaluation of the initial model, if there was one in this start.
@@ -76,7 +78,9 @@ class Recorder:
     def __init__(self, settings: RoundSettings) -> None:
         self._settings, self._memory = settings, StrategyMemory(settings.strategy)
         self._writer: RunWriter | None = None
+        self._session: Session | None = None
         self.is_open = False  # whether a run is under way
+        self._given_header: dict[str, Any] = {}
         self._initial_config: dict[str, Any] = {}  # the train configuration that `start` was given
         self._finished = snapshot(settings.strategy)  # the strategy after the last finished round
         self._names_checked = False  # whether an evaluation has shown which metrics there are
@@ -95,6 +99,8 @@ class Recorder:
         with ExitStack() as stack:
             if folder is not None:
                 self._writer = stack.enter_context(open_run(folder, header, resume=True))
+            self._session = stack.enter_context(following(self._settings.selection.callbacks))
+            self._given_header = header
             try:
                 self.is_open = True
                 yield
@@ -102,7 +108,7 @@ class Recorder:
                 restore(self._settings.strategy, self._finished)
                 raise
             finally:
-                self._writer, self.is_open = None, False
+                self._writer, self._session, self.is_open = None, None, False
 
     @property
     def before(self) -> list[Mapping[str, Any]]:
@@ -144,6 +150,23 @@ class Recorder:
         LOG.info("resuming %s after round %d", folder, checkpoint.done)
         return checkpoint.state, checkpoint.arrays
 
+    def tell_start(self) -> None:
+        """Tell the callbacks what starts, when everything is ready for the first round."""
+        assert self._session is not None, "opened() comes first"
+        writer = self._writer
+        given = {"kind": "header", **self._given_header} if writer is None else writer.header
+        header = upgrade(json.loads(json_line(given)))
+        if writer is None:
+            self._session.start(StartedRun(header))
+        else:
+            folder, kept = writer.folder, list(writer.kept)
+            self._session.start(StartedRun(header, folder, folder, writer.resumed, kept))
+
+    def tell_end(self) -> None:
+        """Tell the callbacks that all rounds are over."""
+        assert self._session is not None, "opened() comes first"
+        self._session.end()
+
     def write(
         self, round: Round, state: FederationState, arrays: ArrayRecord, scores: MetricRecord | None
     ) -> None:
@@ -168,6 +191,8 @@ class Recorder:
             checkpoint = Checkpoint(record.round + 1, arrays, state, self._memory.read(), changed)
             self._writer.save(checkpoint.to_arrays())
         self._finished = snapshot(self._settings.strategy)
+        if self._session is not None:
+            self._session.round(record)
         if self._settings.selection.on_round is not None:
             self._settings.selection.on_round(record)
 

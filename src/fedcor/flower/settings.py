@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from fedcor.flower.rules import check_minima
 from fedcor.flower.trees import grows_trees
 from fedcor.record import RoundRecord
 from fedcor.rules import Bounds, ClientsPerRound, Eligible, Rules, check_rules_for
+from fedcor.tracking import GivenCallback, check_callbacks
 from fedcor.types import Selector, optimiser_traits, selector_traits
 
 __all__ = [
@@ -89,6 +90,9 @@ class SelectionSettings:
             on, or a function of the round. None: the selector's own.
         defence: What is done against clients that err or lie: `fedcor.Defence`, or a table of its
             settings.
+        callbacks: What hears of the run while it goes on: objects with some of the methods of
+            `fedcor.tracking.Callback`, classes of them, functions of a round's record, or names of
+            trackers, such as "mlflow", which need `checkpoint`.
     """
 
     checkpoint: str | Path | None = None
@@ -108,6 +112,7 @@ class SelectionSettings:
     at_most: Mapping[str, Bounds] | None = None
     clients_per_round: ClientsPerRound | None = None
     defence: Defence = _DEFENCE
+    callbacks: Iterable[GivenCallback] = ()
 
     def __post_init__(self) -> None:
         check_positive("probe_timeout", self.probe_timeout)
@@ -120,6 +125,8 @@ class SelectionSettings:
             raise ConfigError("identity", "key", "needs flwr 1.38 or later, which says nodes' keys")
         object.__setattr__(self, "defence", as_defence(self.defence))
         self.rules  # noqa: B018  it is checked when it is made
+        told = check_callbacks(self.callbacks, self.checkpoint, "checkpoint")
+        object.__setattr__(self, "callbacks", told)
 
     @cached_property
     def rules(self) -> Rules:

@@ -107,8 +107,10 @@ class SelectingStrategy(Strategy):
         with self._recorder.opened(self.header(num_rounds)):
             self._state, arrays = self._recorder.resume(initial_arrays, train_config)
             finished, before = self._state.finished, self._recorder.before
+            self._recorder.tell_start()
             if finished >= num_rounds:
                 LOG.info("all %d rounds were finished before: %s", num_rounds, self.settings.folder)
+                self._recorder.tell_end()
                 return with_earlier(Result(arrays=arrays), before)
             with true_rounds(finished, num_rounds):
                 result = super().start(
@@ -120,6 +122,7 @@ class SelectingStrategy(Strategy):
                     evaluate_config,
                     None if evaluate_fn is None else self._recorded(evaluate_fn),
                 )
+            self._recorder.tell_end()
         if finished and not result.arrays:  # all these rounds left the model as it was
             result.arrays = arrays
         return with_earlier(renumber(result, finished), before)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedcor.checks import check_one_of
 from fedcor.errors import ConfigError
 from fedcor.files import write_whole
+from fedcor.tracking import GivenCallback
 
 if TYPE_CHECKING:
     from fedcor.experiments import Experiment
@@ -63,6 +64,7 @@ class Plan:
         jobs: processes
         selections: random selections measured per round
         device: where to train: cuda, mps or auto; None for the processor
+        track: trackers of each run, by name
         fresh_seeds: kept for the confirmation: nothing may be chosen by looking at them
     """
 
@@ -76,6 +78,7 @@ class Plan:
     selections: int = 1000
     device: str | None = None
     fresh_seeds: Sequence[int] = (6, 7, 8)
+    track: Sequence[GivenCallback] = ()
 
     def __post_init__(self) -> None:
         check_one_of("dataset", self.dataset, DATASETS)

@@ -100,6 +100,8 @@ def run_variants(
 
 def run_shown(plan: Plan, jobs: Sequence[Job]) -> None:
     """Run all jobs with the plan's processes, and show how far they have come."""
+    track = tuple(plan.track)
+    jobs = [dataclasses.replace(job, callbacks=track, root=plan.out) for job in jobs]
     finished: list[Job] = []
     total = sum(job.experiment.rounds for job in jobs)
     with plan.progress(f"{plan.dataset} runs", total) as update:
