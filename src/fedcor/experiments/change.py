@@ -9,6 +9,7 @@ from typing import Any
 
 from fedcor.config import suggests
 from fedcor.data import PARTITIONS
+from fedcor.defence import Defence
 from fedcor.describe import Described
 from fedcor.experiments.files import flatten, read_settings
 from fedcor.experiments.given import as_selectors
@@ -48,6 +49,7 @@ def experiment(
     noisy_clients: float = _SAME,
     optimiser: Any = _SAME,
     faults: Faults | Mapping[str, float] = _SAME,
+    defence: Defence | Mapping[str, Any] = _SAME,
     rules: Rules | Mapping[str, Any] = _SAME,
     tags: Any = _SAME,
     selector: str | Selector = _SAME,
@@ -60,9 +62,10 @@ def experiment(
         source: The name of a preset, the path of a TOML file, or an experiment.
         data, partition, model, rounds, clients_per_round, batch_size, local_steps, learning_rate,
             name, test_data, loss, metrics, milestones, factor, weight_decay, device, holdout,
-            noisy_clients, optimiser, faults, rules, tags, selector, selectors, target_accuracy: As
-            in `Experiment`. A dictionary changes single settings: `partition={"clients": 20}`,
-            `selectors={"fedcor": {"beta": 0.9}}`; an object replaces what was there.
+            noisy_clients, optimiser, faults, defence, rules, tags, selector, selectors,
+            target_accuracy: As in `Experiment`. A dictionary changes single settings:
+            `partition={"clients": 20}`, `selectors={"fedcor": {"beta": 0.9}}`; an object replaces
+            what was there.
 
     Raises:
         ConfigError: A keyword is unknown (with a suggestion), or a setting cannot work.
@@ -93,7 +96,7 @@ def _merged(key: str, old: Any, new: Any) -> Any:
         return tables | {k: _merged("options", tables.get(k), v) for k, v in changes.items()}
     if key == "partition" and isinstance(old, Described):
         old = old.describe()
-    if isinstance(old, Faults):
+    if isinstance(old, Faults | Defence):
         old = dataclasses.asdict(old)
     if isinstance(old, Rules):
         old = {name: value for name, value in vars(old).items() if value}
