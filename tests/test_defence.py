@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
+import fedcor
 from fedcor import Defence, FedAvg, runner
 from fedcor.build import build_simulation
 from fedcor.data import load
@@ -50,6 +51,8 @@ def test_the_table_of_a_file_and_the_header():
     assert experiment.defence == Defence(clip_norms=3.0)
     assert experiment.describe()["defence"] == {"clip_norms": 3.0}
     assert "defence" not in load_experiment("digits").describe()
+    changed = fedcor.experiment(experiment, defence={"refuse_norms": 50})
+    assert changed.defence == Defence(clip_norms=3.0, refuse_norms=50.0)
     assert build_simulation(experiment, 1, DIGITS).defence == experiment.defence
     with pytest.raises(ConfigError, match=r"defence\.clip_norm "):
         load_experiment("digits", ["defence.clip_norm=3"])

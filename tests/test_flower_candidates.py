@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -149,14 +149,16 @@ def test_the_configuration_that_goes_with_the_adopted_candidate_is_kept(tmp_path
 def test_a_selection_of_which_less_is_left_is_aggregated_anew():
     """The second candidate shows that client 1 is odd: its result is refused for the first, too."""
 
-    def other_name(message, reply):
+    def with_bit(message, reply):
+        """Adds a metric that is needed wherever most have it."""
         if not is_training(message):
             return reply
-        arrays, metrics = reply.content["arrays"], reply.content["metrics"]
-        return Message(RecordDict({"other": arrays, "metrics": metrics}), reply_to=message)
+        metrics = MetricRecord({**reply.content["metrics"], "norm_bit": 1.0})
+        content = RecordDict({"arrays": reply.content["arrays"], "metrics": metrics})
+        return Message(content, reply_to=message)
 
     grid, strategy = MemoryGrid(numpy_app(), 5), Noisy()
-    grid.trouble = {1: other_name, 2: other_name}
+    grid.trouble = {3: with_bit, 4: with_bit}
     selector = Trying(2, tried=((1, 2), (1, 3, 4)), chosen=(1, 2))
     _, result = run(selector, grid, rounds=1, strategy=strategy)
     assert CALLS == [(1, True), (1, True), (1, False)]

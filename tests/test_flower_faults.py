@@ -118,10 +118,10 @@ FAULTS = {
             ),
         ),
     ),
-    "another record name": (
+    "a record too many": (
         "malformed",
         lambda m, r: Message(
-            RecordDict({"evil": r.content["arrays"], "metrics": r.content["metrics"]}), reply_to=m
+            RecordDict({"evil": r.content["arrays"], **dict(r.content.items())}), reply_to=m
         ),
     ),
     "absurd loss": (

@@ -31,6 +31,7 @@ from flower_grid import (
     logged,
     numpy_app,
     quiet,
+    record,
     run,
     server_score,
     vector,
@@ -55,8 +56,9 @@ def unusable(message, reply):
     return Message(content, reply_to=message)
 
 
-def odd(message, reply):
-    content = RecordDict({"model": reply.content["arrays"], "metrics": reply.content["metrics"]})
+def too_long(message, reply):
+    arrays = record(np.full(3, 1e7, np.float32))
+    content = RecordDict({"arrays": arrays, "metrics": reply.content["metrics"]})
     return Message(content, reply_to=message)
 
 
@@ -73,7 +75,7 @@ class Asking(Full):
         return super().select(state, federation)
 
 
-@pytest.mark.parametrize("change", [raises, malformed, unusable, odd])
+@pytest.mark.parametrize("change", [raises, malformed, unusable, too_long])
 @pytest.mark.parametrize("selector", [Full(), Asking()], ids=["unasked", "answers probes"])
 def test_a_client_whose_trainings_are_useless_is_left_alone_for_longer_each_time(
     change, selector, tmp_path

@@ -31,7 +31,10 @@ __all__ = [
     "check_numbers",
     "check_optimiser_memory",
     "check_selector_memory",
+    "chosen_by",
     "errors_under",
+    "is_table",
+    "plain",
 ]
 
 DEEPEST = 20  # levels of tables and lists within one another
@@ -149,3 +152,19 @@ def check_finite(settings: Any, path: str = "", depth: int = 0) -> None:
             check_finite(value, path, depth + 1)
     elif isinstance(settings, float) and not math.isfinite(settings):
         raise ConfigError(path, settings, "must be a finite number")
+
+
+def chosen_by(selector: Selector) -> int | None:
+    """How many clients a selector chooses; None if it does not say."""
+    chosen: int | None = plain(selector_traits(selector).clients_per_round)
+    return chosen
+
+
+def is_table(value: Any) -> bool:
+    """Whether it is a table of settings."""
+    return isinstance(value, Mapping)
+
+
+def plain(value: Any) -> Any:
+    """A number of NumPy's as one of Python's; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value

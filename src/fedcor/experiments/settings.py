@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-import numpy as np
-
 from fedcor.checks import check_between, check_fraction, check_memory, check_positive
 from fedcor.config import convert, plain_keywords
 from fedcor.data import Partitioner
@@ -23,6 +21,9 @@ from fedcor.experiments.check import (
     check_model,
     check_numbers,
     check_selector_memory,
+    chosen_by,
+    is_table,
+    plain,
 )
 from fedcor.experiments.given import (
     OwnData,
@@ -180,7 +181,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         for key, hint in _TYPES.items():
-            self._set(key, convert(key, _plain(getattr(self, key)), hint))
+            self._set(key, convert(key, plain(getattr(self, key)), hint))
         data, partition = as_data(self.data, self.test_data, self.partition)
         self._set("data", data)
         self._set("test_data", None)
@@ -195,7 +196,7 @@ class Experiment:
         self._check_selectors()
         if self.clients is not None and self.clients_per_round:
             self.check_faults(self.clients, self.fix_rules(self.clients))
-        check_finite({"optimiser": self.optimiser if _is_table(self.optimiser) else {}})
+        check_finite({"optimiser": self.optimiser if is_table(self.optimiser) else {}})
         check_model(self.model)
         if self.loss is not None:
             find_loss(self.loss)
@@ -233,7 +234,7 @@ class Experiment:
     def _selectors_optimiser(self) -> str:
         """The name of the optimiser that the selector goes with."""
         label = self.selector_label
-        if self.clients_per_round or not _is_table(self.selectors.get(label, {})):
+        if self.clients_per_round or not is_table(self.selectors.get(label, {})):
             return selector_traits(self._build_selector(label)).optimiser
         # Only a selector object, which may follow, knows how many clients there are per round.
         declared = getattr(selector_class(label), "optimiser", None)
@@ -266,7 +267,7 @@ class Experiment:
             return dataclasses.replace(self, selector=selector)
         return dataclasses.replace(
             self,
-            clients_per_round=self.clients_per_round or _chosen_by(selector) or 0,
+            clients_per_round=self.clients_per_round or chosen_by(selector) or 0,
             selector=label,
             selectors={**self.selectors, label: selector},
         )
@@ -320,7 +321,7 @@ class Experiment:
         SELECTORS.check(self.selector)
         label = selector_name(self.selector)
         if not self.clients_per_round:
-            self._set("clients_per_round", _chosen_by(self.selector) or 0)
+            self._set("clients_per_round", chosen_by(self.selector) or 0)
         self._set("selectors", {**self.selectors, label: self.selector})
         self._set("selector", label)
 
@@ -339,7 +340,7 @@ class Experiment:
             raise error.under(f"selectors.{name}") from None
 
     def _check_learning_rate(self) -> None:
-        given = _plain(self.learning_rate)
+        given = plain(self.learning_rate)
         if isinstance(given, int | float) and not isinstance(given, bool):
             self._set("learning_rate", convert("learning_rate", given, float))
             check_positive("learning_rate", self.learning_rate)
@@ -367,7 +368,7 @@ class Experiment:
 
     def _check_selectors(self) -> None:
         """All tables of selectors: a misspelt key is refused even if another selector runs."""
-        check_finite({"selectors": {k: v for k, v in self.selectors.items() if _is_table(v)}})
+        check_finite({"selectors": {k: v for k, v in self.selectors.items() if is_table(v)}})
         for name, options in self.selectors.items():
             if isinstance(options, Mapping) and "clients_per_round" in options:
                 key, given = f"selectors.{name}.clients_per_round", options["clients_per_round"]
@@ -375,7 +376,7 @@ class Experiment:
         if not self.clients_per_round:
             return
         for name in {**self.selectors, self.selector_label: None}:
-            chosen = _chosen_by(self._build_selector(name))
+            chosen = chosen_by(self._build_selector(name))
             if chosen is not None and chosen != self.clients_per_round:
                 raise ConfigError(
                     "selector",
@@ -395,17 +396,3 @@ class Experiment:
         check_memory("partition.clients", self.clients, BYTES_PER_CLIENT * self.clients)
         if self.clients_per_round:
             check_selector_memory(self.selector_label, self.build_selector(), self.clients)
-
-
-def _chosen_by(selector: Selector) -> int | None:
-    """How many clients a selector chooses; None if it does not say."""
-    chosen: int | None = _plain(selector_traits(selector).clients_per_round)
-    return chosen
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
