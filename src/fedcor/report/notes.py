@@ -144,15 +144,17 @@ def missing_notes(runs: Sequence[RunRecord]) -> list[str]:
     `fmnist-2spc, random: of 7500 chosen 5250 took part; 2249 dropped, 1 refused`
     """
     chosen: Counter[str] = Counter()
+    took_part: Counter[str] = Counter()
     kinds: dict[str, Counter[str]] = {}
     for group, name, run in zip(group_names(runs), series_names(runs), runs, strict=True):
         key = f"{group}, {name}"
         for entry in run.rounds:
             chosen[key] += len({*(entry.get("selected") or ())})
+            took_part[key] += len(entry.get("participated") or ())
             missing = entry.get("missing") or {}
             kinds.setdefault(key, Counter()).update({k: len(v) for k, v in missing.items()})
     return [
-        f"{key}: of {chosen[key]} chosen {chosen[key] - counts.total()} took part; "
+        f"{key}: of {chosen[key]} chosen {took_part[key]} took part; "
         + ", ".join(f"{n} {kind}" for kind, n in counts.most_common())
         for key, counts in kinds.items()
         if counts.total()
