@@ -19,7 +19,8 @@ SOURCE = Path(fedcor.__file__).parent
 # A room may import only rooms that stand before it (and itself).
 ORDER = [
     "foreign", "errors", "types", "rng", "checks", "config", "plugins", "describe", "files",
-    "guard", "ledger", "header", "checkpoints", "record", "run_folder", "progress", "processes",
+    "guard", "privacy", "ledger", "header", "checkpoints", "record", "run_folder", "progress",
+    "processes",
     "rules", "selection", "aggregation", "gp", "selectors", "testing", "tasks", "data", "faults",
     "optimisers", "schedules", "model_options", "experiments", "engine", "simulation", "build",
     "runner", "analysis", "report", "results", "reproduce", "flower", "api", "cli", "__main__",

@@ -108,8 +108,8 @@ def fuzz_settings(quick: bool) -> list[Line]:
             except AssertionError as error:
                 raise AssertionError(f"{content[:900]!r}: {str(error)[-1200:]}") from None
 
-        try_all(changes, 60 if quick else 30_000, folder, change)
-        try_all(files, 40 if quick else 20_000, folder, file)
+        try_all(changes, 60 if quick else 40_000, folder, change)
+        try_all(files, 40 if quick else 25_000, folder, file)
         return [changes.line(), files.line()]
 
     return _in_scratch(work)
@@ -154,7 +154,7 @@ def fuzz_records(quick: bool) -> list[Line]:
                 return _refused_or_ok(*arguments("fedcor", 6, folder / "a"))
             return _refused_or_ok(*commands[number % len(commands)])
 
-        try_all(records, 60 if quick else 15_000, folder, attempt)
+        try_all(records, 60 if quick else 5_000, folder, attempt)
         return [records.line()]
 
     return _in_scratch(work)
@@ -198,7 +198,7 @@ def fuzz_checkpoints(quick: bool) -> list[Line]:
             (folder / "a" / RECORD).write_bytes(record)
             return forge(number)
 
-        try_all(forged, 30 if quick else 1_500, folder, forge_and_put_back)
+        try_all(forged, 30 if quick else 1_000, folder, forge_and_put_back)
         return [spoiled.line(), forged.line()]
 
     return _in_scratch(work)

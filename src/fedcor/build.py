@@ -23,6 +23,7 @@ from fedcor.experiments.check import (
     errors_under,
 )
 from fedcor.header import run_header
+from fedcor.privacy import LossNoise
 from fedcor.rng import stream
 from fedcor.simulation import Simulation
 from fedcor.tasks import build_task
@@ -94,7 +95,8 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
     engine = Engine(data, parts, module, local, seed, holdout=holdout, device=device, task=task)
     selector, faults = experiment.build_selector(), experiment.faults
     rules = experiment.fix_rules(len(parts))
-    return Simulation(engine, selector, optimiser, faults, schedule, seed, rules)
+    noise = LossNoise(experiment.loss_noise, experiment.loss_clip)
+    return Simulation(engine, selector, optimiser, faults, schedule, seed, rules, noise)
 
 
 def _check_sizes(experiment: Experiment, parts: list[IntArray], parameters: int) -> None:

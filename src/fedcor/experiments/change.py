@@ -46,6 +46,8 @@ def experiment(
     device: str = _SAME,
     holdout: float = _SAME,
     noisy_clients: float = _SAME,
+    loss_noise: float = _SAME,
+    loss_clip: float = _SAME,
     optimiser: Any = _SAME,
     faults: Faults | Mapping[str, float] = _SAME,
     rules: Rules | Mapping[str, Any] = _SAME,
@@ -60,9 +62,10 @@ def experiment(
         source: The name of a preset, the path of a TOML file, or an experiment.
         data, partition, model, rounds, clients_per_round, batch_size, local_steps, learning_rate,
             name, test_data, loss, metrics, milestones, factor, weight_decay, device, holdout,
-            noisy_clients, optimiser, faults, rules, tags, selector, selectors, target_accuracy: As
-            in `Experiment`. A dictionary changes single settings: `partition={"clients": 20}`,
-            `selectors={"fedcor": {"beta": 0.9}}`; an object replaces what was there.
+            noisy_clients, loss_noise, loss_clip, optimiser, faults, rules, tags, selector,
+            selectors, target_accuracy: As in `Experiment`. A dictionary changes single settings:
+            `partition={"clients": 20}`, `selectors={"fedcor": {"beta": 0.9}}`; an object replaces
+            what was there.
 
     Raises:
         ConfigError: A keyword is unknown (with a suggestion), or a setting cannot work.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ from fedcor.aggregation import init_optimiser, state_bytes
 from fedcor.engine import Engine, Faults
 from fedcor.errors import FedcorError
 from fedcor.guard import LARGEST_LOSS
+from fedcor.privacy import LossNoise
 from fedcor.record import RoundRecord
 from fedcor.rules import FixedRules
 from fedcor.schedules import LearningRate, Schedule, as_schedule
@@ -50,6 +51,7 @@ class Simulation:
             round, becomes a schedule; a user's own is checked in every round.
         seed: Fixes everything that is drawn.
         rules: Who may be chosen; None for everyone.
+        noise: On the losses that clients report.
     """
 
     engine: Engine
@@ -59,6 +61,7 @@ class Simulation:
     learning_rate: Schedule
     seed: int
     rules: FixedRules | None = None
+    noise: LossNoise = field(default_factory=LossNoise)
 
     def __post_init__(self) -> None:
         rate: Any = self.learning_rate
@@ -101,7 +104,7 @@ class Simulation:
         rate = self.learning_rate.at(state.round)
         eligible = None if self.rules is None else self.rules.eligible
         return SimulatedRound(
-            self.engine, self.optimiser, self.faults, rate, self.seed, state, eligible
+            self.engine, self.optimiser, self.faults, rate, self.seed, state, eligible, self.noise
         )
 
     def run(

@@ -13,6 +13,7 @@ from fedcor.engine import Engine, Faults
 from fedcor.engine.batch import as_tensor
 from fedcor.guard import check_clients, screen_losses
 from fedcor.ledger import CURRENT, Ledger
+from fedcor.privacy import LossNoise
 from fedcor.rng import stream
 from fedcor.simulation.aggregate import next_model
 from fedcor.simulation.state import SimulationState
@@ -52,6 +53,7 @@ class SimulatedRound:
         seed: Fixes everything that is drawn.
         state: What the round before has left.
         eligible: (N,) Who may be asked and chosen; None for everyone.
+        noise: On the losses that clients report.
 
     Attributes:
         ledger: What this round has cost so far.
@@ -67,7 +69,9 @@ class SimulatedRound:
         seed: int,
         state: SimulationState,
         eligible: BoolArray | None = None,
+        noise: LossNoise | None = None,
     ) -> None:
+        self._noise, self._seed = noise or LossNoise(), seed
         self._engine, self._optimiser = engine, optimiser
         self._traits = optimiser_traits(optimiser)
         self.round, self.learning_rate = state.round, learning_rate
@@ -141,7 +145,7 @@ class SimulatedRound:
             participants,
             step_sizes=self.learning_rate * self._steps[participants].astype(np.float64),
             aggregation_weights=sizes if self._traits.weighted else np.ones(len(participants)),
-            read_losses=lambda: self._screened(self._engine.losses(self._model, participants)),
+            read_losses=lambda: self._report(CURRENT, self._model, participants),
             read_updates=lambda: self._updates(participants),
             head=self._engine.vector.head,
         )
@@ -157,9 +161,19 @@ class SimulatedRound:
         answers = np.full(len(clients), np.nan)
         self.ledger.send(version, clients, self._alive)
         alive = self._alive[clients]
-        answers[alive] = self._screened(self._engine.losses(model, clients[alive]))
+        answers[alive] = self._report(version, model, clients[alive])
         self.ledger.question(asked=len(clients), answered=int(alive.sum()))
         return answers
+
+    def _report(self, version: int, model: Tensor, clients: IntArray) -> FloatArray:
+        """What clients say of their losses: one answer each per model, however often it is read."""
+        losses = self._screened(self._engine.losses(model, clients))
+        if not self._noise.sigma:
+            return losses
+        everyone = np.zeros(len(self.weights))
+        everyone[clients] = losses
+        rng = stream(self._seed, "loss noise", self.round, version)
+        return self._noise.add(everyone, rng)[clients]
 
     def _screened(self, losses: FloatArray) -> FloatArray:
         clean, refused = screen_losses(losses)
