@@ -24,6 +24,7 @@ from fedcor.data.formats import READERS
 from fedcor.experiments import load_experiment
 from fedcor.record import RECORD
 from torture.calls import call, guarded, only_within
+from torture.crashes import load_before
 from torture.damage import arguments
 from torture.making import Maker
 from torture.tally import Line, Tally
@@ -121,6 +122,7 @@ def fuzz_records(quick: bool) -> list[Line]:
     make = Maker(11)
 
     def work(folder: Path) -> list[Line]:
+        load_before("digits")
         made = call(*arguments("fedcor", 6, folder / "a"))
         assert made.code == 0, made.text
         path = folder / "a" / RECORD
@@ -167,6 +169,7 @@ def fuzz_checkpoints(quick: bool) -> list[Line]:
     make = Maker(12)
 
     def work(folder: Path) -> list[Line]:
+        load_before("digits")
         made = call(*arguments("fedcor", 8, folder / "a"))
         assert made.code == 0, made.text
         content = (folder / "a" / CHECKPOINT).read_bytes()
