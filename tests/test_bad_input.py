@@ -519,3 +519,10 @@ def test_data_that_cannot_be(tmp_path, arrays):
     tests = {key.replace("train", "test"): value for key, value in arrays.items()}
     np.savez(tmp_path / "own.npz", **arrays, **tests)
     refused(*RUN, "--set", f"data.name={tmp_path / 'own.npz'}")
+
+
+def test_labels_of_half_precision_are_taken_without_a_warning(tmp_path):
+    """Warnings are errors here; the largest label was compared in the labels' own type."""
+    x, y = np.zeros((4, 3)), np.arange(4, dtype=np.float16) % 2
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    assert fedcor.data.load(str(tmp_path / "own.npz")).train_y.tolist() == [0, 1, 0, 1]

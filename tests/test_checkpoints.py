@@ -499,8 +499,8 @@ def test_a_resumed_run_is_the_same_whatever_was_damaged(runs, tmp_path, capsys):
         ("known", lambda a: a[:3]),
         ("model", lambda a: np.full_like(a, np.nan)),
         ("model", lambda a: a.astype(np.float64)),
-        ("selector/valuation", lambda a: a.astype(str)),
-        ("selector/valuation", lambda a: a[0]),
+        ("selector/losses", lambda a: a.astype(str)),
+        ("selector/losses", lambda a: a[0]),
     ],
 )
 def test_arrays_that_cannot_be_of_this_run_are_refused(runs, tmp_path, capsys, name, change):

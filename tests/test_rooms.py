@@ -19,12 +19,12 @@ SOURCE = Path(fedcor.__file__).parent
 # A room may import only rooms that stand before it (and itself).
 ORDER = [
     "foreign", "errors", "types", "rng", "checks", "config", "plugins", "describe", "files",
-    "guard", "ledger", "header", "checkpoints", "record", "run_folder", "tracking", "progress",
-    "processes", "rules", "outliers", "turns", "defence", "health", "shield", "selection",
-    "aggregation", "gp", "selectors", "testing", "tasks", "data", "traces", "clock", "faults",
-    "liars", "optimisers", "schedules", "model_options", "experiments", "engine", "simulation",
-    "build", "runner", "analysis", "report", "page", "results", "reproduce", "flower", "api", "cli",
-    "__main__",
+    "guard", "privacy", "ledger", "header", "checkpoints", "record", "run_folder", "tracking",
+    "progress", "processes", "rules", "outliers", "turns", "defence", "health", "shield",
+    "selection", "aggregation", "gp", "selectors", "testing", "tasks", "data", "traces", "clock",
+    "faults", "liars", "optimisers", "schedules", "model_options", "experiments", "engine",
+    "simulation", "build", "runner", "analysis", "report", "page", "results", "reproduce", "flower",
+    "api", "cli", "__main__",
 ]  # fmt: skip
 NEVER = {
     ("engine", "selectors"),

@@ -18,7 +18,8 @@ from fedcor.errors import FedcorError
 
 __all__ = ["Called", "call", "guarded", "only_within"]
 
-HANG = 30  # seconds that one input may take
+HANG = 30  # seconds of this process that one input may take
+SLEEP = 300  # seconds on the clock: a machine may be busy, but what waits for nothing ends
 _WRITES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link")
 _allowed: Path | None = None
 _written_aside: list[str] = []
@@ -79,15 +80,18 @@ def guarded(work: Callable[[], object]) -> str | None:
 @contextlib.contextmanager
 def _time_limit() -> Iterator[None]:
     def stop(*_: object) -> None:
-        raise Hang(f"took longer than {HANG} s")
+        raise Hang(f"took longer than {HANG} s, or waited for longer than {SLEEP} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(HANG)
+    before = [signal.signal(one, stop) for one in (signal.SIGPROF, signal.SIGALRM)]
+    signal.setitimer(signal.ITIMER_PROF, HANG)
+    signal.alarm(SLEEP)
     try:
         yield
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before[0])
+        signal.signal(signal.SIGALRM, before[1])
 
 
 def _watch(event: str, arguments: tuple[object, ...]) -> None:

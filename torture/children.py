@@ -15,7 +15,7 @@ from typing import NoReturn
 
 __all__ = ["Ended", "die", "die_at_file_operation", "die_while_writing", "run_in_child"]
 
-TIMEOUT = 120.0  # seconds: what takes longer hangs
+TIMEOUT = 300.0  # seconds: what takes longer hangs
 _POLL = 0.0005
 
 

@@ -21,7 +21,7 @@ from fedcor.errors import RecordError
 from fedcor.record import RECORD, read_run
 from fedcor.selectors import selector_names
 from torture.calls import call
-from torture.crashes import finished
+from torture.crashes import finished, load_before
 from torture.tally import Line, Tally
 
 __all__ = ["PARTS", "structural"]
@@ -97,6 +97,7 @@ def damage_runs(quick: bool) -> list[Line]:
     read = Tally("files", "every byte of a record flipped, and the run read")
     rng = np.random.default_rng(3)
     with tempfile.TemporaryDirectory(prefix="torture-") as scratch:
+        load_before("digits")
         bench = _Bench(Path(scratch))
         content = (bench.stopped / CHECKPOINT).read_bytes()
         places = structural(content)

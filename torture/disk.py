@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torture.calls import call
 from torture.children import run_in_child
-from torture.crashes import finished
+from torture.crashes import finished, load_before
 from torture.damage import arguments
 from torture.tally import Line, Tally
 
@@ -178,6 +178,7 @@ def torture_disk(quick: bool) -> list[Line]:
     with tempfile.TemporaryDirectory(prefix="torture-") as name:
         scratch = Path(name)
         runs = {}
+        load_before("digits")
         for selector in ["afl"] if quick else ["afl", "fedcor", "aligned"]:
             for rounds in (20, ROUNDS):
                 made = call(*arguments(selector, rounds, scratch / f"{selector}-{rounds}"))

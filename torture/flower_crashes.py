@@ -30,7 +30,7 @@ def flower_grid():  # type: ignore[no-untyped-def]
         sys.path.insert(0, tests)
     import flower_grid
 
-    logging.getLogger("flwr").setLevel(logging.ERROR)
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
     return flower_grid
 
 

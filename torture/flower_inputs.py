@@ -84,7 +84,7 @@ def spoil_reply(make: Maker, message: Any, reply: Any) -> Any:
 def fuzz_replies(quick: bool) -> list[Line]:
     """Half of the replies of half of the nodes, in runs of every selector."""
     tally, make, grids = Tally("input", "replies of Flower clients"), Maker(14), flower_grid()
-    names, wanted = selector_names(), 60 if quick else 10_000
+    names, wanted = selector_names(), 60 if quick else 4_000
     counts: Counter[str] = Counter()
 
     def one_run(number: int, folder: Path) -> None:

@@ -24,6 +24,7 @@ from fedcor.data.formats import READERS
 from fedcor.experiments import load_experiment
 from fedcor.record import RECORD
 from torture.calls import call, guarded, only_within
+from torture.crashes import load_before
 from torture.damage import arguments
 from torture.making import Maker
 from torture.tally import Line, Tally
@@ -108,8 +109,8 @@ def fuzz_settings(quick: bool) -> list[Line]:
             except AssertionError as error:
                 raise AssertionError(f"{content[:900]!r}: {str(error)[-1200:]}") from None
 
-        try_all(changes, 60 if quick else 30_000, folder, change)
-        try_all(files, 40 if quick else 20_000, folder, file)
+        try_all(changes, 60 if quick else 40_000, folder, change)
+        try_all(files, 40 if quick else 25_000, folder, file)
         return [changes.line(), files.line()]
 
     return _in_scratch(work)
@@ -121,6 +122,7 @@ def fuzz_records(quick: bool) -> list[Line]:
     make = Maker(11)
 
     def work(folder: Path) -> list[Line]:
+        load_before("digits")
         made = call(*arguments("fedcor", 6, folder / "a"))
         assert made.code == 0, made.text
         path = folder / "a" / RECORD
@@ -154,7 +156,7 @@ def fuzz_records(quick: bool) -> list[Line]:
                 return _refused_or_ok(*arguments("fedcor", 6, folder / "a"))
             return _refused_or_ok(*commands[number % len(commands)])
 
-        try_all(records, 60 if quick else 15_000, folder, attempt)
+        try_all(records, 60 if quick else 5_000, folder, attempt)
         return [records.line()]
 
     return _in_scratch(work)
@@ -167,6 +169,7 @@ def fuzz_checkpoints(quick: bool) -> list[Line]:
     make = Maker(12)
 
     def work(folder: Path) -> list[Line]:
+        load_before("digits")
         made = call(*arguments("fedcor", 8, folder / "a"))
         assert made.code == 0, made.text
         content = (folder / "a" / CHECKPOINT).read_bytes()
@@ -198,7 +201,7 @@ def fuzz_checkpoints(quick: bool) -> list[Line]:
             (folder / "a" / RECORD).write_bytes(record)
             return forge(number)
 
-        try_all(forged, 30 if quick else 1_500, folder, forge_and_put_back)
+        try_all(forged, 30 if quick else 1_000, folder, forge_and_put_back)
         return [spoiled.line(), forged.line()]
 
     return _in_scratch(work)

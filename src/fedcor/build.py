@@ -23,6 +23,7 @@ from fedcor.experiments.check import (
     errors_under,
 )
 from fedcor.header import run_header
+from fedcor.privacy import LossNoise
 from fedcor.rng import stream
 from fedcor.simulation import Simulation
 from fedcor.tasks import build_task
@@ -97,7 +98,10 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
     experiment.check_faults(len(parts), rules)
     liars, defence = experiment.liars, experiment.defence
     liars.who(seed, len(parts))  # refuses a fraction of less than one client
-    return Simulation(engine, selector, optimiser, faults, schedule, seed, rules, liars, defence)
+    noise = LossNoise(experiment.loss_noise, experiment.loss_clip)
+    return Simulation(
+        *(engine, selector, optimiser, faults, schedule, seed, rules), liars, defence, noise
+    )
 
 
 def _check_sizes(experiment: Experiment, parts: list[IntArray], parameters: int) -> None:

@@ -79,7 +79,7 @@ def _labels(path: Path, key: str, array: Array) -> IntArray:
         )
     if array.dtype.kind == "f" and not (np.isfinite(array) & (array == np.floor(array))).all():
         raise DataError(f"{path}: {key} has labels that are not whole numbers")
-    if array.min() < 0 or array.max() > np.iinfo(np.int32).max:
+    if array.min() < 0 or int(array.max()) > np.iinfo(np.int32).max:  # also of half precision
         raise DataError(
             f"{path}: {key} has labels from {array.min()} to {array.max()}; they must be 0 .. K-1"
         )

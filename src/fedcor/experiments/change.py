@@ -48,6 +48,8 @@ def experiment(
     device: str = _SAME,
     holdout: float = _SAME,
     noisy_clients: float = _SAME,
+    loss_noise: float = _SAME,
+    loss_clip: float = _SAME,
     optimiser: Any = _SAME,
     faults: Faults | Mapping[str, Any] = _SAME,
     liars: Liars | Mapping[str, Any] = _SAME,
@@ -64,8 +66,9 @@ def experiment(
         source: The name of a preset, the path of a TOML file, or an experiment.
         data, partition, model, rounds, clients_per_round, batch_size, local_steps, learning_rate,
             name, test_data, loss, metrics, milestones, factor, weight_decay, device, holdout,
-            noisy_clients, optimiser, faults, liars, defence, rules, tags, selector, selectors,
-            target_accuracy: As in `Experiment`. A dictionary changes single settings:
+            noisy_clients, loss_noise, loss_clip, optimiser, faults, liars, defence, rules, tags,
+            selector, selectors, target_accuracy: As in `Experiment`. A dictionary changes single
+            settings:
             `partition={"clients": 20}`, `selectors={"fedcor": {"beta": 0.9}}`; an object replaces
             what was there.
 

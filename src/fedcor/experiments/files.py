@@ -19,7 +19,7 @@ __all__ = ["flatten", "load_experiment", "parse_experiment", "preset_names", "re
 _PRESETS = resources.files("fedcor") / "presets"
 _TABLES = (
     *("data", "partition", "model", "training", "optimiser", "faults", "rules", "selectors"),
-    *("metrics", "liars", "defence"),
+    *("metrics", "liars", "defence", "privacy"),
 )
 _PLAIN = ("name", "selector", "target_accuracy", "tags")
 _REQUIRED = {

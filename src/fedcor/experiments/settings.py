@@ -42,6 +42,7 @@ from fedcor.experiments.optimiser import (
 )
 from fedcor.faults import Faults
 from fedcor.liars import Liars
+from fedcor.privacy import LossNoise
 from fedcor.rules import FixedRules, as_rules, as_tags, describe_tags, fix_rules
 from fedcor.schedules import LearningRate, Schedule, as_schedule
 from fedcor.selectors import (
@@ -59,6 +60,7 @@ __all__ = ["TABLES", "Experiment"]
 # The tables of a file, and of a record, that hold several keywords of an experiment each.
 TABLES = {
     "data": ("holdout", "noisy_clients"),
+    "privacy": ("loss_noise", "loss_clip"),
     "training": (
         "rounds",
         "clients_per_round",
@@ -75,6 +77,7 @@ TABLES = {
 _TYPES: dict[str, Any] = {
     **dict.fromkeys(("rounds", "clients_per_round", "batch_size", "local_steps"), int),
     **dict.fromkeys(("factor", "weight_decay", "holdout", "noisy_clients"), float),
+    **dict.fromkeys(("loss_noise", "loss_clip"), float),
     **dict.fromkeys(("name", "device"), str),
     "milestones": tuple[int, ...],
     "target_accuracy": float | None,
@@ -126,6 +129,8 @@ class Experiment:
         holdout: Share of each client's data, in [0, 1), that is kept out of training; the client's
             loss is measured on it.
         noisy_clients: Share of the clients, in [0, 1], whose labels are drawn at random.
+        loss_noise: Standard deviation of noise on reported losses; see `fedcor.privacy`.
+        loss_clip: The largest loss that is reported, where there is noise.
         optimiser: How updates become the next model: `FedAvg(...)`, `FedProx(...)`, or an object of
             your own; a name or `module:Class`; or a table with `name` and options. None, or a table
             without a name: the one that the selector goes with, FedAvg for most.
@@ -169,6 +174,8 @@ class Experiment:
     device: str = "cpu"
     holdout: float = 0.0
     noisy_clients: float = 0.0
+    loss_noise: float = 0.0
+    loss_clip: float = 10.0
     optimiser: Any = None
     faults: Faults = field(default_factory=Faults)
     liars: Liars = field(default_factory=Liars)
@@ -190,6 +197,7 @@ class Experiment:
             self._set(key, taken(getattr(self, key)))
         self._take_selector()
         check_numbers(self)
+        LossNoise(self.loss_noise, self.loss_clip)
         self._check_learning_rate()
         self._check_own_keys()
         self.build_optimiser()
@@ -297,7 +305,9 @@ class Experiment:
             "selectors": {self.selector: self._describe_selector()},
             "target_accuracy": self.target_accuracy,
         }
+        privacy = {key: getattr(self, key) for key in TABLES["privacy"]}
         newer = {
+            "privacy": privacy if self.loss_noise else {},
             "liars": dataclasses.asdict(self.liars) if self.liars else {},
             "defence": self.defence.describe(),
             "rules": self.rules.describe() if self.rules else {},

@@ -8,8 +8,10 @@ from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
+from fedcor.flower.loss_noise import with_noise
 from fedcor.flower.tags import Tag, write_tags
 from fedcor.flower.wire import LOG, MISSING, NOTE, PROTOCOL
+from fedcor.privacy import LossNoise
 
 __all__ = ["answers_probes"]
 
@@ -25,6 +27,8 @@ def answers_probes(
     name: str | None = None,
     examples: Callable[[Context], int] | None = None,
     tags: Callable[[Context], Mapping[str, Tag]] | None = None,
+    loss_noise: float = 0.0,
+    loss_clip: float = 10.0,
 ) -> _Mod:
     """A mod with which an app's own evaluate function answers the server's questions. Put it first.
 
@@ -40,6 +44,10 @@ def answers_probes(
         tags: Returns further tags of the client, for rules about who may be chosen; a node's own
             configuration counts without it. The server asks when it first meets the node, and only
             for the tags that its rules need.
+        loss_noise: Standard deviation of Gaussian noise on every loss that leaves the client, in
+            replies to training and to evaluation; 0 for none. A loss is a metric with "loss" in its
+            name. Other metrics, such as an accuracy, leave as they are.
+        loss_clip: A loss is cut to [0, loss_clip] before there is noise on it.
 
     Returns:
         A mod for `ClientApp(mods=[...])`.
@@ -48,16 +56,18 @@ def answers_probes(
         app = ClientApp(mods=[answers_probes(name="site-3", examples=lambda context: len(data))])
     """
 
+    noise = LossNoise(loss_noise, loss_clip)
+
     def mod(message: Message, context: Context, call_next: _ClientCall) -> Message:
         note = message.content.config_records.get(NOTE)
         if note is None:
-            return call_next(message, context)
+            return with_noise(call_next(message, context), noise)
         del message.content[NOTE]  # the app sees the message as it is without us
         if note["ask"] == "identity":
             return Message(RecordDict({NOTE: _identity(context, note)}), reply_to=message)
         if not _recall(message.content, context.state, note):
             return Message(RecordDict({NOTE: ConfigRecord({MISSING: True})}), reply_to=message)
-        return call_next(message, context)
+        return with_noise(call_next(message, context), noise)
 
     def _identity(context: Context, question: ConfigRecord) -> ConfigRecord:
         config = context.node_config

@@ -26,6 +26,7 @@ from fedcor.engine import Engine, Faults
 from fedcor.errors import FedcorError
 from fedcor.guard import LARGEST_LOSS
 from fedcor.liars import Liars
+from fedcor.privacy import LossNoise
 from fedcor.record import RoundRecord
 from fedcor.rules import FixedRules, with_clients
 from fedcor.schedules import LearningRate, Schedule, as_schedule
@@ -56,6 +57,7 @@ class Simulation:
         rules: Who may be chosen; None for everyone.
         liars: Which clients lie, and how.
         defence: What is done against clients that err or lie.
+        noise: On the losses that clients report.
     """
 
     engine: Engine
@@ -67,6 +69,7 @@ class Simulation:
     rules: FixedRules | None = None
     liars: Liars = HONEST
     defence: Defence = field(default_factory=Defence)
+    noise: LossNoise = field(default_factory=LossNoise)
 
     def __post_init__(self) -> None:
         rate: Any = self.learning_rate
@@ -112,6 +115,7 @@ class Simulation:
             *(self.engine, self.optimiser, self.faults, rate, self.seed, state, eligible),
             defence=self.defence,
             liars=self.liars,
+            noise=self.noise,
             speeds=self.speeds,
             goal=self.needed_at(state.round),
         )

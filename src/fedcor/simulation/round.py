@@ -16,6 +16,7 @@ from fedcor.guard import check_clients, screen_losses
 from fedcor.health import Condition, Signs, examine
 from fedcor.ledger import ANSWER_BYTES, CURRENT, Ledger
 from fedcor.liars import Liars
+from fedcor.privacy import LossNoise
 from fedcor.rng import stream
 from fedcor.simulation.aggregate import next_model, parameters_of
 from fedcor.simulation.attendance import Attendance
@@ -64,6 +65,7 @@ class SimulatedRound:
         liars: Which clients lie, and how.
         speeds: How fast clients are; None without a clock.
         goal: How many trainings are enough; None for all.
+        noise: On the losses that clients report.
 
     Attributes:
         attendance: Who can be reached, who fails, who is late; and the seconds so far.
@@ -86,7 +88,9 @@ class SimulatedRound:
         liars: Liars = HONEST,
         speeds: Speeds | None = None,
         goal: int | None = None,
+        noise: LossNoise | None = None,
     ) -> None:
+        self._noise, self._seed = noise or LossNoise(), seed
         self._engine, self._optimiser = engine, optimiser
         self._traits = optimiser_traits(optimiser)
         self.round, self.learning_rate = state.round, learning_rate
@@ -185,7 +189,7 @@ class SimulatedRound:
             participants,
             step_sizes=self.learning_rate * self._steps[participants].astype(np.float64),
             aggregation_weights=sizes if self._traits.weighted else np.ones(len(participants)),
-            read_losses=lambda: self._told(self._model, participants),
+            read_losses=lambda: self._told(CURRENT, self._model, participants),
             read_updates=lambda: self._updates(participants),
             head=self._engine.vector.head,
             durations=self.attendance.durations(participants),
@@ -230,15 +234,24 @@ class SimulatedRound:
         sent = self.ledger.send(version, clients, self.attendance.receives)
         batches = self._engine.evaluation_batches[clients]
         there = self.attendance.answered(clients, sent, batches, ANSWER_BYTES)
-        answers[there] = self._told(model, clients[there])
+        answers[there] = self._told(version, model, clients[there])
         if version == CURRENT:
             self._unusable.update(clients[there & np.isnan(answers)].tolist())
         self.ledger.question(asked=len(clients), answered=self.attendance.replied(clients))
         return answers
 
-    def _told(self, model: Tensor, clients: IntArray) -> FloatArray:
-        """The losses that clients report of `model`; NaN for unusable numbers."""
-        losses = self._liars.told(self._engine.losses(model, clients), self._lies[clients])
+    def _told(self, version: int, model: Tensor, clients: IntArray) -> FloatArray:
+        """The losses that clients report of `model`; NaN for unusable numbers.
+
+        One answer each per model, however often it is read.
+        """
+        losses = self._engine.losses(model, clients)
+        if self._noise.sigma:
+            everyone = np.zeros(len(self.weights))
+            everyone[clients] = np.where(np.isfinite(losses), losses, np.nan)
+            rng = stream(self._seed, "loss noise", self.round, version)
+            losses = self._noise.add(everyone, rng)[clients]
+        losses = self._liars.told(losses, self._lies[clients])
         clean, refused = screen_losses(losses)
         self.refused += refused
         return clean
