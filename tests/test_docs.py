@@ -63,7 +63,8 @@ def test_the_python_of_a_page_runs(path, tmp_path):
 def test_every_fedcor_command_in_a_document_parses(path):
     text = path.read_text(encoding="utf-8")
     commands = re.findall(
-        r"(?:^|`|&& |do )(fedcor (?:demo|run|compare|reproduce|report|watch|explain|data)\b[^`\n;#&]*)",
+        r"(?:^|`|&& |do )"
+        r"(fedcor (?:demo|run|compare|reproduce|report|watch|explain|data)\b[^`\n;#&]*)",
         text,
         flags=re.MULTILINE,
     )
