@@ -57,7 +57,7 @@ def _above(explanation: Mapping[str, Any]) -> list[str]:
         lines.append("No reasons in the record: the selector gives none.")
     if explanation["predicted_change"] is not None:
         change = explanation["predicted_change"]
-        lines.append(f"predicted change of everyone's mean loss: {change:.3g}, minus the gains")
+        lines.append(f"predicted change of everyone's mean loss: {change:.3g} (all gains)")
     if explanation["before_rules"]:
         clients = ", ".join(map(str, explanation["before_rules"]))
         lines.append(f"rules changed the choice; before them it was: {clients}")

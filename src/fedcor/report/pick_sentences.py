@@ -48,7 +48,11 @@ def _reason(row: Mapping[str, Any], explanation: Mapping[str, Any]) -> str:
     named = [f"{name} {_n(row[name])}" for name in explanation["reasons"] if _known(row, name)]
     if named:
         return one_line(", ".join(named)) + "."
-    return "the record gives no reason." if explanation["reasons"] else "chosen by the rule above."
+    return (
+        "the record gives no reason."
+        if explanation["reasons"]
+        else "chosen by the rule of this round."
+    )
 
 
 def _gain(row: Mapping[str, Any]) -> str:
