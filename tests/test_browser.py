@@ -228,6 +228,47 @@ def test_the_table_sorts(open_page, file):
     assert names.all_inner_texts() == ["random", "fedcor", "afl"]
 
 
+def test_several_experiments_are_shown_one_at_a_time(open_page, tmp_path):
+    write_run(tmp_path / "a", "fedcor", rounds=6)
+    write_run(tmp_path / "b", "random", rounds=4, experiment="other")
+    path = tmp_path / "page.html"
+    path.write_bytes(render_page(page_data(read_runs(tmp_path))))
+    page = open_page(path.as_uri())
+    assert page.locator("#verdict-title").inner_text().startswith("toy")
+    page.locator("#experiment-picker select").select_option(label="other")
+    assert page.locator("#verdict-title").inner_text().startswith("other")
+    assert page.locator("#round-text").inner_text() == "round 3 of 3"
+    assert page.locator("#health").is_hidden()
+    page.locator("#experiment-picker select").select_option(label="toy")
+    assert page.locator("#round-text").inner_text() == "round 5 of 5"
+
+
+def test_flower_s_numbers_and_faults_are_shown(open_page, tmp_path):
+    write_run(tmp_path, "fedcor", flower=True, names={1: "north"})
+    path = tmp_path / "page.html"
+    path.write_bytes(render_page(page_data(read_runs(tmp_path))))
+    page = open_page(path.as_uri())
+    assert page.locator("#round-text").inner_text() == "round 12 of 12"
+    page.evaluate("Page.step(10)")
+    assert "1 did not deliver" in page.locator("#why-text").inner_text()
+    assert page.locator("#why-table .pill").count() == 1
+    assert "left alone" in page.locator("#heat").inner_text()
+    canvas = page.locator("#heat canvas")
+    box = canvas.bounding_box()
+    at = 46 + (box["width"] - 52) * 10.5 / 12
+    canvas.hover(position={"x": at, "y": 20})
+    assert "faults: 1 late" in page.locator("#heat .tip").inner_text()
+
+
+def test_a_run_without_rounds_has_a_page(open_page, tmp_path):
+    write_run(tmp_path, "random", rounds=0, planned=5)
+    path = tmp_path / "page.html"
+    path.write_bytes(render_page(page_data(read_runs(tmp_path))))
+    page = open_page(path.as_uri())
+    assert page.locator("#verdict-text").inner_text() == "No round is finished yet."
+    assert "No round" in page.locator("#curve-chart").inner_text()
+
+
 def test_the_command_is_copied(open_page, file, folder, tmp_path):
     data = page_data(read_runs(folder))
     data["experiments"][0]["run_with"]["command"] = "fedcor compare toy"
