@@ -103,6 +103,16 @@ def test_every_chart_is_drawn(open_page, file, width):
     assert across[0] <= across[1]  # nothing sticks out
 
 
+def test_a_window_without_room_is_no_error(open_page, file):
+    """The fixture finds what the console says of a chart without a width."""
+    page = open_page(file.as_uri())
+    page.evaluate("document.body.style.display = 'none'; window.dispatchEvent(new Event('resize'))")
+    page.wait_for_timeout(200)
+    page.evaluate("document.body.style.display = ''; window.dispatchEvent(new Event('resize'))")
+    page.wait_for_timeout(200)
+    assert page.locator("#map circle").count() == 30
+
+
 def test_text_of_records_is_only_text(open_page, file):
     page = open_page(file.as_uri())
     assert page.title() == "toy · fedcor report"
