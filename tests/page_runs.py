@@ -13,16 +13,18 @@ from fedcor.checkpoints import save_checkpoint
 from fedcor.record import CLIENT_NAMES, RECORD, json_line
 
 
-def header(selector: str, seed: int, rounds: int, clients: int) -> dict[str, Any]:
+def header(
+    selector: str, seed: int, rounds: int, clients: int, experiment: str = "toy"
+) -> dict[str, Any]:
     """The first line of a record."""
     return {
         "kind": "header",
         "format": 2,
-        "experiment": "toy",
+        "experiment": experiment,
         "selector": selector,
         "seed": seed,
         "config": {
-            "name": "toy",
+            "name": experiment,
             "data": {"name": "nowhere"},
             "partition": {"kind": "iid", "clients": clients},
             "training": {"rounds": rounds},
@@ -91,13 +93,22 @@ def write_run(
     picks: int = 4,
     planned: int | None = None,
     names: Mapping[int, str] | None = None,
+    experiment: str = "toy",
+    flower: bool = False,
 ) -> Path:
     """A run in `folder`, with a checkpoint from which a map can be drawn; returns its folder."""
     rng = np.random.default_rng([seed, len(selector)])
     path = folder / selector / f"seed-{seed}"
     path.mkdir(parents=True)
-    first = header(selector, seed, planned or rounds, clients)
-    lines = [json_line(line(t, selector, clients, picks, rng)) for t in range(rounds)]
+    first = header(selector, seed, planned or rounds, clients, experiment)
+    entries = [line(t, selector, clients, picks, rng) for t in range(rounds)]
+    if flower:  # as Flower counts, with faults of clients, and one that is left alone
+        first["versions"]["flwr"] = "1.41.0"
+        for entry in entries:
+            failed = len(entry["selected"]) - len(entry["participated"])
+            entry |= {"server_round": entry["round"] + 1, "faults": {"late": failed}}
+            entry["quarantined"] = [1] if entry["round"] == 5 else []
+    lines = [json_line(entry) for entry in entries]
     (path / RECORD).write_text(json.dumps(first) + "\n" + "".join(lines), encoding="utf-8")
     if names is not None:
         rows = [f"{number}\t{names.get(number, number)}\n" for number in range(clients)]

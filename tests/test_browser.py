@@ -103,6 +103,16 @@ def test_every_chart_is_drawn(open_page, file, width):
     assert across[0] <= across[1]  # nothing sticks out
 
 
+def test_a_window_without_room_is_no_error(open_page, file):
+    """The fixture finds what the console says of a chart without a width."""
+    page = open_page(file.as_uri())
+    page.evaluate("document.body.style.display = 'none'; window.dispatchEvent(new Event('resize'))")
+    page.wait_for_timeout(200)
+    page.evaluate("document.body.style.display = ''; window.dispatchEvent(new Event('resize'))")
+    page.wait_for_timeout(200)
+    assert page.locator("#map circle").count() == 30
+
+
 def test_text_of_records_is_only_text(open_page, file):
     page = open_page(file.as_uri())
     assert page.title() == "toy · fedcor report"
@@ -226,6 +236,47 @@ def test_the_table_sorts(open_page, file):
     page.keyboard.press("Enter")  # the focus stays on the button
     assert head.get_attribute("aria-sort") == "descending"
     assert names.all_inner_texts() == ["random", "fedcor", "afl"]
+
+
+def test_several_experiments_are_shown_one_at_a_time(open_page, tmp_path):
+    write_run(tmp_path / "a", "fedcor", rounds=6)
+    write_run(tmp_path / "b", "random", rounds=4, experiment="other")
+    path = tmp_path / "page.html"
+    path.write_bytes(render_page(page_data(read_runs(tmp_path))))
+    page = open_page(path.as_uri())
+    assert page.locator("#verdict-title").inner_text().startswith("toy")
+    page.locator("#experiment-picker select").select_option(label="other")
+    assert page.locator("#verdict-title").inner_text().startswith("other")
+    assert page.locator("#round-text").inner_text() == "round 3 of 3"
+    assert page.locator("#health").is_hidden()
+    page.locator("#experiment-picker select").select_option(label="toy")
+    assert page.locator("#round-text").inner_text() == "round 5 of 5"
+
+
+def test_flower_s_numbers_and_faults_are_shown(open_page, tmp_path):
+    write_run(tmp_path, "fedcor", flower=True, names={1: "north"})
+    path = tmp_path / "page.html"
+    path.write_bytes(render_page(page_data(read_runs(tmp_path))))
+    page = open_page(path.as_uri())
+    assert page.locator("#round-text").inner_text() == "round 12 of 12"
+    page.evaluate("Page.step(10)")
+    assert "1 did not deliver" in page.locator("#why-text").inner_text()
+    assert page.locator("#why-table .pill").count() == 1
+    assert "left alone" in page.locator("#heat").inner_text()
+    canvas = page.locator("#heat canvas")
+    box = canvas.bounding_box()
+    at = 46 + (box["width"] - 52) * 10.5 / 12
+    canvas.hover(position={"x": at, "y": 20})
+    assert "faults: 1 late" in page.locator("#heat .tip").inner_text()
+
+
+def test_a_run_without_rounds_has_a_page(open_page, tmp_path):
+    write_run(tmp_path, "random", rounds=0, planned=5)
+    path = tmp_path / "page.html"
+    path.write_bytes(render_page(page_data(read_runs(tmp_path))))
+    page = open_page(path.as_uri())
+    assert page.locator("#verdict-text").inner_text() == "No round is finished yet."
+    assert "No round" in page.locator("#curve-chart").inner_text()
 
 
 def test_the_command_is_copied(open_page, file, folder, tmp_path):

@@ -208,6 +208,16 @@ def test_runs_without_rounds_or_checkpoint_or_accuracy_have_a_page():
     render_page(shown)
 
 
+def test_a_run_on_flower_says_who_failed_and_how(tmp_path):
+    write_run(tmp_path, "fedcor", flower=True, names={1: "north"})
+    (run,) = page_data(read_runs(tmp_path))["experiments"][0]["runs"]
+    assert run["first_round"] == 1
+    assert run["there"]["faults"] == {"3": {"late": 1}, "10": {"late": 1}}
+    assert run["there"]["alone"] == {"5": [1]}
+    assert run["clients"]["names"][1] == "north"
+    assert [*run["there"]["failed"]] == ["3", "10"]
+
+
 def test_diverged_runs_give_json(tmp_path):
     runs = [fake_run([0.1, None], loss=[1.0, None]), fake_run([0.1, 0.2], "b")]
     render_page(page_data(runs))  # raises where a number is not finite

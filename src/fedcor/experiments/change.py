@@ -68,9 +68,8 @@ def experiment(
             name, test_data, loss, metrics, milestones, factor, weight_decay, device, holdout,
             noisy_clients, loss_noise, loss_clip, optimiser, faults, liars, defence, rules, tags,
             selector, selectors, target_accuracy: As in `Experiment`. A dictionary changes single
-            settings:
-            `partition={"clients": 20}`, `selectors={"fedcor": {"beta": 0.9}}`; an object replaces
-            what was there.
+            settings: `partition={"clients": 20}`, `selectors={"fedcor": {"beta": 0.9}}`; an object
+            replaces what was there.
 
     Raises:
         ConfigError: A keyword is unknown (with a suggestion), or a setting cannot work.

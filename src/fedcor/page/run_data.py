@@ -25,6 +25,7 @@ def run_data(run: RunRecord, series: int, stride: int = 1) -> dict[str, Any]:
         stride: of every how many rounds the reasons are there; of the last one always
     """
     there, checkpoint = attendance(run), checkpoint_of(run)
+    places = client_map(checkpoint)
     clients = clients_of(run, there, checkpoint, label_mix(run))
     planned = run.header["config"]["training"]["rounds"]
     return {
@@ -34,9 +35,9 @@ def run_data(run: RunRecord, series: int, stride: int = 1) -> dict[str, Any]:
         "planned": int(planned),
         "first_round": first_round(run),
         "there": _attendance(there),
-        "clients": _clients(clients),
+        "clients": _clients(clients, mapped=places is not None),
         "losses": _distribution(distribution(clients.losses), clients.losses_are),
-        "map": _map(client_map(checkpoint)),
+        "map": _map(places),
         "why": why_data(run, stride),
         "health": health_data(run),
     }
@@ -58,8 +59,9 @@ def _sparse(rounds: tuple[tuple[int, ...], ...]) -> dict[str, list[int]]:
     return {str(t): list(clients) for t, clients in enumerate(rounds) if clients}
 
 
-def _clients(clients: Clients) -> dict[str, Any]:
-    labels = clients.labels
+def _clients(clients: Clients, mapped: bool) -> dict[str, Any]:
+    """Labels are shown on the map; without one, they would only fill the page."""
+    labels = clients.labels if mapped else None
     return {
         "names": list(clients.names),
         "sizes": None if clients.sizes is None else clients.sizes.tolist(),

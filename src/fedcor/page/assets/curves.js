@@ -58,6 +58,7 @@
     }, swatch(series), series.short)));
   }
 
+  const high = (width) => Math.round(Math.max(260, Math.min(420, width * 0.45)));
   const shown = () => Page.now.series.filter((s) => !Page.hidden.has(s.name) && s.rounds.length);
 
   // One x for all: where series were measured elsewhere, there is null, which lines bridge.
@@ -109,7 +110,7 @@
     }
     const width = host.clientWidth;
     chart = new uPlot({
-      width, height: Math.round(Math.max(260, Math.min(420, width * 0.45))),
+      width, height: high(width),
       scales: { x: { time: false }, y: { distr: look.log ? 3 : 1 } },
       legend: { show: false },
       cursor: { points: { size: 7 }, drag: { x: true, y: false }, focus: { prox: -1 } },
@@ -209,7 +210,8 @@
   }
 
   Page.resizeCurves = () => {
-    if (chart && chart.width !== byId("curve-chart").clientWidth) plot();
+    const width = byId("curve-chart").clientWidth;
+    if (chart && width && chart.width !== width) chart.setSize({ width, height: high(width) });
   };
   Page.isZoomed = () => zoomed;
 })();

@@ -84,6 +84,7 @@
   const again = later(() => { Page.resizeCurves(); Page.draw("heat", "map", "losses", "health"); });
   window.addEventListener("resize", again);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => Page.draw());
+  matchMedia("print").addEventListener("change", () => Page.draw("curves", "heat"));
   window.addEventListener("beforeprint", () => {
     for (const box of document.querySelectorAll("details")) box.open = true;
   });

@@ -14,6 +14,7 @@ const Page = {
     return this.round === null ? this.rounds - 1 : Math.min(this.round, this.rounds - 1);
   },
   draw(...names) {
+    if (!document.body.clientWidth) return; // in a window that is not shown; a resize draws it
     for (const name of names.length ? names : Object.keys(this.parts)) this.parts[name]();
   },
 };

@@ -4,7 +4,7 @@
     ["others", "to others", "--s2", "what it is worth to all other clients, as a first pick"],
     ["own", "to itself", "--s8", "what it is worth to itself"],
     ["annealed", "annealing", "--s6", "what annealing takes, for being chosen lately"],
-    ["redundant", "redundant", "--s1", "what earlier picks had covered already"],
+    ["redundant", "overlap", "--s1", "what earlier picks took off (lower bar) or added (upper bar)"],
   ];
   const WORDS = { distance: "distance", cosine: "cosine", loss: "loss", gain: "gain" };
   const FLAGS = new Set(["by_valuation", "kept", "overdue"]);
@@ -122,7 +122,7 @@
     }
     if (found.rivals) {
       add("runner-up", (i) => found.rivals[i] === null ? "–" : clientName(found.rivals[i]));
-      add(`by (${WORDS[found.by_what] || "value"})`, (i) => number(found.by[i]));
+      add(`ahead by (${WORDS[found.by_what] || "value"})`, (i) => number(found.by[i]));
     }
     return el("table", {},
       el("thead", {}, el("tr", {}, head.map((text, i) =>
