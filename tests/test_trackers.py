@@ -319,7 +319,9 @@ def test_a_run_that_is_killed_outright_continues_in_every_tracker():
     what = "run digits --selector fedcor --out run --set partition.clients=20 --resume"
     command = [*what.split(), "--set", "selectors.fedcor.warmup=3", "--track", ",".join(NAMES)]
     program = [sys.executable, "-m", "fedcor", *command, "--rounds", "5000"]
-    with subprocess.Popen(program, stdout=subprocess.DEVNULL) as process:
+    # W&B's service of this process would be used, too, and would outlive the run that is killed.
+    alone = {key: value for key, value in os.environ.items() if key != "WANDB_SERVICE"}
+    with subprocess.Popen(program, stdout=subprocess.DEVNULL, env=alone) as process:
         try:
             while process.poll() is None and count_rounds(Path("run")) < 24:
                 time.sleep(0.01)

@@ -52,8 +52,6 @@ class WandB(Tracker):
         self._tally, self._clients = Tally(), known_clients(run.header)
         mode: Any = os.environ.get("WANDB_MODE", "offline")
         before = recall(run.folder, "wandb") if run.resumed else {}
-        if mode == "offline" and "folder" in before:
-            _remove_offline(run.folder / before["folder"], before.get("id", ""))
         place = (run.root or run.folder).resolve()
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedcor"),
@@ -77,6 +75,9 @@ class WandB(Tracker):
         self._first = 0 if mode == "offline" else self._run.step
         folder = os.path.relpath(Path(self._run.dir).parent, run.folder.resolve())
         remember(run.folder, "wandb", {"id": self._run.id, "folder": folder})
+        # Only now that the new one is open: where W&B refuses it, the old one is kept.
+        if mode == "offline" and before.get("folder") not in (None, folder):
+            _remove_offline(run.folder / before["folder"], before.get("id", ""))
         for entry in run.rounds:
             self._write(entry)
 
