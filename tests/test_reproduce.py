@@ -54,6 +54,7 @@ FIGURES = {
     "memory-ablation": [],
     "memory-stress": [],
     "memory-anatomy": [],
+    "liars": [],
 }
 
 
@@ -123,7 +124,7 @@ print({"torch", "matplotlib", "sklearn"} & set(sys.modules))
             "matplotlib",
             "matplotlib",
             "plot",
-            {"table1", "memory-ablation", "memory-stress", "memory-anatomy"},
+            {"table1", "memory-ablation", "memory-stress", "memory-anatomy", "liars"},
         ),
         (
             "sklearn",

@@ -283,9 +283,8 @@ class Experiment:
     def describe(self) -> dict[str, Any]:
         """Every setting as plain values, in the tables of a file, as a record keeps them.
 
-        Of the selectors, it has the one that runs, with all its hyper-parameters. What is newer
-        than the first records is there only where it is used, so that older runs can be resumed and
-        compared.
+        Of the selectors, it has the one that runs. What is newer than the first records is there
+        only where it is used, so that older runs can be resumed and compared.
         """
         data = self.data.describe() if isinstance(self.data, OwnData) else {"name": self.data}
         data |= {"holdout": self.holdout}

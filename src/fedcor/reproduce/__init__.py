@@ -70,7 +70,7 @@ EXPERIMENTS: dict[str, Entry] = {
         ("torch", "sklearn"),
     ),
     "liars": Entry(
-        "liars.table", "liars", "clients that lie, and a defence against them", ("torch", "sklearn")
+        "liars.table", "liars", "clients that lie, and a defence against them", ("torch",)
     ),
 }
 # What goes beyond the paper has packages of its own.

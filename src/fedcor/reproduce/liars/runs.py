@@ -43,7 +43,7 @@ ATTACKS: dict[str, Liars] = {
     "inflate": Liars(FRACTION, "inflate"),
     "deflate": Liars(FRACTION, "deflate"),
 }
-# What was best for the worst selector on digits, seeds 1-5 (docs/results/liars.md).
+# Chosen on the digits, seeds 1-3 (docs/results/liars.md).
 DEFENCES: dict[str, Defence] = {
     OFF: Defence(),
     ON: Defence(clip_norms=2.0, clip_reports=2.0, most_share=1.25),
