@@ -526,3 +526,16 @@ def test_labels_of_half_precision_are_taken_without_a_warning(tmp_path):
     x, y = np.zeros((4, 3)), np.arange(4, dtype=np.float16) % 2
     np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     assert fedcor.data.load(str(tmp_path / "own.npz")).train_y.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("key", ["config", "versions"])
+@pytest.mark.parametrize("value", [True, 3, 0.5, "x", [1]])
+def test_a_header_whose_tables_are_none_is_a_message(tmp_path, key, value):
+    check_record(tmp_path, [{**HEADER, key: value}, {"round": 0, **ROUND}])
+    nested = {**HEADER, "config": {**HEADER["config"], "selectors": value}}
+    check_record(tmp_path, [nested, {"round": 0, **ROUND}])
+
+
+@pytest.mark.parametrize("path", ["~nobodyhere/tags.csv", "a\\u0000"])
+def test_a_file_of_tags_that_cannot_be(path):
+    refused(*RUN, "--set", f'tags="{path}"')

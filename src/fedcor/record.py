@@ -224,7 +224,7 @@ def _refuse(folder: Path, what: str) -> NoReturn:
 def _parse(path: Path, number: int, line: str) -> Mapping[str, Any]:
     """Line `number` of a record, from 1: the header, or round `number - 2`."""
     try:
-        entry = json.loads(line)
+        entry = json.loads(line, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise RecordError(
             f"{path}, line {number}: not JSON ({error}); the file was edited or damaged"
@@ -235,7 +235,20 @@ def _parse(path: Path, number: int, line: str) -> Mapping[str, Any]:
         raise RecordError(f"{path}, line {number}: expected the {what}")
     if number > 1:
         _check_types(path, number, entry)
+        return entry
+    config = entry.get("config") or {}
+    tables = {"config": config, "versions": entry.get("versions")}
+    if isinstance(config, dict):
+        tables |= {key: config.get(key) for key in ("training", "selectors", "optimiser")}
+    for key, table in tables.items():
+        if table is not None and not isinstance(table, dict):
+            raise RecordError(f"{path}, line 1: {key} is unusable; the file was edited or damaged")
     return entry
+
+
+def _no_number(name: str) -> NoReturn:
+    """What Python writes for numbers that JSON does not have; a record has null there."""
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _check_types(path: Path, number: int, entry: Mapping[str, Any]) -> None:

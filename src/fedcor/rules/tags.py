@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from fedcor.checks import expand_home
 from fedcor.errors import ConfigError
 
 __all__ = ["TagTable", "as_tags", "describe_tags", "tag_columns", "tag_text"]
@@ -52,7 +53,7 @@ def as_tags(given: Any) -> TagTable:
         {'site': {'a': (0, 3), 'b': (1,)}}
     """
     if isinstance(given, str | Path):
-        return _read(Path(given).expanduser())
+        return _read(expand_home("tags", given))
     if not isinstance(given, Mapping):
         raise ConfigError("tags", given, "must be a table of tags, or the path of a CSV file")
     return {str(tag): _values(f"tags.{tag}", values) for tag, values in given.items()}
