@@ -222,10 +222,14 @@ def test_the_explained_round_is_what_the_command_prints(tmp_path, monkeypatch, c
 
     found = health(read_run(tmp_path / "runs" / "why"))
     said = re.search(
-        rf"over the (\d+) probe rounds after the first fit, `each` is ({number}) nats per client,"
-        rf"\s`independent` ({number}), and `log_score` ({number})\.",
-        page.read_text(encoding="utf-8"),
+        rf"over the (\d+) probe rounds after the first fit, `each` is ({number}) nats per client, "
+        rf"`independent` ({number}), and `log_score` ({number})\. `agreement` is ({number}) in "
+        rf"round 1 and ({number}) in round 12; `residual` is between ({number}) and ({number})\.",
+        " ".join(page.read_text(encoding="utf-8").split()),
     )
     assert said is not None
-    values = [found[key] for key in ("forecasts", "each", "independent", "log_score")]
-    assert [float(one) for one in said.groups()] == pytest.approx(values, rel=0.01)
+    columns, values = found["rounds"], [found[k] for k in ("forecasts", "each", "independent")]
+    agreed = dict(zip(columns["round"], columns["agreement"], strict=True))
+    residuals = columns["residual"][1:]
+    values += [found["log_score"], agreed[1], agreed[12], min(residuals), max(residuals)]
+    assert [float(one) for one in said.groups()] == pytest.approx(values, rel=0.02)

@@ -128,6 +128,7 @@ def test_what_the_record_says_is_the_forecast_before_the_fit(tries):
             sums = [details[k][0] for k in ("residual_squares", "squared_errors")]
             assert sums == pytest.approx([z @ z, e @ e], rel=1e-5)
             assert details["squared_changes"] == pytest.approx([y @ y], rel=1e-5)
+            assert details["squared_forecasts"] == pytest.approx([(y - e) @ (y - e)], rel=1e-5)
             s2, X, Y = selector.noise**2, state["embedding"], decision.state["embedding"]
             assert details["similarity"] == pytest.approx([covariance_similarity(X, Y, s2)], 1e-5)
         state = observe(selector, decision.state, federation.train(decision.chosen))

@@ -60,6 +60,20 @@ def test_the_bytes_of_probes_are_those_above_the_other_rounds(record):
     assert always["usual_bytes"] is always["probe_bytes"] is None
 
 
+def test_agreement_is_the_cosine_of_what_was_foretold_and_what_came(record):
+    forecasts, changes = [3.0, -1.0, 0.5], [2.0, 1.0, 0.0]
+    squares = {
+        "squared_forecasts": [sum(f * f for f in forecasts)],
+        "squared_changes": [sum(y * y for y in changes)],
+        "squared_errors": [sum((y - f) ** 2 for f, y in zip(forecasts, changes, strict=True))],
+    }
+    entry = {"round": 0, "probed": 3, "details": {**squares, "forecast_clients": [3]}}
+    found = health(RunRecord(None, record.header, [entry]))["rounds"]["agreement"]
+    assert found == pytest.approx([5 / (10.25 * 5) ** 0.5])
+    assert health(record)["rounds"]["agreement"][0] is None
+    assert all(-1 <= value <= 1 for value in health(record)["rounds"]["agreement"][1:])
+
+
 def test_what_cannot_be_shown_is_said(record):
     nothing = health(RunRecord(None, record.header, []))
     assert nothing["note"].startswith("this selector learns no process")

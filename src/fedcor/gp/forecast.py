@@ -51,6 +51,11 @@ class Forecast:
     independent: float
 
     @property
+    def means(self) -> FloatArray:
+        """(n,) mean_i, the changes that were foretold."""
+        return self.changes - self.errors
+
+    @property
     def bins(self) -> IntArray:
         """(BINS,) residuals in each bin; about n / BINS each if the process is right."""
         places = np.searchsorted(_EDGES, self.residuals, side="right")

@@ -37,12 +37,15 @@ def health(run: RunRecord) -> dict[str, Any]:
             log_score: Log density of what came to all of them together, in nats per client; more
                 is better.
             each: The same with each client foretold by itself, whatever came to the others.
-            independent: The same for clients that are independent, with the same variances. What
-                the process knows of correlations is worth `each` - `independent`.
+            independent: The same for clients that are independent, with the same variances. `each`
+                is above it where means are foretold better, and also where variances that are too
+                large become smaller: see `agreement`, `error` and `residual`.
             error: Root mean square error of the forecast.
             zero_error: The same for the forecast that nothing changes.
+            agreement: Cosine of the angle between the changes foretold and those that came: 1 if
+                they are alike but for their scale, 0 if they have nothing in common.
             residual: Root mean square of the standardised residuals; 1 is right, above it the
-                process is too sure.
+                process is too sure, below it not sure enough.
             bins: Standardised residuals by bin, 20 bins that a right process fills alike.
             similarity: Cosine similarity of the covariances before and after the refit.
         calibration: `calibration` of all bins together; None if nothing was foretold.
@@ -114,7 +117,7 @@ def calibration(bins: Sequence[int]) -> dict[str, Any] | None:
 
 _COLUMNS = (
     "round", "probed", "bytes", "extra_bytes", "clients", "log_score", "each", "independent",
-    "error", "zero_error", "residual", "bins", "similarity",
+    "error", "zero_error", "agreement", "residual", "bins", "similarity",
 )  # fmt: skip
 
 
@@ -136,6 +139,7 @@ def _row(entry: Mapping[str, Any], usual: float | None) -> dict[str, Any]:
         "independent": _mean(details.get("log_score_independent"), counts),
         "error": _root(details.get("squared_errors"), clients),
         "zero_error": _root(details.get("squared_changes"), clients),
+        "agreement": _agreement(details),
         "residual": _root(details.get("residual_squares"), clients),
         "bins": bins if len(bins) == BINS else None,
         "similarity": (details.get("similarity") or [None])[0],
@@ -163,6 +167,16 @@ def _root(values: Any, count: int) -> float | None:
     if not values or values[0] < 0 or count <= 0:
         return None
     return float((values[0] / count) ** 0.5)
+
+
+def _agreement(details: Mapping[str, Any]) -> float | None:
+    """f'y / (|f| |y|) of the forecasts f and the changes y, from |f|^2, |y|^2 and |y - f|^2."""
+    names = ("squared_forecasts", "squared_changes", "squared_errors")
+    if not all(details.get(name) and details[name][0] >= 0 for name in names):
+        return None
+    forecasts, changes, errors = (details[name][0] for name in names)
+    lengths = (forecasts * changes) ** 0.5
+    return float((forecasts + changes - errors) / 2 / lengths) if lengths > 0 else None
 
 
 def _weighted(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:

@@ -226,8 +226,8 @@ class ProcessSelector(ABC):
         measured selection; the scores are in nats per client.
         `residual_bins`: (20,) clients by standardised residual, of all these selections, in bins
         that a right process fills alike.
-        `residual_squares`, `squared_errors`, `squared_changes`: sums over the same clients of
-        squared residuals, of squared errors, and of squared changes.
+        `residual_squares`, `squared_errors`, `squared_changes`, `squared_forecasts`: sums over the
+        same clients of squared residuals, errors, changes, and forecasts (change minus error).
         `fitted`: 1 in the round of the first fit, which has nothing before it to be held against.
         `similarity`: of the covariance before the refit and after it; 1 for equal ones.
         """
@@ -255,6 +255,7 @@ class ProcessSelector(ABC):
             "residual_squares": np.array([sum(float(f.residuals @ f.residuals) for f in told)]),
             "squared_errors": np.array([sum(float(f.errors @ f.errors) for f in told)]),
             "squared_changes": np.array([sum(float(f.changes @ f.changes) for f in told)]),
+            "squared_forecasts": np.array([sum(float(f.means @ f.means) for f in told)]),
         }
 
 
