@@ -78,6 +78,7 @@ def line(
                 "log_score_independent": [0.0],
                 "squared_errors": [float(clients)],
                 "squared_changes": [2.0 * clients],
+                "squared_forecasts": [1.5 * clients],
                 "residual_squares": [float(clients)],
                 "residual_bins": rng.integers(1, 9, size=20).tolist(),
             }

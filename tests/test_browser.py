@@ -96,8 +96,8 @@ def test_every_chart_is_drawn(open_page, file, width):
     assert page.locator("#map circle").count() == 30
     assert page.locator("#map circle.chosen").count() == 4
     assert page.locator("#losses rect").count() >= 5
-    assert page.locator("#health-body svg").count() == 3
-    assert page.locator("#health-body polyline").count() == 5
+    assert page.locator("#health-body svg").count() == 4
+    assert page.locator("#health-body polyline").count() == 6
     assert page.locator("#table tbody tr").count() == 3
     across = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     assert across[0] <= across[1]  # nothing sticks out

@@ -416,6 +416,8 @@ def test_demo_with_fewer_rounds(capsys, monkeypatch):
     out = capsys.readouterr().out
     check_demo(out, 3)
     assert "rounds each, on 2 processes: a few seconds." in out
+    assert "The page, for a browser: d/report.html\n" in out
+    assert b"</html>" in Path("d/report.html").read_bytes()
     assert fedcor("demo --out d --jobs 2 --plot") == 0
     assert Path("d/curves.png").exists()
     assert "rounds each: all done before." in capsys.readouterr().out

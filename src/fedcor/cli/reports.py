@@ -82,7 +82,7 @@ def show_comparison(folder: Path, plot: Path | None, page: Path | None = None) -
     if page is not None:
         print(f"\nThe page, for a browser: {write_page(folder, page)}")
     html = "--html, " if page is None else ""
-    print(f"\nMore: fedcor report {folder} {html}--plot, --full, --json, --csv or --latex")
+    print(f"\nMore: fedcor report {folder} --plot, {html}--full, --json, --csv or --latex")
 
 
 def write_page(

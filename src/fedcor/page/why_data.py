@@ -19,7 +19,10 @@ DIGITS = 3
 _IN_PARTS = ("others", "own", "redundancy")
 _MORE = 4  # numbers per pick beside its reasons: the runner-up, by how much, what came, and when
 MOST_CANDIDATES = 40
-_COLUMNS = ("error", "zero_error", "residual", "log_score", "each", "independent", "similarity")
+_COLUMNS = (
+    "error", "zero_error", "residual", "log_score", "each", "independent", "agreement",
+    "similarity",
+)  # fmt: skip
 
 
 def count_reasons(run: RunRecord) -> int:

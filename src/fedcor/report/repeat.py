@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedcor.errors import FedcorError
-from fedcor.experiments import load_experiment, preset_names
+from fedcor.experiments.files import load_experiment, preset_names
 from fedcor.record import RunRecord, differences
 
 __all__ = ["repeat_command", "seeds_argument"]

@@ -14,9 +14,9 @@
     const run = `${Page.now.series[Page.running.series].short}, seed ${Page.running.seed}`;
     const text = found.forecasts
       ? `In ${run}, before each of ${plural(found.forecasts, "refit")} the process had to foretell ` +
-        "the loss changes of clients from those of the clients that trained. What it knows of how " +
-        `clients go together helped in ${found.better} of them, judged by all clients at once, ` +
-        `and in ${found.better_each} client by client.`
+        "the loss changes of clients from those of the clients that trained. Its forecasts scored " +
+        `above those for independent clients in ${found.better} of them, judged by all clients at ` +
+        `once, and in ${found.better_each} client by client.`
       : `In ${run}: ${found.note}.`;
     const cost = `${plural(found.refits, "fit")}; ${found.probed} losses asked for in ` +
       `${plural(found.probe_rounds, "round")}` + (found.probe_bytes === null ? "."
@@ -31,14 +31,21 @@
       lines(left, names, [["the process, all clients at once", found.log_score, "--s1", null],
         ["the process, client by client", found.each, "--s2", null],
         ["independent clients", found.independent, "--s0", "5 4"]]),
-      el("p", { class: "hint" }, "Higher is better. Above the dashed line, what the process knows " +
-        "of correlations helps. Triangles: below the chart."));
+      el("p", { class: "hint" }, "Higher is better. Client by client, a score is above the dashed " +
+        "line where changes are foretold better, and also where variances that are too large " +
+        "become smaller. Triangles: below the chart."));
     if (found.calibration) {
       right.append(el("h3", {}, "Calibration"), calibration(right, found.calibration),
         el("p", { class: "hint" }, "How often a change was within the interval that should hold " +
           "it. On the diagonal the process is right; below, it is too sure of itself; above, it " +
           "is too cautious. " +
           `${found.calibration.clients} forecasts.`));
+    }
+    if (found.agreement.some((value) => value !== null)) {
+      right.append(el("h3", {}, "Agreement of forecasts and outcomes"),
+        lines(right, names, [["agreement", found.agreement, "--s1", null]], 1),
+        el("p", { class: "hint" }, "Cosine of what was foretold and what came: 1 where they are " +
+          "alike but for their scale, 0 where they have nothing in common."));
     }
     if (found.similarity.some((value) => value !== null)) {
       left.append(el("h3", {}, "Similarity of successive covariances"),
