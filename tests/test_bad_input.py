@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 import string
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import fedcor
 from fedcor import checks
 from fedcor.checks import check_at_least, check_memory, expand_home, machine_memory
 from fedcor.cli import main
+from fedcor.data.cache import read_npz
 from fedcor.data.formats import READERS
 from fedcor.errors import ConfigError, DataError, FedcorError, RecordError
 from fedcor.experiments import load_experiment, parse_experiment
@@ -539,3 +541,15 @@ def test_a_header_whose_tables_are_none_is_a_message(tmp_path, key, value):
 @pytest.mark.parametrize("path", ["~nobodyhere/tags.csv", "a\\u0000"])
 def test_a_file_of_tags_that_cannot_be(path):
     refused(*RUN, "--set", f'tags="{path}"')
+
+
+def test_a_message_does_not_repeat_a_whole_file(tmp_path):
+    """NumPy's errors hold the header that it could not read."""
+    header = b"{'descr': '<f4', 'shape': (3,), " + b"'x'," * 2000 + b"\n"
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
+        for key in ("x_train", "y_train", "x_test", "y_test"):
+            size = len(header).to_bytes(4, "little")
+            archive.writestr(f"{key}.npy", b"\x93NUMPY\x02\x00" + size + header)
+    with pytest.raises(DataError, match="cannot be read") as error:
+        read_npz(tmp_path / "data.npz")
+    assert len(str(error.value)) < 1000

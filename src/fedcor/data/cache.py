@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from fedcor.checks import expand_home
 from fedcor.errors import DataError, FedcorError
+from fedcor.foreign import one_line
 from fedcor.types import Array
 
 __all__ = [
@@ -138,7 +139,7 @@ def read_npz(path: Path) -> dict[str, Array]:
                     f"{path}: a single array, but should be an .npz of {', '.join(KEYS)}"
                 )
             if missing := [key for key in KEYS if key not in archive.files]:
-                present = ", ".join(archive.files) or "nothing"
+                present = one_line(", ".join(archive.files)) or "nothing"
                 raise DataError(f"{path}: has no {', '.join(missing)}, only {present}")
             return {key: archive[key] for key in KEYS}
     except FileNotFoundError:
@@ -147,7 +148,7 @@ def read_npz(path: Path) -> dict[str, Array]:
         raise
     # A damaged archive fails in zipfile, zlib or numpy, each with its own errors.
     except Exception as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
+        raise DataError(f"{path}: cannot be read ({one_line(error)})") from error
 
 
 def read_cache(name: str) -> RawArrays:

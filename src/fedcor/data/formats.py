@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fedcor.data.cache import SPECS, RawArrays
 from fedcor.errors import DataError, MissingExtraError
+from fedcor.foreign import one_line
 
 __all__ = ["LARGEST", "READERS"]
 
@@ -42,7 +43,7 @@ def _read_files(source: Path, wanted: Collection[str]) -> dict[str, bytes]:
                     found[name] = stream.read()
             return found
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise DataError(f"{source}: cannot be read ({error})") from error
+        raise DataError(f"{source}: cannot be read ({one_line(error)})") from error
 
 
 def _fmnist(source: Path) -> RawArrays:
