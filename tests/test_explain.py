@@ -14,7 +14,6 @@ from fedcor.cli import main
 from fedcor.experiments import load_experiment
 from fedcor.record import RunRecord, read_run
 from fedcor.report.explain import explanation, explanations
-from fedcor.report.explain_columns import explanation_columns
 from fedcor.report.loss_history import LossHistory
 from fedcor.report.meanings import PARTS
 from fedcor.run_folder import write_client_names
@@ -175,36 +174,6 @@ def test_every_round_is_explained_as_each_one_is(folder):
     assert explanations(run) == [explanation(run, number) for number in range(6)]
     json.dumps(explanations(run), allow_nan=False)
     assert explanations(RunRecord(None, run.header, [])) == []
-
-
-def test_the_columns_hold_what_the_explanations_say(folder):
-    run = read_run(folder)
-    found = explanation_columns(run, digits=17)
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    picks, at = found["picks"], 0
-    for place, one in enumerate(explanations(run)):
-        columns = {name: values[place] for name, values in found["rounds"].items()}
-        assert columns["round"] == one["round"]
-        assert found["notes"][columns["note"]] == one["note"]
-        assert columns["predicted_change"] == one["predicted_change"]
-        for row in one["chosen"]:
-            assert picks["client"][at] == row["client"]
-            assert picks["delivered"][at] == row["delivered"]
-            for name in found["reasons"]:
-                assert picks[name][at] == row.get(name)
-            rival, came = row["runner_up"] or {}, row["came"] or {}
-            assert picks["runner_up"][at] == rival.get("client")
-            assert picks["by"][at] == rival.get("by")
-            assert picks["came"][at] == came.get("change")
-            assert picks["came_to"][at] == came.get("to_round")
-            at += 1
-        assert columns["picks"] == len(one["chosen"])
-    assert {len(values) for values in picks.values()} == {at}
-    some = explanation_columns(run, [4, 2])
-    assert some["rounds"]["round"] == [2, 4]
-    assert some["picks"]["gain"] == [
-        float(f"{v:.3g}") for v in picks["gain"][20:30] + picks["gain"][40:50]
-    ]
 
 
 def test_the_change_that_came_is_that_of_the_losses_in_the_federation(folder):

@@ -12,7 +12,6 @@ tables              every number: full tables, JSON and CSV
 frames              the same as pandas frames
 plots               curves of one's own runs; needs matplotlib
 explain             why clients were chosen in a round: `explanation` of one, `explanations` of all
-explain_columns     the same of a whole run, in little room
 health              how well FedCor's process knows the clients: `health` of a run
 loss_history, meanings, pick_sentences, explain_text
                     the parts of an explanation, in numbers and in words
