@@ -242,6 +242,11 @@ def read_csv(path):
         ]
 
 
+def mean_of(values):
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
 def expected_rows(run):
     """Slowly, from the record alone."""
     rows = []
@@ -255,7 +260,7 @@ def expected_rows(run):
             "loss": entry["test_loss"],
             "bytes": sum(one["bytes_down"] + one["bytes_up"] for one in so_far),
             "clients_seen": len({client for one in so_far for client in one["selected"]}),
-            **{f"why/{k}": sum(v) / len(v) for k, v in entry["why"].items()},
+            **{f"why/{k}": mean_of(v) for k, v in entry["why"].items() if k != "runner_up"},
         }
         same = ["learning_rate", "probed", "refused", "bytes_down", "bytes_up", "seconds"]
         rows.append({**row, **{key: entry[key] for key in same}})

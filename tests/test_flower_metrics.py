@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 
 import pytest
 from flwr.app import MetricRecord
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedcor
+from fedcor.checkpoints import CHECKPOINT, PREVIOUS, load_checkpoint, save_checkpoint
 from fedcor.cli import main
 from fedcor.flower import FedCorStrategy, select_with
 from fedcor.flower.metrics import flat_metrics, other_records, read_metrics, with_earlier
@@ -241,6 +243,10 @@ def test_a_folder_without_metrics_still_resumes(tmp_path):
     old = [{k: v for k, v in json.loads(line).items() if k not in new} for line in rounds]
     text = "\n".join([header, *map(json.dumps, old)]) + "\n"
     (tmp_path / "rounds.jsonl").write_text(text)
+    # Nor did the checkpoints of that time know the record.
+    saved = load_checkpoint(tmp_path / CHECKPOINT)
+    save_checkpoint(tmp_path, saved.arrays, json.dumps(saved.header), keep=False)
+    (tmp_path / PREVIOUS).unlink()
     finished = start(tmp_path, 3)
     assert all(not getattr(finished, name) for name in FIELDS)
     resumed = start(tmp_path, 5)
@@ -317,6 +323,7 @@ def test_explain_counts_rounds_as_flower_does(tmp_path, capsys):
     header, *rest = map(json.loads, path.read_text().splitlines())
     old = [header, *({k: v for k, v in one.items() if k != "server_round"} for one in rest)]
     path.write_text("".join(json.dumps(one) + "\n" for one in old))
+    shutil.rmtree(tmp_path / "checkpoint")  # it knows what was written
     assert main(["explain", str(tmp_path), "--round", "0"]) == 0
     assert "random, round 0\n" in capsys.readouterr().out
     assert main(["explain", str(tmp_path), "--round", "0", "--json"]) == 0

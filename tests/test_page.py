@@ -336,7 +336,8 @@ def test_thinned_bands_keep_their_peaks():
     rng = np.random.default_rng(0)
     values = rng.random(2000)
     values[77], values[5:9] = 9.0, np.nan
-    means = SeedMeans(values, values - 1, values + 1, np.arange(2000.0), np.arange(2000.0), 2)
+    times = [np.arange(2000.0)] * 3
+    means = SeedMeans(values, values - 1, values + 1, *times, 2)
     ends, few = thinned(means, 100)
     assert len(ends) == len(few.mean) == 100
     assert np.nanmax(few.high) == 10.0

@@ -533,8 +533,6 @@ def test_a_run_with_another_scale_is_refused(tmp_path):
     [
         {"selector": 3},
         {"selector": "powerofchoice"},
-        {"selector": "powerofchoice", "config": 1},
-        {"selector": "powerofchoice", "config": {"selectors": [1]}},
         {"selector": "fedcor", "config": {"selectors": {"fedcor": None}}},
     ],
     ids=str,
@@ -544,3 +542,11 @@ def test_a_header_that_is_not_understood_is_read_as_it_is(tmp_path, header):
     found = read_run(tmp_path).header
     assert found.get("config") == header.get("config")
     assert found["selector"] in (header["selector"], "power_of_choice")
+
+
+@pytest.mark.parametrize("config", [1, {"selectors": [1]}], ids=str)
+def test_a_header_whose_tables_are_none_is_refused(tmp_path, config):
+    header = {"kind": "header", "selector": "powerofchoice", "config": config}
+    (tmp_path / RECORD).write_text(json.dumps(header) + "\n")
+    with pytest.raises(RecordError, match="unusable"):
+        read_run(tmp_path)

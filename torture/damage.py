@@ -108,8 +108,10 @@ def damage_runs(quick: bool) -> list[Line]:
             for change, at, mask in damaged:
                 for tally, paths in ((newest, [CHECKPOINT]), (both, [CHECKPOINT, PREVIOUS])):
                     files = {
-                        path: change((bench.stopped / path).read_bytes(), at, mask)
+                        # The one before may be shorter.
+                        path: change(old, min(at, len(old) - 1), mask)
                         for path in paths
+                        if (old := (bench.stopped / path).read_bytes())
                     }
                     bench.resume(tally, f"{change} {at}", files)
         record = (bench.stopped / RECORD).read_bytes()

@@ -35,7 +35,7 @@ def liars_share(run: RunRecord) -> LiarsShare | None:
     The header says how many lie, and the seed says who.
     """
     config = run.header.get("config") or {}
-    chosen = [client for entry in run.rounds for client in entry["selected"]]
+    chosen = [client for entry in run.rounds for client in entry.get("selected") or ()]
     try:
         liars = build_dataclass(Liars, config.get("liars") or {})
         clients = int(config["partition"]["clients"]) if liars else 0

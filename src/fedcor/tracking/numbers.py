@@ -52,6 +52,8 @@ def scalars(entry: Mapping[str, Any]) -> dict[str, float]:
     if entry.get("unmet"):
         found["unmet"] = sum(entry["unmet"].values())
     for name, values in (entry.get("why") or {}).items():
+        if name == "runner_up":  # the numbers of clients have no mean
+            continue
         known = [value for value in values if _is_number(value)]
         found[f"why/{name}"] = sum(known) / len(known) if known else None
     for name, value in (entry.get("metrics") or {}).items():
