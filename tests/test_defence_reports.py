@@ -172,6 +172,38 @@ def test_who_is_held_back_is_still_asked_what_its_loss_does():
         shown.available[0] = 3
 
 
+def test_the_share_is_that_of_the_clients_who_may_be_chosen():
+    """Of 50 clients 20 are eligible: they share all rounds, and the cap bites where it should."""
+    eligible = list(range(20))
+    counts = {}
+    for most in (0.0, 1.5):
+        made = fedcor.experiment(
+            "digits",
+            clients_per_round=5,
+            rounds=60,
+            selector="power_of_choice",
+            rules={"eligible": {"site": ["a"]}},
+            tags={"site": {"a": eligible}},
+            defence={"most_share": most},
+        )
+        rounds = [record for record, _ in build_simulation(made, 1).run(60)]
+        picked = np.concatenate([record.selected for record in rounds])
+        counts[most] = np.bincount(picked, minlength=20) / (60 * 5 / 20)
+    assert counts[0.0].max() > 1.5
+    assert counts[1.5].max() <= 1.5
+    assert counts[1.5].min() < 0.7  # and the choice is still the selector's
+
+
+@pytest.mark.parametrize("defence", [{"most_share": 2.0}, {"clip_reports": 3.0}], ids=str)
+def test_what_is_known_of_losses_is_recorded_behind_the_shield(defence):
+    def details(**more):
+        simulation = build_simulation(fedcor.experiment("digits", selector="fedcor", **more), 1)
+        return [sorted(record.details) for record, _ in simulation.run(2)]
+
+    assert details(defence=defence) == details()
+    assert "known" in details()[1]
+
+
 def test_without_the_options_a_selector_sees_the_federation_itself():
     federation = FakeFederation.example(clients=12)
     assert shield(Defence(), no_turns(), Lowest(3), federation) is federation
@@ -289,8 +321,9 @@ def test_flower_clips_what_a_selector_is_told_by_every_path():
         assert np.abs(clipped).max() < 100
 
 
-def test_simulated_liars_are_refused_on_flower(tmp_path):
-    one = experiment(fedcor.FedAvg(), "random", liars={"fraction": 0.5})
+@pytest.mark.parametrize("given", [{"liars": {"fraction": 0.5}}, {"loss_noise": 0.1}], ids=str)
+def test_what_is_simulated_is_refused_on_flower(given, tmp_path):
+    one = experiment(fedcor.FedAvg(), "random", **given)
     with pytest.raises(ConfigError, match="simulated by fedcor's own engine only"):
         run_on_flower(one, 1, tmp_path)
     assert not list(tmp_path.iterdir())

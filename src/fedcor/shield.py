@@ -26,7 +26,11 @@ __all__ = ["after_round", "shield", "shield_outcome"]
 
 
 def shield(
-    defence: Defence, turns: State, selector: Selector, federation: Federation
+    defence: Defence,
+    turns: State,
+    selector: Selector,
+    federation: Federation,
+    clients: int | None = None,
 ) -> Federation:
     """What the selector is shown of the federation in a round.
 
@@ -36,6 +40,8 @@ def shield(
         selector: As it is in this round. One that does not say how many clients it chooses cannot
             be capped.
         federation: Answers the questions.
+        clients: How many clients may be chosen, reachable or not, and share the rounds among them;
+            None for all.
     """
     chosen = selector_traits(selector).clients_per_round
     capped = defence.most_share > 0.0 and chosen is not None
@@ -44,9 +50,9 @@ def shield(
     available = federation.available
     if capped:
         assert chosen is not None
-        clients = len(federation.weights)
+        sharing = len(federation.weights) if clients is None else clients
         available = offered(
-            turns, federation.round, available, clients, int(chosen), defence.most_share
+            turns, federation.round, available, sharing, int(chosen), defence.most_share
         )
     return _Shielded(federation, available, defence.clip_reports)
 
@@ -70,7 +76,7 @@ def after_round(
         turns: Who was chosen before.
         selector: As it was in this round.
         outcome: Of this round.
-        clients: N.
+        clients: How many clients may be chosen.
     """
     chosen = selector_traits(selector).clients_per_round
     if defence.most_share == 0.0 or chosen is None:
@@ -86,6 +92,9 @@ class _Shielded:
         self.round, self.weights, self.rng = whole.round, whole.weights, whole.rng
         self.available = available.copy()
         self.available.flags.writeable = False
+        # What is known without a question goes into the record, as it came.
+        if hasattr(whole, "known_losses"):
+            self.known_losses = whole.known_losses
 
     def losses(self, clients: IntArray) -> FloatArray:
         """As the federation's, clipped."""

@@ -1,10 +1,10 @@
 """A cap on how often one client is chosen: nobody has more than a multiple of its fair share.
 
 Notation
-    N       clients of the federation                                                  scalar
+    N       clients that may be chosen: all, or those whom rules make eligible         scalar
     C       clients chosen in a round                                                  scalar
     W       rounds of the window, the current one included                             scalar
-    c_k     rounds of the window before this one in which client k was chosen          (N,)
+    c_k     rounds of the window before this one in which client k was chosen          scalar
     L       the most rounds of a window in which one client may be chosen              scalar
 
 A client's fair share of W rounds is W C / N of them. The window is the shortest one in which the
@@ -58,8 +58,8 @@ def offered(
         most_share: The most rounds that a client may have, in multiples of its fair share.
     """
     window = window_of(clients, chosen)
-    times = _times(past, round - window + 1, clients)[available]  # c_k
-    fair = min(window * chosen / clients, float(window))
+    times = _times(past, round - window + 1, available)  # c_k
+    fair = min(window * chosen / max(1, clients), float(window))
     limit = max(1, math.floor(most_share * fair + 1e-9))
     wanted = min(chosen, len(available))
     if wanted:
@@ -83,7 +83,7 @@ def count_turns(past: State, round: int, selected: IntArray, clients: int, chose
     return {"clients": np.concatenate([past["clients"], new])[kept], "rounds": rounds[kept]}
 
 
-def _times(past: State, first: int, clients: int) -> IntArray:
-    """(N,) how often each client was chosen from round `first` on."""
+def _times(past: State, first: int, clients: IntArray) -> IntArray:
+    """(len(clients),) how often each of `clients` was chosen from round `first` on."""
     recent = past["clients"][past["rounds"] >= first]
-    return np.bincount(recent, minlength=clients)[:clients]
+    return np.bincount(recent, minlength=int(clients.max(initial=-1)) + 1)[clients]

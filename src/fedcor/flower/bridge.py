@@ -50,7 +50,7 @@ def run_on_flower(
 
     Args:
         experiment: What to run. Simulated faults are refused: on Flower they are real. So are
-            simulated liars, and an optimiser that corrects local steps.
+            simulated liars, simulated noise on losses, and an optimiser that corrects local steps.
         seed: Seed of everything that is drawn.
         out: Folder of the record and the checkpoint.
         resume: Whether a run that is already in `out` may be resumed.
@@ -63,6 +63,10 @@ def run_on_flower(
     if experiment.liars:
         allowed = "are simulated by fedcor's own engine only"
         raise ConfigError("liars", experiment.liars, allowed)
+    if experiment.loss_noise:
+        allowed = "is simulated by fedcor's own engine only; in your app on Flower, set it in "
+        allowed += "answers_probes(loss_noise=...)"
+        raise ConfigError("loss_noise", experiment.loss_noise, allowed)
     check_optimiser(experiment.build_optimiser())
     if find_spec("ray") is None:
         raise MissingExtraError("ray", "flower-sim")

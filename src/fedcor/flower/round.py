@@ -20,7 +20,13 @@ from fedcor.flower.memory import snapshot
 from fedcor.flower.numbering import flower_round
 from fedcor.flower.outcome import check_losses, read_outcome
 from fedcor.flower.preflight import preflight
-from fedcor.flower.rules import eligible_clients, groups_now, log_unmet, scheduled
+from fedcor.flower.rules import (
+    count_eligible,
+    eligible_clients,
+    groups_now,
+    log_unmet,
+    scheduled,
+)
 from fedcor.flower.settings import RoundSettings
 from fedcor.flower.state import FederationState
 from fedcor.flower.training import RoundStart, Training
@@ -82,7 +88,8 @@ class Round:
         federation = FlowerFederation(training, state.model, available, retries)
         groups = groups_now(rules, settings.selector, state)
         try:
-            shown = shield(settings.selection.defence, state.turns, selector, federation)
+            guards, sharing = settings.selection.defence, _sharing(settings, state)
+            shown = shield(guards, state.turns, selector, federation, sharing)
             decision = decide(selector, selector_state, shown, number, groups)
         finally:
             self.exchange.log_faults()
@@ -135,7 +142,8 @@ class Round:
         selector = scheduled(settings.selection.rules, settings.selector, self.number)
         guards = settings.selection.defence
         state.selector = observe(selector, decided, shield_outcome(guards, outcome), number)
-        state.turns = after_round(guards, state.turns, selector, outcome, len(state.roster))
+        sharing = _sharing(settings, state)
+        state.turns = after_round(guards, state.turns, selector, outcome, sharing)
         self.outcome = outcome
         self.note("train", metrics)
         # Where a strategy leaves the model as it is, Flower's loop keeps what it had.
@@ -214,6 +222,12 @@ class Round:
         LOG.error("%s: attempt %d of %d in %g s", lost, tried + 1, attempts, pause)
         time.sleep(pause)
         self.exchange.gone.clear()
+
+
+def _sharing(settings: RoundSettings, state: FederationState) -> int:
+    """How many clients share the rounds among them; a user's rule is asked only if it matters."""
+    chosen = settings.selection
+    return count_eligible(chosen.rules, state) if chosen.defence.most_share else len(state.roster)
 
 
 def open_round(

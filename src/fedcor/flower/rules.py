@@ -17,6 +17,7 @@ from fedcor.types import Selector, selector_traits
 
 __all__ = [
     "check_minima",
+    "count_eligible",
     "eligible_clients",
     "groups_now",
     "log_unmet",
@@ -53,6 +54,12 @@ def eligible_clients(rules: Rules, state: FederationState) -> Callable[[int], bo
             raise
 
     return eligible
+
+
+def count_eligible(rules: Rules, state: FederationState) -> int:
+    """How many of the clients that are known by now may be chosen."""
+    eligible, known = eligible_clients(rules, state), range(len(state.roster))
+    return len(known) if eligible is None else sum(map(eligible, known))
 
 
 def groups_now(rules: Rules, selector: Selector, state: FederationState) -> Groups | None:

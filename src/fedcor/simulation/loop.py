@@ -157,15 +157,16 @@ class Simulation:
         """
         state = state or self.start
         groups = None if self.rules is None else self.rules.groups
+        eligible = None if self.rules is None else self.rules.eligible
+        clients = self.engine.population.count if eligible is None else int(eligible.sum())
         for number in range(state.round, rounds):
             started = time.perf_counter()
             federation = self.open_round(state)
             selector = self.selector_at(number)
-            shown = shield(self.defence, state.turns, selector, federation)
+            shown = shield(self.defence, state.turns, selector, federation, clients)
             decision = decide(selector, state.selector, shown, groups=groups)
             state, outcome = federation.close(decision.chosen, decision.state)
             observed = observe(selector, decision.state, shield_outcome(self.defence, outcome))
-            clients = self.engine.population.count
             turns = after_round(self.defence, state.turns, selector, outcome, clients)
             state = dataclasses.replace(state, selector=observed, turns=turns)
             yield self._record(federation, decision, outcome, state, started), state
