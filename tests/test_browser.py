@@ -187,7 +187,7 @@ def test_it_opens_with_the_best_selector_that_gives_reasons(open_page, folder, f
     order = page.evaluate("Page.now.series.map(series => series.short)")
     assert order[0] == "fedcor"
     shown = page.locator("#why-run").inner_text()
-    assert shown == "Shown: fedcor, seed 1, a run of the selector with the best mean."
+    assert shown == "Shown: fedcor, seed 1, a run of the best selector in the table."
     data = page_data(read_runs(folder))
     for run in data["experiments"][0]["runs"]:
         run["why"]["reasons"] = {"luck": "made up"} if run["series"] == 2 else {}

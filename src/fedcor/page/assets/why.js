@@ -89,7 +89,7 @@
     if (Page.run !== Page.defaultRun() || now.series.length < 2) return "";
     const name = `${now.series[run.series].short}, seed ${run.seed}`;
     if (!Page.reasoned(run)) return `Shown: ${name}. No record of these runs has reasons yet.`;
-    if (run.series === 0) return `Shown: ${name}, a run of the selector with the best mean.`;
+    if (run.series === 0) return `Shown: ${name}, a run of the best selector in the table.`;
     return `Shown: ${name}, the best selector whose record has reasons; ` +
       `that of ${now.series[0].short} has none.`;
   }
