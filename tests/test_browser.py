@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -179,6 +180,108 @@ def test_another_run_can_be_chosen(open_page, file):
     assert "random chose" in page.locator("#why-text").inner_text()
     assert "learns no map" in page.locator("#map").inner_text()
     assert "learns no process" in page.locator("#health-body").inner_text()
+
+
+def test_it_opens_with_the_best_selector_that_gives_reasons(open_page, folder, file, tmp_path):
+    page = open_page(file.as_uri())
+    order = page.evaluate("Page.now.series.map(series => series.short)")
+    assert order[0] == "fedcor"
+    shown = page.locator("#why-run").inner_text()
+    assert shown == "Shown: fedcor, seed 1, a run of the best selector in the table."
+    data = page_data(read_runs(folder))
+    for run in data["experiments"][0]["runs"]:
+        run["why"]["reasons"] = {"luck": "made up"} if run["series"] == 2 else {}
+    path = tmp_path / "page.html"
+    path.write_bytes(render_page(data))
+    page = open_page(path.as_uri())
+    assert page.locator("#why-run").inner_text() == (
+        f"Shown: {order[2]}, seed 1, the best selector whose record has reasons; that of fedcor "
+        "has none."
+    )
+    # The health is that of the selector that learns a process.
+    assert "learns no process, so this is a run of fedcor" in (
+        page.locator("#health-body").inner_text()
+    )
+    assert page.locator("#health-body svg").count() == 4
+    page.locator("#stepper select").select_option(label="fedcor, seed 2")
+    assert page.locator("#why-run").inner_text() == ""
+    assert "In fedcor, seed 2, before" in page.locator("#health-body").inner_text()
+
+
+def test_a_lead_is_also_shown_in_percent_of_the_gain(open_page, folder, tmp_path):
+    data = page_data(read_runs(folder))
+    run = next(run for run in data["experiments"][0]["runs"] if run["health"] and run["seed"] == 1)
+    last = run["why"]["rounds"][-1]
+    last["reasons"]["gain"], last["by"] = [0.2, 0.2, 0.2, -0.1], [0.1, 0.012, 0.0096, 0.3]
+    path = tmp_path / "page.html"
+    path.write_bytes(render_page(data))
+    page = open_page(path.as_uri())
+    cells = page.locator("#why-table tbody td:last-child").all_inner_texts()
+    assert [" ".join(cell.split()) for cell in cells] == [
+        "0.1 50 %", "0.012 6 %", "0.0096 4.8 %, a near-tie", "0.3",
+    ]  # fmt: skip
+    head = page.locator("#why-table thead th").all_inner_texts()
+    assert {"annealing\u00a0×", "predicted change of its own loss"} <= {*head}
+    assert "The largest gain is picked." in page.locator("#why-text").inner_text()
+
+
+def test_equally_frequent_labels_share_a_dot(open_page, folder, tmp_path):
+    data = page_data(read_runs(folder))
+    for run in data["experiments"][0]["runs"]:
+        run["clients"]["labels"] = [[1, 5, 5, 0]] * 10 + [[1, 5, 4, 0]] * 10 + [[5, 5, 5, 5]] * 10
+    path = tmp_path / "page.html"
+    path.write_bytes(render_page(data))
+    page = open_page(path.as_uri())
+    assert page.locator("#map path").count() == 20  # two halves each
+    hues = page.locator("#map path").evaluate_all("all => all.map(one => one.getAttribute('fill'))")
+    assert len({*hues}) == 2
+    fills = page.locator("#map circle").evaluate_all(
+        "all => all.map(one => one.getAttribute('fill'))"
+    )
+    assert sorted(fills.count(fill) for fill in {*fills}) == [10, 10, 10]
+    key = page.locator("#map .key").inner_text()
+    assert all(text in key for text in ("label 0", "label 3", "many, equally"))
+    assert page.locator("#map circle").count() == 30
+    page.evaluate("Page.step(20)")
+    chosen = page.evaluate("Page.running.there.selected[20]")
+    shown = page.locator("#map text.number").all_text_contents()
+    assert sorted(map(int, shown)) == sorted(chosen)
+
+
+def test_small_charts_have_rounds_and_a_zero_line(open_page, file):
+    page = open_page(file.as_uri())
+    score = page.locator("#health-body svg").first
+    ticks = [int(text) for text in score.locator("text.tick").all_text_contents()]
+    assert len(ticks) >= 4
+    assert len({b - a for a, b in itertools.pairwise(ticks)}) == 1
+    low, high = page.evaluate(
+        "(h => { const v = [...h.log_score, ...h.each].filter(x => x !== null);"
+        "return [Math.min(...v), Math.max(...v)]; })(Page.running.health)"
+    )
+    assert low < 0 < high
+    assert score.locator("line.zero").count() == 1
+
+
+def test_in_a_narrow_window_the_difference_comes_first_and_all_sections_are_named(open_page, file):
+    page = open_page(file.as_uri(), 400)
+    head = page.locator("#table thead th").all_inner_texts()
+    assert "minus random" in head[1].replace("\n", " ")
+    page.locator("#table thead button").nth(1).click()  # the focus stays on the button
+    assert page.locator("#table thead th").nth(1).get_attribute("aria-sort") == "descending"
+    assert page.evaluate("document.activeElement.textContent").startswith("mean accuracy minus")
+    for link in page.locator("nav a").all():
+        box = link.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 400
+    page.set_viewport_size({"width": 1200, "height": 900})
+    playwright.expect(page.locator("#table thead th").last).to_contain_text("minus random")
+
+
+def test_the_table_says_what_the_curves_do_not(open_page, file):
+    page = open_page(file.as_uri())
+    text = page.locator("#table-hint").inner_text().replace("\u00a0", " ")
+    assert "First round at 50 %" in text
+    assert "The curves show 2-round means" in text
 
 
 def test_hovering_shows_values(open_page, file):

@@ -18,6 +18,7 @@ from fake_runs import fake_run, regression_run
 from fedcor.cli import main
 from fedcor.page import page_data, render_page
 from fedcor.page.compact import compact, escaped_json
+from fedcor.page.render import SCRIPTS, _asset
 from fedcor.record import read_run, read_runs
 from fedcor.report.attendance import attendance, checkpoint_of, count_clients
 from fedcor.report.client_map import client_map, principal_components
@@ -417,8 +418,6 @@ def test_pages_of_many_and_of_long_runs_are_small(tmp_path):
 
 
 def test_scripts_set_text_only():
-    from fedcor.page.render import SCRIPTS, _asset
-
     for name in SCRIPTS:
         if not name.startswith("vendor/"):
             found = re.findall(

@@ -25,7 +25,8 @@ def main() -> None:
         page = opened(browser, "light")
         save(page, "page-verdict.png", 0, bottom(page, "#curve-chart"))
         page = opened(browser, "dark")
-        page.evaluate("Page.step(52)")
+        page.locator("#stepper select").select_option(label="fedcor, seed 1")
+        page.evaluate("document.activeElement.blur(); scrollTo(0, 0); Page.step(52)")
         save(page, "page-why.png", top(page, "#why"), bottom(page, "#heat"))
         browser.close()
 
@@ -50,12 +51,12 @@ def bottom(page: Page, part: str) -> float:
 
 
 def save(page: Page, name: str, start: float, end: float) -> None:
-    """A part of the page, in 128 colours."""
+    """A part of the page, in 256 colours."""
     path = PICTURES / name
     clip: Any = {"x": 0, "y": start, "width": WIDTH, "height": end - start + 10}
     page.screenshot(path=path, full_page=True, clip=clip)
     with Image.open(path) as picture:
-        few = picture.convert("RGB").quantize(128, dither=Image.Dither.NONE)
+        few = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
     few.save(path, optimize=True)
 
 

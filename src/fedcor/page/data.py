@@ -10,24 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from fedcor.page.compact import compact, compact_list
+from fedcor.page.compact import compact_list
 from fedcor.page.run_data import run_data
+from fedcor.page.table_data import table_data
 from fedcor.page.why_data import count_reasons
 from fedcor.record import RunRecord
-from fedcor.report.compact import compact_table
 from fedcor.report.comparable import measured_in
-from fedcor.report.estimates import Estimate
 from fedcor.report.groups import group_names, shared_settings
 from fedcor.report.metrics import WINDOW
 from fedcor.report.names import clean, run_name, short_names
 from fedcor.report.notes import faults_note
-from fedcor.report.numbers import bytes_text, percent
+from fedcor.report.numbers import percent
 from fedcor.report.ranking import ranking
 from fedcor.report.repeat import repeat_command, seeds_argument
 from fedcor.report.screen import notes, title
 from fedcor.report.seed_means import SeedMeans, seed_means
 from fedcor.report.series import series_names
-from fedcor.report.summary import ExperimentSummary, SelectorSummary, summarise
+from fedcor.report.summary import ExperimentSummary, summarise
 from fedcor.report.thinning import thinned
 from fedcor.report.verdict import experiment_verdict
 
@@ -47,14 +46,6 @@ COLOURS = {
     "aligned": 5,
 }
 PALETTE = 10
-VERDICTS = {
-    "better": "better",
-    "worse": "worse",
-    "higher": "higher",
-    "lower": "lower",
-    "unclear": "may be noise",
-    "equal": "equal",
-}
 
 
 def page_data(
@@ -118,7 +109,7 @@ def _experiment(
         "window": WINDOW,
         "smooth": _smoothing(experiment),
         "measures": [clean(one) for one in _measures(experiment)],
-        "table": _table(experiment),
+        "table": table_data(experiment),
         "series": [
             {
                 "name": clean(name),
@@ -138,66 +129,6 @@ def _experiment(
 def _title(experiment: ExperimentSummary) -> str:
     """Experiment, measure, rounds and seeds; the table of the page has the target in its head."""
     return title(dataclasses.replace(experiment, target=None))
-
-
-# --- the table ------------------------------------------------------------------------------------
-
-
-def _table(experiment: ExperimentSummary) -> dict[str, Any]:
-    """The table of the terminal, with bytes to the target, and each number as a number too."""
-    texts = {row.selector: row.cells for row in compact_table(experiment).rows}
-    has_target = experiment.target is not None
-    columns = [
-        {"key": "mean", "title": f"mean {clean(experiment.measure)}"},
-        {"key": "final", "title": f"last {WINDOW} rounds"},
-    ]
-    if experiment.target is not None:
-        to = percent(experiment.target)
-        columns += [
-            {"key": "rounds", "title": f"rounds to {to}"},
-            {"key": "bytes_to", "title": f"bytes to {to}"},
-        ]
-    columns.append({"key": "bytes", "title": "bytes in all"})
-    if len(experiment.selectors) > 1:
-        columns.append({"key": "gap", "title": f"against {clean(experiment.baseline)}"})
-    rows = []
-    for name in ranking(experiment):
-        selector, cells = experiment.selector(name), texts[name]
-        row = {
-            "mean": [_mean(selector, experiment.headline.key), cells[1]],
-            "final": [_mean(selector, f"final_{experiment.measure}"), cells[2]],
-            "bytes": [_bytes(selector), cells[4 if has_target else 3]],
-        }
-        if has_target:
-            to_target = _mean(selector, "bytes_to_target")
-            row["rounds"] = [_mean(selector, "rounds_to_target"), cells[3]]
-            row["bytes_to"] = [to_target, "-" if to_target is None else bytes_text(to_target)]
-        if len(experiment.selectors) > 1:
-            row["gap"] = _gap(experiment, selector, cells[-1])
-        rows.append(row)
-    better = experiment.headline.better
-    return {"columns": columns, "rows": rows, "better": better}
-
-
-def _mean(selector: SelectorSummary, key: str) -> float | int | None:
-    return compact(selector.estimates[key].mean, 6)
-
-
-def _bytes(selector: SelectorSummary) -> float | int | None:
-    down, up = (selector.estimates[key].mean for key in ("bytes_down", "bytes_up"))
-    return None if down is None or up is None else compact(down + up, 6)
-
-
-def _gap(experiment: ExperimentSummary, selector: SelectorSummary, text: str) -> list[Any]:
-    """The paired difference: mean, text, low, high, verdict in words, and its kind."""
-    if not selector.differences:
-        return [0, text, None, None, "baseline", "baseline"]
-    found = selector.differences[experiment.headline.key]
-    estimate: Estimate = found.estimate
-    verdict = found.verdict or ""
-    words = VERDICTS.get(verdict, "one seed, no interval" if estimate.n == 1 else "not compared")
-    ends = (compact(estimate.low, 6), compact(estimate.high, 6))
-    return [compact(estimate.mean, 6), text, *ends, words, verdict]
 
 
 # --- curves ---------------------------------------------------------------------------------------

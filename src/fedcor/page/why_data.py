@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedcor.page.compact import compact, compact_list
+from fedcor.page.health_words import health_sentence
 from fedcor.record import RunRecord
 from fedcor.report.explain import explanations
 from fedcor.report.health import health
@@ -74,6 +75,7 @@ def health_data(run: RunRecord) -> dict[str, Any] | None:
     fit = found["calibration"]
     return {
         "note": clean(found["note"]),
+        "sentence": health_sentence(found),
         "rounds": columns["round"],
         **{name: compact_list(columns[name]) for name in _COLUMNS},
         "extra_bytes": compact_list(columns["extra_bytes"]),

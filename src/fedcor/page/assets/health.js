@@ -1,36 +1,33 @@
 // How well the process that FedCor learns foretells loss changes.
 (() => {
   Page.parts.health = () => {
-    const found = Page.running.health, host = "health-body";
+    const host = "health-body";
     const learners = [...new Set(Page.now.runs.filter((run) => run.health)
       .map((run) => Page.now.series[run.series].short))];
     byId("health").hidden = byId("to-health").hidden = !learners.length;
     if (!learners.length) return;
-    if (!found) {
-      put(host, missing(`This selector learns no process. Choose a run of ${learners.join(" or ")} ` +
-        "above to see how well it foretells."));
-      return;
-    }
-    const run = `${Page.now.series[Page.running.series].short}, seed ${Page.running.seed}`;
+    const shown = learner(), found = shown.health, name = (one) => Page.now.series[one.series].short;
+    const other = shown === Page.running ? ""
+      : `${name(Page.running)} learns no process, so this is a run of ${name(shown)}. `;
+    const run = `${name(shown)}, seed ${shown.seed}`;
     const text = found.forecasts
-      ? `In ${run}, before each of ${plural(found.forecasts, "refit")} the process had to foretell ` +
-        "the loss changes of clients from those of the clients that trained. Its forecasts scored " +
-        `above those for independent clients in ${found.better} of them, judged by all clients at ` +
-        `once, and in ${found.better_each} client by client.`
-      : `In ${run}: ${found.note}.`;
+      ? `${other}In ${run}, before each of ${plural(found.forecasts, "refit")} the process had to ` +
+        "foretell the loss changes of clients from those of the clients that trained."
+      : `${other}In ${run}: ${found.note}.`;
     const cost = `${plural(found.refits, "fit")}; ${found.probed} losses asked for in ` +
       `${plural(found.probe_rounds, "round")}` + (found.probe_bytes === null ? "."
       : `, which took ${bytes(found.probe_bytes)} of the ${bytes(found.bytes)} in all.`);
-    put(host, el("p", { class: "lead" }, text, " ", cost));
+    put(host, found.sentence && el("p", { class: "says" }, together(found.sentence)),
+      el("p", { class: "hint" }, text, " ", cost));
     if (!found.forecasts) return;
     const two = el("div", { class: "two" }), left = el("div"), right = el("div");
     two.append(left, right);
     byId(host).append(two);
-    const names = found.rounds.map((t) => t + Page.running.first_round);
+    const names = found.rounds.map((t) => t + shown.first_round);
     left.append(el("h3", {}, "Log score of the forecasts, nats per client"),
-      lines(left, names, [["the process, all clients at once", found.log_score, "--s1", null],
-        ["the process, client by client", found.each, "--s2", null],
-        ["independent clients", found.independent, "--s0", "5 4"]]),
+      lines(left, names, [["the process, all clients at once", found.log_score, "--h0", null],
+        ["the process, client by client", found.each, "--h1", null],
+        ["independent clients", found.independent, "--ink", "5 4"]]),
       el("p", { class: "hint" }, "Higher is better. Client by client, a score is above the dashed " +
         "line where changes are foretold better, and also where variances that are too large " +
         "become smaller. Triangles: below the chart."));
@@ -43,17 +40,33 @@
     }
     if (found.agreement.some((value) => value !== null)) {
       right.append(el("h3", {}, "Agreement of forecasts and outcomes"),
-        lines(right, names, [["agreement", found.agreement, "--s1", null]], 1),
+        lines(right, names, [["agreement", found.agreement, "--h0", null]], 1),
         el("p", { class: "hint" }, "Cosine of what was foretold and what came: 1 where they are " +
           "alike but for their scale, 0 where they have nothing in common."));
     }
     if (found.similarity.some((value) => value !== null)) {
       left.append(el("h3", {}, "Similarity of successive covariances"),
-        lines(left, names, [["similarity", found.similarity, "--s2", null]], 1),
+        lines(left, names, [["similarity", found.similarity, "--h0", null]], 1),
         el("p", { class: "hint" }, "Cosine of the covariance before and after a refit: near 1, " +
           "refitting changes little."));
     }
   };
+
+  // The run that is looked into, or the best that learns a process, with the same seed if there is one.
+  function learner() {
+    if (Page.running.health) return Page.running;
+    const same = (run) => Number(run.seed === Page.running.seed);
+    return Page.now.runs.filter((run) => run.health)
+      .sort((a, b) => same(b) - same(a) || a.series - b.series || a.seed - b.seed)[0];
+  }
+
+  // Round numbers at even steps.
+  function ticks(low, high, most) {
+    const step = [1, 2, 5].flatMap((n) => [0, 1, 2, 3, 4, 5].map((power) => n * 10 ** power))
+      .sort((a, b) => a - b).find((size) => (high - low) / size < most) || high - low || 1;
+    const first = Math.ceil(low / step) * step;
+    return Array.from({ length: Math.floor((high - first) / step) + 1 }, (_, i) => first + i * step);
+  }
 
   function frame(width, height, label) {
     return svg("svg", { width, height, role: "img", "aria-label": label });
@@ -71,14 +84,23 @@
     const y = (value) => pad + (1 - (value - low) / (high - low || 1)) * (height - bottom - pad);
     const picture = frame(width, height, series.map(([name, values]) => `${name}: last ` +
       number(values.filter((value) => value !== null).at(-1))).join("; "));
-    for (const value of [low, (low + high) / 2, high]) {
+    // Where zero is in between, it has a line of its own, and no other label is close to it.
+    const across = [low, (low + high) / 2, high].filter((value) => !(low < 0 && high > 0)
+      || Math.abs(y(value) - y(0)) > 14);
+    for (const value of across) {
       picture.append(svg("line", { x1: left, x2: width - right, y1: y(value), y2: y(value),
         stroke: "var(--grid)" }),
       svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value, 2)));
     }
-    for (const [value, anchor] of [[xs[0], "start"], [xs.at(-1), "end"]]) {
-      picture.append(svg("text", { x: x(value), y: height - bottom + 16, "text-anchor": anchor },
-        String(value)));
+    if (low < 0 && high > 0) {
+      picture.append(svg("line", { x1: left, x2: width - right, y1: y(0), y2: y(0), class: "zero",
+        stroke: "var(--soft)" }),
+      svg("text", { x: left - 6, y: y(0) + 4, "text-anchor": "end" }, "0"));
+    }
+    for (const value of ticks(xs[0], xs.at(-1), width / 60)) {
+      picture.append(svg("line", { x1: x(value), x2: x(value), y1: height - bottom, stroke:
+        "var(--line)", y2: height - bottom + 4 }), svg("text", { x: x(value), class: "tick",
+        y: height - bottom + 17, "text-anchor": "middle" }, String(value)));
     }
     picture.append(svg("text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle" },
       "round"));
@@ -117,7 +139,7 @@
       "stroke-dasharray": "4 4" }));
     const points = [[0, 0], ...levels.map((level, i) => [level, coverage[i]])];
     picture.append(svg("polyline", { points: points.map(([a, b]) => `${x(a)},${y(b)}`).join(" "),
-      fill: "none", stroke: "var(--s1)", "stroke-width": 2.5 }));
+      fill: "none", stroke: "var(--h0)", "stroke-width": 2.5 }));
     picture.append(svg("text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle" },
       "should hold"));
     const side = svg("text", { "text-anchor": "middle",

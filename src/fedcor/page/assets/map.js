@@ -1,7 +1,9 @@
 // The map of clients, and how losses are spread over them.
 (() => {
-  const HUES = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb",
-    "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#a6761d"];
+  // One for each label, no two alike; labels beyond them share one more.
+  const HUES = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#e07b00",
+    "#7a5bd0", "#8f5a2e", "#f2a3c7"];
+  const OTHER = "#8a8f98", MOST_SLICES = 3;
   // From Viridis, without its ends.
   const SCALE = ["#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30"];
   let by = null;
@@ -31,28 +33,45 @@
 
   function colourings(run) {
     const c = run.clients, ways = [];
-    if (c.labels) ways.push(["label", "most frequent label"]);
+    if (c.labels) ways.push(["label", "most frequent labels"]);
     ways.push(["chosen", "times chosen"]);
     if (c.sizes && new Set(c.sizes).size > 1) ways.push(["size", "samples"]);
     if (c.losses && c.losses.some((loss) => loss !== null)) ways.push(["loss", "last known loss"]);
     return ways;
   }
 
-  const top = (counts) => counts.indexOf(Math.max(...counts));
+  // The labels of which a client has most: several where they are equally frequent.
+  const top = (counts) => {
+    const most = Math.max(...counts);
+    return counts.map((_, label) => label).filter((label) => most > 0 && counts[label] === most);
+  };
+  const hue = (label) => HUES[label] || OTHER;
 
   function painter(run) {
     const c = run.clients;
     if (by === "label") {
-      const used = [...new Set(c.labels.map(top))].sort((a, b) => a - b);
-      return { of: (client) => HUES[top(c.labels[client]) % HUES.length],
-        key: used.map((label) => [`label ${label}`, HUES[label % HUES.length]]) };
+      const slices = (client) => {
+        const labels = top(c.labels[client]);
+        return labels.length && labels.length <= MOST_SLICES ? labels.map(hue) : [OTHER];
+      };
+      const all = c.labels[0].map((_, label) => label);
+      const tops = c.labels.map(top), key = all.slice(0, HUES.length)
+        .map((label) => [`label ${label}`, hue(label)]);
+      const vague = tops.some((labels) => !labels.length || labels.length > MOST_SLICES);
+      const others = [all.length > HUES.length && `label ${HUES.length} and above`,
+        vague && "many, equally"].filter(Boolean).join("; ");
+      if (others) key.push([others, OTHER]);
+      const split = tops.some((labels) => labels.length > 1 && labels.length <= MOST_SLICES);
+      return { of: slices, key, note: split
+        ? "A dot of several colours: its most frequent labels are equally frequent." : "" };
     }
     const values = { chosen: c.chosen, size: c.sizes, loss: c.losses }[by];
     const known = values.filter((value) => value !== null);
     const low = Math.min(...known), high = Math.max(...known);
     const step = (value) => SCALE[Math.min(SCALE.length - 1,
       Math.floor(((value - low) / (high - low || 1)) * SCALE.length))];
-    return { of: (client) => values[client] === null ? "transparent" : step(values[client]),
+    return { note: "",
+      of: (client) => [values[client] === null ? "transparent" : step(values[client])],
       key: [[number(low), SCALE[0]], [number((low + high) / 2), step((low + high) / 2)],
         [number(high), SCALE.at(-1)]] };
   }
@@ -76,19 +95,26 @@
     const order = found.clients.map((client, i) => [client, i])
       .sort(([a], [b]) => chosen.has(a) - chosen.has(b));
     for (const [client, i] of order) {
-      const on = chosen.has(client);
-      picture.append(svg("circle", { cx: x(found.x[i]), cy: y(found.y[i]), r: on ? 7 : 5,
-        fill: paint.of(client), "fill-opacity": on ? 1 : 0.8,
-        stroke: on ? "var(--ink)" : "var(--paper)", "stroke-width": on ? 2.5 : 0.75,
+      const on = chosen.has(client), r = on ? 7 : 5.5, hues = paint.of(client);
+      const [cx, cy] = [x(found.x[i]), y(found.y[i])];
+      if (hues.length > 1) picture.append(...slices(cx, cy, r, hues));
+      picture.append(svg("circle", { cx, cy, r, fill: hues.length > 1 ? "transparent" : hues[0],
+        stroke: on ? "var(--ink)" : "var(--soft)", "stroke-width": on ? 2.5 : 0.5,
         "data-client": client, class: on ? "chosen" : null }));
+    }
+    for (const [client, i] of order.filter(([client]) => chosen.has(client))) {
+      const right = x(found.x[i]) < width - 45;
+      picture.append(svg("text", { class: "number", x: x(found.x[i]) + (right ? 11 : -11),
+        y: y(found.y[i]) + 4, "text-anchor": right ? "start" : "end" }, String(client)));
     }
     const shares = found.explained.map((part) => `${Math.round(100 * part)} %`);
     host.replaceChildren(picture,
-      el("div", { class: "key" }, el("span", {}, "Ringed: chosen in ", roundName(Page.at)),
+      el("div", { class: "key" }, el("span", {}, "Ringed, with numbers: chosen in ",
+        roundName(Page.at)),
         paint.key.map(([text, hue]) => el("span", {}, el("i", { colour: hue }), text))),
       el("p", { class: "hint" }, `Two principal components (${shares.join(" and ")} of the ` +
         `variance), as learnt after ${plural(found.round, "round")}. Close together: alike to ` +
-        "the selector."));
+        `the selector. ${paint.note}`));
     const hint = tip(host);
     picture.addEventListener("mousemove", (event) => {
       const client = event.target.getAttribute && event.target.getAttribute("data-client");
@@ -97,6 +123,13 @@
       hint.show(event.clientX - box.left, event.clientY - box.top, facts(run, Number(client)));
     });
     picture.addEventListener("mouseleave", () => hint.hide());
+  }
+
+  // A disc in equal sectors, from the top to the right.
+  function slices(cx, cy, r, hues) {
+    const at = (part) => `${cx + r * Math.sin(2 * Math.PI * part)} ${cy - r * Math.cos(2 * Math.PI * part)}`;
+    return hues.map((fill, i) => svg("path", { fill, d: `M${cx} ${cy}L${at(i / hues.length)}` +
+      `A${r} ${r} 0 0 1 ${at((i + 1) / hues.length)}Z` }));
   }
 
   function facts(run, client) {

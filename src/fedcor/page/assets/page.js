@@ -14,12 +14,10 @@
       }));
   }
 
-  // The one with most to explain; of equals, the best selector's first seed.
+  // The best selector's first seed, of those whose records have reasons, if there are any.
   Page.defaultRun = () => {
     const runs = Page.now.runs;
-    const told = (run) => 4 * Boolean(run.health) + 2 * Boolean(run.map)
-      + Boolean(Object.keys(run.why.reasons).length);
-    return runs.map((_, i) => i).sort((a, b) => told(runs[b]) - told(runs[a])
+    return runs.map((_, i) => i).sort((a, b) => Page.reasoned(runs[b]) - Page.reasoned(runs[a])
       || runs[a].series - runs[b].series || runs[a].seed - runs[b].seed)[0];
   };
 

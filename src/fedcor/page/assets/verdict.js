@@ -8,16 +8,36 @@
     byId("verdict-text").textContent = together(now.verdict);
     const texts = [...now.notes, ...Page.data.notes];
     put("notes", texts.map((text) => el("p", { class: "note" }, text)));
-    const few = now.table.columns.some((column) => column.key === "gap");
-    byId("table-hint").textContent = few
-      ? "Difference to the baseline: paired seed by seed, with its 95 % interval. Where the " +
-        "interval contains zero, the difference may be noise."
-      : "";
+    put("table-hint", hints(now).map((text) => el("p", { class: "hint" }, together(text))));
     table();
   };
 
+  function hints(now) {
+    const has = (key) => now.table.columns.some((column) => column.key === key), list = [];
+    if (has("rounds")) {
+      const curves = now.smooth > 1 ? ` The curves show ${now.smooth}-round means, which may reach ` +
+        "it later or not at all." : "";
+      list.push(`First round at ${now.target_text}: how many rounds were done when the accuracy of ` +
+        `a single round first reached the target, mean over seeds.${curves}`);
+    }
+    if (has("gap")) {
+      list.push("Difference to the baseline: paired seed by seed, with its 95 % interval. Where the " +
+        "interval contains zero, the difference may be noise.");
+    }
+    return list;
+  }
+
+  // In a narrow window, what the verdict rests on comes first.
+  const narrow = matchMedia("(max-width: 760px)");
+  narrow.addEventListener("change", () => Page.draw("verdict"));
+  function ordered() {
+    const columns = Page.now.table.columns, first = (column) => column.key === "gap";
+    return narrow.matches
+      ? [...columns.filter(first), ...columns.filter((column) => !first(column))] : columns;
+  }
+
   function table() {
-    const now = Page.now, { columns, rows } = now.table;
+    const now = Page.now, columns = ordered(), { rows } = now.table;
     const places = rows.map((_, place) => place);
     if (sorted) {
       const value = (place) => sorted.key === "name"
@@ -32,15 +52,16 @@
     const head = [{ key: "name", title: "selector" }, ...columns].map((column) => {
       const on = sorted && sorted.key === column.key;
       const direction = on ? (sorted.down ? "descending" : "ascending") : "none";
-      return el("th", { scope: "col", "aria-sort": direction },
+      return el("th", { scope: "col", "aria-sort": direction, class: column.key === "gap" && "left" },
         el("button", { type: "button", onclick: () => sort(column.key) }, together(column.title)));
     });
     const scale = gapScale(rows);
     const body = places.map((place) => {
       const series = now.series[place];
-      const name = el("th", { scope: "row", title: series.name }, swatch(series), series.short);
+      const name = el("th", { scope: "row", title: series.name }, swatch(series),
+        series.short.split(/(?<=_)/).flatMap((part) => [part, el("wbr")])); // may wrap after a _
       return el("tr", {}, name, columns.map(({ key }) => key === "gap"
-        ? el("td", {}, gap(rows[place].gap, scale, series))
+        ? el("td", { class: "left" }, gap(rows[place].gap, scale, series))
         : el("td", {}, rows[place][key][1].replace(/^-$/, "–"))));
     });
     put("table", el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)));
@@ -52,7 +73,7 @@
       sorted = sorted.down === first ? { key, down: !first } : null;
     } else sorted = { key, down: first };
     table();
-    const at = ["name", ...Page.now.table.columns.map((c) => c.key)].indexOf(key);
+    const at = ["name", ...ordered().map((c) => c.key)].indexOf(key);
     byId("table").querySelectorAll("th button")[at].focus();
   }
 

@@ -1,13 +1,20 @@
 // Step through the rounds of a run, and see each pick in order.
 (() => {
   const PARTS = [
-    ["others", "to others", "--s2", "what it is worth to all other clients, as a first pick"],
-    ["own", "to itself", "--s8", "what it is worth to itself"],
-    ["annealed", "annealing", "--s6", "what annealing takes, for being chosen lately"],
-    ["redundant", "overlap", "--s1", "what earlier picks took off (lower bar) or added (upper bar)"],
+    ["others", "to others", "--p0", "what it is worth to all other clients, as a first pick"],
+    ["own", "to itself", "--p1", "what it is worth to itself"],
+    ["annealed", "annealing", "--p2", "what annealing takes, for being chosen lately"],
+    ["redundant", "overlap", "--p3", "what earlier picks took off (lower bar) or added (upper bar)"],
   ];
   const WORDS = { distance: "distance", cosine: "cosine", loss: "loss", gain: "gain" };
   const FLAGS = new Set(["by_valuation", "kept", "overdue"]);
+  const TITLES = { annealing: "annealing\u00a0×", change: "predicted change of its own loss" };
+  const title = (name) => TITLES[name] || name.replaceAll("_", " ");
+  const GAIN = "Gain: how much everyone’s loss is expected to fall if this client trains, given the " +
+    "earlier picks. The largest gain is picked.";
+  const NEAR_TIE = 0.05; // of the gain
+
+  Page.reasoned = (run) => Number(Object.keys(run.why.reasons).length > 0);
 
   Page.step = (round) => {
     const last = Page.rounds - 1;
@@ -58,6 +65,7 @@
   Page.parts.why = () => {
     const run = Page.running, t = Page.at;
     if (t < 0) {
+      byId("why-run").textContent = "";
       byId("why-text").textContent = "No round of this run is finished yet.";
       put("why-table");
       put("why-notes");
@@ -66,6 +74,7 @@
     const found = run.why.rounds[t], shown = roundName(t);
     byId("round-text").textContent = `${shown} of ${run.first_round + Page.rounds - 1}`;
     byId("round").setAttribute("aria-valuetext", shown);
+    byId("why-run").textContent = whichRun(run);
     byId("why-text").textContent = sentence(run, t, found);
     put("why-table", found ? table(run, t, found) : el("p", { class: "hint" },
       "Chosen: ", run.there.selected[t].map(clientName).join(", ")));
@@ -74,6 +83,17 @@
       "fedcor explain RUN --round T explains any."));
   };
 
+  // What is shown before anyone chose a run, and why that one.
+  function whichRun(run) {
+    const now = Page.now;
+    if (Page.run !== Page.defaultRun() || now.series.length < 2) return "";
+    const name = `${now.series[run.series].short}, seed ${run.seed}`;
+    if (!Page.reasoned(run)) return `Shown: ${name}. No record of these runs has reasons yet.`;
+    if (run.series === 0) return `Shown: ${name}, a run of the best selector in the table.`;
+    return `Shown: ${name}, the best selector whose record has reasons; ` +
+      `that of ${now.series[0].short} has none.`;
+  }
+
   function sentence(run, t, found) {
     const chosen = run.there.selected[t], failed = run.there.failed[t] || [];
     const series = Page.now.series[run.series];
@@ -81,7 +101,8 @@
     if (found && found.probed) text += ` after asking for ${plural(found.probed, "loss").replace("losss", "losses")}`;
     text += failed.length ? `; ${failed.length} did not deliver.` : "; all delivered.";
     const note = found && found.note !== undefined ? run.why.notes[found.note] : "";
-    return note ? `${text} ${note[0].toUpperCase()}${note.slice(1)}.` : text;
+    if (note) text += ` ${note[0].toUpperCase()}${note.slice(1)}.`;
+    return found && found.reasons && found.reasons.gain ? `${text} ${GAIN}` : text;
   }
 
   function table(run, t, found) {
@@ -92,7 +113,8 @@
       el("span", {}, clientName(client), failed.has(client)
         ? el("span", { class: "pill" }, "did not deliver") : "")]);
     const add = (title, of, hint) => {
-      head.push(hint ? el("span", { title: hint }, title) : title);
+      const long = title.length > 20 && "long"; // in two or three lines, not in six
+      head.push(hint || long ? el("span", { title: hint, class: long }, title) : title);
       chosen.forEach((client, i) => cells[i].push(of(i)));
     };
     if (found.parts) {
@@ -103,7 +125,7 @@
     }
     for (const name of names) {
       const single = names.length === 1 || name === "gain";
-      add(name.replaceAll("_", " "), (i) => FLAGS.has(name)
+      add(title(name), (i) => FLAGS.has(name)
         ? (reasons[name][i] === null ? "–" : reasons[name][i] ? "yes" : "no")
         : number(reasons[name][i]), run.why.reasons[name]);
       if (single && !found.parts) {
@@ -112,7 +134,7 @@
       }
     }
     if (reasons.change) {
-      add("predicted loss change", (i) => number(reasons.change[i]));
+      add(title("change"), (i) => number(reasons.change[i]));
       const over = (i) => found.spans[i] > 1
         ? el("span", { class: "sub" }, ` over ${found.spans[i]} rounds`) : "";
       if (found.came) {
@@ -121,8 +143,9 @@
       }
     }
     if (found.rivals) {
-      add("runner-up", (i) => found.rivals[i] === null ? "–" : clientName(found.rivals[i]));
-      add(`ahead by (${WORDS[found.by_what] || "value"})`, (i) => number(found.by[i]));
+      add("runner\u2011up", (i) => found.rivals[i] === null ? "–" : clientName(found.rivals[i]));
+      add(`ahead by (${WORDS[found.by_what] || "value"})`, (i) =>
+        el("span", {}, number(found.by[i]), share(found.by[i], found.by_what, reasons, i)));
     }
     return el("table", {},
       el("thead", {}, el("tr", {}, head.map((text, i) =>
@@ -132,9 +155,20 @@
           class: left.has(i) ? "left" : null }, cell))))));
   }
 
+  // The lead in percent of the gain, so that a near-tie looks like one.
+  function share(by, what, reasons, i) {
+    if (reasons.overdue && reasons.overdue[i]) {
+      return el("span", { class: "sub" }, " chosen for waiting");
+    }
+    const gain = what === "gain" && reasons.gain ? reasons.gain[i] : null;
+    if (by === null || gain === null || gain <= 0) return "";
+    const text = ` ${number((100 * by) / gain, 2)}\u00a0%`;
+    return el("span", { class: "sub" }, by < NEAR_TIE * gain ? `${text}, a near-tie` : text);
+  }
+
   // Worth to others and to itself to the right; what was taken off, from that end back.
   function bar(values, scale) {
-    const width = 220, height = 20, x = (value) => (value / scale) * (width - 4);
+    const width = 220, height = 28, x = (value) => (value / scale) * (width - 4);
     const picture = svg("svg", { width, height, role: "img", "aria-label": PARTS.map(([, text], i) =>
       `${text} ${number(values[i])}`).join(", ") });
     let at = 0;
@@ -142,7 +176,7 @@
       const value = values[i], end = at + value;
       const from = Math.max(0, Math.min(at, end)), to = Math.max(at, end, 0);
       if (to - from > 1e-9) {
-        picture.append(svg("rect", { x: x(from), y: value < 0 ? 11 : 2, height: 7, rx: 1,
+        picture.append(svg("rect", { x: x(from), y: value < 0 ? 15 : 3, height: 10, rx: 1,
           width: Math.max(0.8, x(to) - x(from)), fill: `var(${hue})` }));
       }
       at = end;
@@ -185,7 +219,7 @@
     if (meanings.length) {
       list.push(el("details", {}, el("summary", {}, "What the columns mean"), el("dl",
         { class: "facts" }, meanings.map((name) => el("div", {}, el("dt", {},
-          name.replaceAll("_", " ")), el("dd", {}, run.why.reasons[name]))))));
+          title(name)), el("dd", {}, run.why.reasons[name]))))));
     }
     return list;
   }
