@@ -27,10 +27,13 @@ from fedcor.record import read_run
 from fedcor.report.estimates import Estimate, ratio_estimate
 from fedcor.report.figures import curves, differences
 from fedcor.report.measured_figures import histograms
-from fedcor.reproduce import EXPERIMENTS, NAMES, Plan, load_function, reproduce
+from fedcor.reproduce import EXPERIMENTS, GROUPS, NAMES, Plan, load_function, reproduce
 from fedcor.reproduce.beyond.table import _share_text
 from fedcor.reproduce.comparison import mean_std
 from fedcor.reproduce.curves import BETAS, _fedcor_variant
+from fedcor.reproduce.liars import runs as liars_runs
+from fedcor.reproduce.liars import table as liars_table
+from fedcor.reproduce.liars.runs import ATTACKS
 from fedcor.reproduce.memory import ablation as memory_ablation
 from fedcor.reproduce.memory import runs as memory_runs
 from fedcor.reproduce.paper import TABLE_1
@@ -75,6 +78,10 @@ def _fewer_steps():
         patch.setattr(memory_ablation, "TABLES", memory_ablation.TABLES[:1])
         patch.setattr(memory_ablation, "PARTS", memory_ablation.PARTS[:3])
         patch.setattr(memory_ablation, "STRESSED", memory_ablation.STRESSED[:2])
+        for module in (liars_runs, liars_table):
+            patch.setattr(module, "SELECTORS", ("random", "fedcor"))
+            patch.setattr(module, "ATTACKS", {key: ATTACKS[key] for key in ("nobody", "flip")})
+        patch.setattr(liars_runs.table_cells, "__defaults__", (("nobody", "flip"),))
         for setting, changes in _DIGITS.items():
             patch.setitem(_DIGITS, setting, [*changes, *fewer])
         yield
@@ -354,16 +361,16 @@ def test_running_it_again_changes_nothing(folder, what, settings):
 
 
 @pytest.mark.slow
-def test_all_of_it_in_processes_and_again(tmp_path):
+def test_the_paper_in_processes_and_again(tmp_path):
     """As a newcomer runs it."""
-    command = [sys.executable, "-m", "fedcor", "reproduce", "all", *SMALL, "--jobs", "2"]
+    command = [sys.executable, "-m", "fedcor", "reproduce", "paper", *SMALL, "--jobs", "2"]
     written = []
     for _ in range(2):
         done = subprocess.run([*command, "--out", tmp_path], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
         written.append(contents(tmp_path))
     assert written[0] == written[1]
-    for name in [name for names in FIGURES.values() for name in names]:
+    for name in [name for what in GROUPS["paper"] for name in FIGURES[what]]:
         assert (tmp_path / f"{name}.png").exists()
     table = numbers(tmp_path, "table1-digits")
     assert list(table["settings"]) == ["2spc", "1spc", "dir"]
