@@ -670,3 +670,27 @@ def test_a_checkpoint_without_anything_that_its_selector_remembers_is_refused(tm
     save_checkpoint(tmp_path, other, json.dumps(saved.header), rounds=saved.rounds)
     with pytest.raises(RecordError, match="does not fit this run"):
         run(small(small_data, "round_robin", 15), 1, tmp_path, resume=True)
+
+
+def test_a_run_of_before_an_optimiser_remembered_more_is_resumed(tmp_path, small_data, monkeypatch):
+    """The optimiser knows what it did without."""
+    (tmp_path / "resumed_optimiser.py").write_text(
+        "from dataclasses import dataclass\n"
+        "import numpy as np\n"
+        "@dataclass(frozen=True)\n"
+        "class Slowing:\n"
+        "    def init(self, population, model):\n"
+        "        return {'steps': np.array(0), 'newer': np.array(0)}\n"
+        "    def step(self, state, delivery):\n"
+        "        steps = int(state['steps']) + 1\n"
+        "        newer = int(state.get('newer', steps - 1)) + 1\n"
+        "        model = delivery.model + delivery.mean / newer\n"
+        "        return model, {'steps': np.array(steps), 'newer': np.array(newer)}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = "optimiser.name=resumed_optimiser:Slowing"
+    run(small(small_data, "random", 15, own), 1, tmp_path / "whole")
+    run(small(small_data, "random", 10, own), 1, tmp_path / "old")
+    without(tmp_path / "old", "optimiser/newer")
+    run(small(small_data, "random", 15, own), 1, tmp_path / "old", resume=True)
+    assert lines_without_seconds(tmp_path / "old") == lines_without_seconds(tmp_path / "whole")
