@@ -18,14 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedcor.checkpoints import load_checkpoint, parse_checkpoint, save_checkpoint
+from fedcor.checkpoints import load_checkpoint, load_marks, parse_checkpoint, save_checkpoint
 from fedcor.cli import main
 from fedcor.errors import RecordError
+from fedcor.experiments import load_experiment
 from fedcor.files import open_whole, save_arrays
 from fedcor.record import CHECKPOINT, RECORD, client_names, read_checkpoint, read_run
 from fedcor.run_folder import open_run
+from fedcor.runner import run
 
 PREVIOUS = Path("checkpoint") / "previous.npz"
+REFUSED = Path("checkpoint") / "refused.npz"
 HEADER = {
     "experiment": "e",
     "selector": "s",
@@ -287,7 +290,7 @@ def test_a_refused_folder_keeps_what_is_in_it(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["checkpoint", str(CHECKPOINT), str(PREVIOUS), RECORD, "clients.tsv", "run.lock"],
+    ["checkpoint", str(CHECKPOINT), str(PREVIOUS), str(REFUSED), RECORD, "clients.tsv", "run.lock"],
 )
 def test_nothing_is_written_through_a_link(tmp_path, name):
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
@@ -423,6 +426,56 @@ def test_a_run_that_is_killed_and_resumed_keeps_its_marks(tmp_path):
     assert len(read_run(tmp_path).rounds) == 5
 
 
+def damage_state(folder):
+    """Flip a byte of the model; what the checkpoint says of the record stays readable."""
+    model = ARRAYS["model"].tobytes()
+    place = (folder / CHECKPOINT).read_bytes().index(model)
+    flip(folder / CHECKPOINT, place)
+    assert load_marks(folder / CHECKPOINT).round == 4
+
+
+def test_rounds_that_are_run_again_are_not_held_against_a_damaged_checkpoint(tmp_path):
+    write_run(tmp_path)
+    damage_state(tmp_path)
+    damaged = (tmp_path / CHECKPOINT).read_bytes()
+    with open_run(tmp_path, HEADER, resume=True) as writer:
+        writer.begin()
+        assert len(read_run(tmp_path).rounds) == 2
+        for t in (2, 3, 4):
+            writer.append({"round": t, "x": t / 3, "seconds": 0.5})
+            assert len(read_run(tmp_path).rounds) == t + 1
+    assert (tmp_path / REFUSED).read_bytes() == damaged
+    with open_run(tmp_path, HEADER, resume=True) as writer:
+        assert writer.done == 2
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("at", [0, 1])
+def test_killed_while_a_damaged_checkpoint_is_set_aside(tmp_path, monkeypatch, at, after):
+    """Before and after each of the two renames: the checkpoint's, then the record's."""
+    write_run(tmp_path)
+    damage_state(tmp_path)
+    replace, calls = os.replace, []
+
+    def die(source, target):
+        calls.append(Path(target).name)
+        if len(calls) == at + 1:
+            if after:
+                replace(source, target)
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with open_run(tmp_path, HEADER, resume=True) as writer:
+        monkeypatch.setattr(os, "replace", die)
+        with pytest.raises(KeyboardInterrupt):
+            writer.begin()
+    monkeypatch.undo()
+    assert calls == ["refused.npz", RECORD][: at + 1]
+    assert len(read_run(tmp_path).rounds) == (2 if at and after else 5)
+    with open_run(tmp_path, HEADER, resume=True) as writer:
+        assert writer.done == 2
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 
@@ -554,3 +607,90 @@ def test_the_command_says_what_it_resumes_from(runs, tmp_path):
     assert "previous.npz, after 10 rounds" in done.stderr
     assert "Traceback" not in done.stderr
     assert lines_without_seconds(tmp_path / "run") == lines_without_seconds(folder / "whole")
+
+
+def small(small_data, selector, rounds, *changes):
+    settings = [small_data.removeprefix("--set "), "partition.clients=20"]
+    settings += ["training.clients_per_round=4", f"training.rounds={rounds}", *changes]
+    return load_experiment("digits", settings, selector)
+
+
+def test_a_run_that_is_stopped_after_its_checkpoint_was_damaged_can_be_read(tmp_path, small_data):
+    run(small(small_data, "afl", 15), 1, tmp_path)
+    model = load_checkpoint(tmp_path / CHECKPOINT).arrays["model"].tobytes()
+    flip(tmp_path / CHECKPOINT, (tmp_path / CHECKPOINT).read_bytes().index(model))
+
+    def stop(record):
+        if record.round == 15:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(small(small_data, "afl", 20), 1, tmp_path, resume=True, on_round=stop)
+    assert len(read_run(tmp_path).rounds) == 16
+    run(small(small_data, "afl", 20), 1, tmp_path, resume=True)
+    assert len(read_run(tmp_path).rounds) == 20
+
+
+def without(folder, *names):
+    """Make the newest checkpoint one of a version that did not remember these."""
+    saved = load_checkpoint(folder / CHECKPOINT)
+    left = {name: array for name, array in saved.arrays.items() if name not in names}
+    assert len(left) == len(saved.arrays) - len(names)
+    header = json.dumps(saved.header)
+    save_checkpoint(folder, left, header, keep=False, rounds=saved.rounds)
+
+
+@pytest.mark.parametrize(
+    ("selector", "newer"),
+    [
+        ("fedcor", "tried"),
+        ("proxy", "tried"),
+        ("complement", "founders"),
+        ("aligned", "founders"),
+        ("power_of_choice", "candidates"),
+    ],
+)
+def test_a_run_of_before_a_selector_remembered_more_is_resumed(
+    tmp_path, small_data, selector, newer
+):
+    changes = []
+    if newer == "tried":  # it measures before the checkpoint, and after
+        changes = [f"selectors.{selector}.{key}" for key in ("warmup=3", "interval=4")]
+    run(small(small_data, selector, 15, *changes), 1, tmp_path / "whole")
+    run(small(small_data, selector, 10, *changes), 1, tmp_path / "old")
+    without(tmp_path / "old", f"selector/{newer}")
+    run(small(small_data, selector, 15, *changes), 1, tmp_path / "old", resume=True)
+    assert lines_without_seconds(tmp_path / "old") == lines_without_seconds(tmp_path / "whole")
+
+
+def test_a_checkpoint_without_anything_that_its_selector_remembers_is_refused(tmp_path, small_data):
+    run(small(small_data, "round_robin", 10), 1, tmp_path)
+    saved = load_checkpoint(tmp_path / CHECKPOINT)
+    other = {name.replace("selector/", "selector/other_"): a for name, a in saved.arrays.items()}
+    save_checkpoint(tmp_path, other, json.dumps(saved.header), rounds=saved.rounds)
+    with pytest.raises(RecordError, match="does not fit this run"):
+        run(small(small_data, "round_robin", 15), 1, tmp_path, resume=True)
+
+
+def test_a_run_of_before_an_optimiser_remembered_more_is_resumed(tmp_path, small_data, monkeypatch):
+    """The optimiser knows what it did without."""
+    (tmp_path / "resumed_optimiser.py").write_text(
+        "from dataclasses import dataclass\n"
+        "import numpy as np\n"
+        "@dataclass(frozen=True)\n"
+        "class Slowing:\n"
+        "    def init(self, population, model):\n"
+        "        return {'steps': np.array(0), 'newer': np.array(0)}\n"
+        "    def step(self, state, delivery):\n"
+        "        steps = int(state['steps']) + 1\n"
+        "        newer = int(state.get('newer', steps - 1)) + 1\n"
+        "        model = delivery.model + delivery.mean / newer\n"
+        "        return model, {'steps': np.array(steps), 'newer': np.array(newer)}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = "optimiser.name=resumed_optimiser:Slowing"
+    run(small(small_data, "random", 15, own), 1, tmp_path / "whole")
+    run(small(small_data, "random", 10, own), 1, tmp_path / "old")
+    without(tmp_path / "old", "optimiser/newer")
+    run(small(small_data, "random", 15, own), 1, tmp_path / "old", resume=True)
+    assert lines_without_seconds(tmp_path / "old") == lines_without_seconds(tmp_path / "whole")

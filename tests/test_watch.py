@@ -14,10 +14,11 @@ import time
 
 import pytest
 
+from fedcor.checkpoints import save_checkpoint
 from fedcor.cli import main
 from fedcor.errors import RecordError
 from fedcor.page.watch import Follower, PageServer
-from fedcor.record import RECORD, read_run
+from fedcor.record import CHECKPOINT, RECORD, json_line, read_checkpoint, read_run
 from page_runs import add_round, write_run
 
 
@@ -138,6 +139,85 @@ def test_a_run_that_begins_is_taken_in(tmp_path, run):
     assert follower.version() == before
     write_run(tmp_path, "random", 1, rounds=1)
     assert len(follower.news(before)["experiments"][0]["runs"]) == 2
+
+
+def damage(folder):
+    """Make a record one that is refused."""
+    with (folder / RECORD).open("a") as file:
+        file.write("<script>alert(1)</script>\x1b\n")
+
+
+def test_an_unreadable_run_does_not_hide_the_others(tmp_path, server, run):
+    other = write_run(tmp_path, "random", rounds=3)
+    version = json.loads(ask(server, "/data.json?after=")[1])["version"]
+    damage(other)
+    fresh = json.loads(ask(server, f"/data.json?after={version}")[1])
+    assert rounds(fresh) == 3
+    (note,) = [note for note in fresh["notes"] if "not shown" in note]
+    assert str(other / RECORD) in note
+    assert "line 5" in note
+    add_round(run)  # and the others are still followed
+    fresh = json.loads(ask(server, f"/data.json?after={fresh['version']}")[1])
+    assert rounds(fresh) == 4
+    answer, page = ask(server)
+    assert answer.status == 200
+    assert b"A run is not shown." in page
+    assert b"<script>alert" not in page
+
+
+def test_a_record_that_is_no_file_does_not_hide_the_others(tmp_path, run):
+    folder = tmp_path / "random" / "seed-1" / RECORD
+    folder.mkdir(parents=True)
+    data = Follower(tmp_path).data()
+    assert rounds(data) == 3
+    assert str(folder) in data["notes"][-1]
+
+
+def test_the_note_goes_when_the_run_is_mended(tmp_path, run):
+    other = write_run(tmp_path, "random", rounds=3)
+    before = (other / RECORD).read_bytes()
+    follower = Follower(tmp_path)
+    damage(other)
+    assert len(follower.data()["experiments"][0]["runs"]) == 1
+    (other / RECORD).write_bytes(before)
+    data = follower.data()
+    assert len(data["experiments"][0]["runs"]) == 2
+    assert not [note for note in data["notes"] if "not shown" in note]
+
+
+def test_where_no_run_is_readable_it_says_why(tmp_path, server, run):
+    version = server.follower.data()["version"]
+    damage(run)
+    answer, said = ask(server)
+    assert answer.status == 503
+    assert str(run / RECORD).encode() in said
+    with pytest.raises(RecordError, match="line 5"):
+        server.follower.news(version, patience=0.1)
+
+
+def test_a_request_that_fails_does_not_end_the_server(server, monkeypatch):
+    def fail():
+        raise ZeroDivisionError("by <nothing>\n")
+
+    monkeypatch.setattr(server.follower, "data", fail)
+    answer, said = ask(server)
+    assert (answer.status, said) == (500, b"ZeroDivisionError: by <nothing>\\n\n")
+    assert answer.headers["Content-Type"].startswith("text/plain")
+    monkeypatch.undo()
+    assert ask(server)[0].status == 200
+
+
+def test_a_new_checkpoint_is_news(tmp_path, run):
+    """It is written after the line of its round, and the map comes from it."""
+    follower = Follower(tmp_path)
+    arrays = read_checkpoint(run)
+    (run / CHECKPOINT).unlink()
+    before = follower.data()
+    shown = before["experiments"][0]["runs"][0]
+    assert not shown["map"]
+    save_checkpoint(run, arrays, json_line(read_run(run).header))
+    assert follower.version() != before["version"]
+    assert follower.news(before["version"], patience=0.3)["experiments"][0]["runs"][0]["map"]
 
 
 def test_no_run_is_an_error(tmp_path):

@@ -25,6 +25,7 @@ from fedcor.types import Array
 __all__ = [
     "CHECKPOINT",
     "PREVIOUS",
+    "REFUSED",
     "Marks",
     "Saved",
     "load_checkpoint",
@@ -35,6 +36,7 @@ __all__ = [
 
 CHECKPOINT = Path("checkpoint") / "state.npz"
 PREVIOUS = Path("checkpoint") / "previous.npz"
+REFUSED = Path("checkpoint") / "refused.npz"
 _HEADER = "header"  # name of the array with the run's header
 _ROUNDS = "record_sha256"  # name of the array with the checksum of the record's rounds
 _LARGEST_MARK = 1 << 24  # bytes: no header is larger

@@ -5,6 +5,7 @@ A run is a folder:
     rounds.jsonl            the header, then one JSON line per round; a torn last line is tolerated
     checkpoint/state.npz    named arrays, replaced as a whole every few rounds
     checkpoint/previous.npz the one before it, for when it is damaged
+    checkpoint/refused.npz  the last one that was damaged; nothing reads it
     clients.tsv             the number and name of each client, where clients have names
     run.lock                held by the process that writes
 

@@ -3,8 +3,8 @@ overwritten silently, or pickled.
 
 Every round is a function of the checkpoint before it. So a resumed run returns to the last
 checkpoint, drops the lines after it, and writes them again with the same content. The checkpoint
-before the last is kept: a resumed run returns to it where the last is damaged. The operating system
-releases the lock when the process that writes dies.
+before the last is kept: a resumed run returns to it where the last is damaged, and sets the damaged
+one aside. The operating system releases the lock when the process that writes dies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from typing import Any, NamedTuple, TextIO
 
 from filelock import FileLock, Timeout
 
-from fedcor.checkpoints import CHECKPOINT, PREVIOUS, Saved, load_checkpoint, save_checkpoint
+from fedcor.checkpoints import (
+    CHECKPOINT,
+    PREVIOUS,
+    REFUSED,
+    Saved,
+    load_checkpoint,
+    save_checkpoint,
+)
 from fedcor.errors import RecordError, RunExistsError
 from fedcor.files import remove_leftovers, write_whole
 from fedcor.foreign import one_line
@@ -135,7 +142,7 @@ class RunWriter:
         kept = self.kept
         if self._before is None:
             # A checkpoint may be left of a record that is gone.
-            for path in (CHECKPOINT, PREVIOUS):
+            for path in (CHECKPOINT, PREVIOUS, REFUSED):
                 (self.folder / path).unlink(missing_ok=True)
         else:
             # The settings may ask for more rounds, and the selector may have another name now.
@@ -143,6 +150,11 @@ class RunWriter:
             current = ("format", "selector", "config")
             new = {key: self._header[key] for key in current if key in self._header}
             self._header = {**self._before.header, **new}
+            if not self._newest_is_good:
+                # Before the record changes: readers would hold the rounds that are run again, which
+                # take other `seconds`, against what a damaged checkpoint says of them.
+                with suppress(FileNotFoundError):
+                    os.replace(self.folder / CHECKPOINT, self.folder / REFUSED)
         self._digest = rounds_digest(kept)
         write_whole(self.folder / RECORD, "".join(map(json_line, [self._header, *kept])).encode())
         self._file = (self.folder / RECORD).open("a", encoding="utf-8")
@@ -183,7 +195,7 @@ def write_client_names(folder: Path, names: Sequence[str]) -> None:
 
 def _refuse_links(folder: Path) -> None:
     """Nothing is written through a symbolic link; the run's folder itself may be one."""
-    for path in (Path(LOCK), CHECKPOINT.parent, PREVIOUS, *_WRITTEN):
+    for path in (Path(LOCK), CHECKPOINT.parent, PREVIOUS, REFUSED, *_WRITTEN):
         if (folder / path).is_symlink():
             raise RecordError(
                 f"{folder / path} is a symbolic link, and a run is written to its own folder "

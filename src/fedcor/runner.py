@@ -142,10 +142,15 @@ def _fits(state: SimulationState, start: SimulationState) -> bool:
     pairs = [(state.known, start.known), (state.holders, start.holders)]
     if any(one.shape != own.shape or one.dtype != own.dtype for one, own in pairs):
         return False
-    # Memories grow, and get new names; what was there at the start keeps its kind.
+    # Memories grow, and get new names; what was there at the start keeps its kind. A checkpoint of
+    # an earlier version lacks what is remembered only since then. It is not made up here: whoever
+    # remembers it knows what the earlier version did without.
     for memory, own in ((state.selector, start.selector), (state.optimiser, start.optimiser)):
-        for name, value in own.items() if memory else ():
-            old, new = np.asarray(value), np.asarray(memory[name])
+        shared = memory.keys() & own.keys()
+        if memory and own and not shared:  # of something else that has the same name
+            return False
+        for name in shared:
+            old, new = np.asarray(own[name]), np.asarray(memory[name])
             if old.dtype.kind != new.dtype.kind or old.ndim != new.ndim:
                 return False
     return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -24,9 +25,11 @@ from fedcor.page.data import page_data
 from fedcor.page.render import render_page
 from fedcor.page.run_data import run_data
 from fedcor.record import RECORD, RunRecord, has_run, read_run
+from fedcor.report.names import clean
 
 __all__ = ["Follower", "PageServer"]
 
+LOG = logging.getLogger("fedcor")
 LOOPBACK = "127.0.0.1"
 PATIENCE = 20.0  # seconds that an answer waits for news
 BETWEEN = 0.25  # seconds between looks at the folder
@@ -54,39 +57,66 @@ class Follower:
         self._data: dict[str, Any] = {}
 
     def version(self) -> str:
-        """Names what the records hold now; another one when anything was added."""
-        stamps = {str(path): _stamp(path / RECORD) for path in self._folders()}
+        """Names what the runs hold now; another one when anything was added.
+
+        A checkpoint is written after the line of its round, and the page shows what is in it.
+        """
+        stamps = {
+            str(path): (_stamp(path / RECORD), _stamp(path / CHECKPOINT))
+            for path in self._folders()
+        }
         return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:16]
 
     def data(self) -> dict[str, Any]:
-        """What the page shows now, with its `version`.
+        """What the page shows now, with its `version`. A note names each run that is unreadable.
 
         Raises:
-            RecordError: There is no run yet, or the runs cannot be shown.
+            RecordError: There is no run yet, or none can be shown.
         """
         with self._lock:
             version = self.version()
             if version != self._version:
-                runs = [self._read(folder) for folder in self._folders()]
+                runs, unreadable = self._readable()
+                if unreadable and not runs:
+                    raise RecordError("; ".join(unreadable))
                 shown = page_data(runs, self.baseline, self.measure, self._run_data)
-                self._data, self._version = {**shown, "version": version}, version
+                notes = [*shown["notes"], *(f"A run is not shown. {why}" for why in unreadable)]
+                self._data, self._version = {**shown, "notes": notes, "version": version}, version
             return self._data
 
     def news(self, after: str, patience: float = PATIENCE) -> dict[str, Any]:
-        """The data as soon as it is another than `after`; after a while, only the version."""
+        """The data as soon as it is another than `after`; after a while, only the version.
+
+        Raises:
+            RecordError: All that while, there was other data that cannot be shown.
+        """
         end = time.monotonic() + patience
+        wrong: RecordError | None = None
         while time.monotonic() < end:
+            wrong = None
             if self.version() != after:
                 try:
                     return self.data()
-                except RecordError:  # a run is being replaced; the next look tells
-                    pass
+                except RecordError as error:  # a run is being replaced; the next look tells
+                    wrong = error
             time.sleep(BETWEEN)
+        if wrong is not None:
+            raise wrong
         return {"version": after}
 
     def _folders(self) -> list[Path]:
         found = sorted(path.parent for path in self.folder.rglob(RECORD))
-        return [folder for folder in found if has_run(folder)]
+        return [folder for folder in found if _may_have_run(folder)]
+
+    def _readable(self) -> tuple[list[RunRecord], list[str]]:
+        """The runs that can be read, and what is wrong with the others."""
+        runs, wrong = [], []
+        for folder in self._folders():
+            try:
+                runs.append(self._read(folder))
+            except RecordError as error:
+                wrong.append(clean(str(error)))
+        return runs, wrong
 
     def _read(self, folder: Path) -> RunRecord:
         stamp = _stamp(folder / RECORD)
@@ -103,6 +133,13 @@ class Follower:
         if known is None or known[0] != stamps:
             known = self._shown[key] = stamps, run_data(run, series, stride)
         return known[1]
+
+
+def _may_have_run(folder: Path) -> bool:
+    try:
+        return has_run(folder)
+    except OSError:  # reading it says what is wrong
+        return True
 
 
 def _stamp(path: Path) -> Stamp:
@@ -159,9 +196,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _try(self, kind: str, content: Callable[[], bytes]) -> None:
         try:
-            self._answer(200, kind, content())
+            status, made = 200, content()
         except RecordError as error:
-            self._answer(503, "text/plain", f"{error}\n".encode())
+            status, kind, made = 503, "text/plain", _line(str(error))
+        except Exception as error:  # one request must not end the others
+            LOG.exception("the page could not be made")
+            status, kind, made = 500, "text/plain", _line(f"{type(error).__name__}: {error}")
+        self._answer(status, kind, made)
 
     def _answer(self, status: int, kind: str, content: bytes) -> None:
         headers = {
@@ -179,11 +220,15 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)
-        except ConnectionError:  # the browser has left
+        except (ConnectionError, TimeoutError):  # the browser has left, or takes nothing
             self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: a page asks every few seconds."""
+
+
+def _line(text: str) -> bytes:
+    return f"{clean(text)}\n".encode(errors="replace")
 
 
 def _json(data: dict[str, Any]) -> bytes:

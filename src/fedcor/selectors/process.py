@@ -98,7 +98,9 @@ class ProcessSelector(ABC):
             "picked": np.zeros(
                 count, dtype=np.int64
             ),  # (N,) tau, times chosen since the last refit
-            "tried": np.empty((0, 0), dtype=np.int64),  # selections last measured; -1 fills up
+            # Selections last measured; -1 fills up. A state of an earlier version lacks it until
+            # it measures again; nothing asks for it before.
+            "tried": np.empty((0, 0), dtype=np.int64),
         }
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:

@@ -36,7 +36,12 @@
       try {
         const answer = await fetch(`data.json?after=${encodeURIComponent(version)}`,
           { cache: "no-store" });
-        if (!answer.ok) throw new Error(String(answer.status));
+        if (!answer.ok) { // what is shown stays; the server says what is wrong
+          status.className = "";
+          status.textContent = (await answer.text()).trim().slice(0, 300);
+          await pause(2000);
+          continue;
+        }
         const fresh = await answer.json();
         status.className = "on";
         if (fresh.version !== version) {
