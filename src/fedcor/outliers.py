@@ -117,7 +117,7 @@ def judge(
     ratios = np.where(known, norms / usual, 0.0)  # (m, G)
     longest = ratios.max(axis=1, initial=0.0)
     absurd = ratios > (limits.refuse or np.inf)
-    refused = (absurd & founded).any(axis=1)
+    refused: BoolArray = (absurd & founded).any(axis=1)
     factors = np.ones_like(norms)
     most = limits.clip or limits.refuse
     if most:
