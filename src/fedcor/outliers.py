@@ -23,7 +23,7 @@ The median of fewer than FEWEST clients is their own word:
 - A past of fewer does not bind a round with more: ref_g is then now_g, as in the first round.
 - Where both have fewer, ref_g is past_g, or now_g in the first round, but nothing is refused for
   it: one of them may be far too short, as well as the other far too long. What would be refused is
-  scaled down like a long update, and enters the past as it came.
+  scaled down to clip ref_g (refuse ref_g without clipping), and enters the past as it came.
 
 The past is the last ROUNDS rounds. It holds lengths after clipping, so a liar that is clipped in
 every round counts as one longer update among others. Refused lengths enter it only where all are
@@ -116,15 +116,15 @@ def judge(
     usual = np.where(known, reference, 1.0)
     ratios = np.where(known, norms / usual, 0.0)  # (m, G)
     longest = ratios.max(axis=1, initial=0.0)
-    absurd = ratios > (limits.refuse or np.inf)
-    refused: BoolArray = (absurd & founded).any(axis=1)
+    absurd = limits.refuse or np.inf
+    refused = np.where(founded, ratios, 0.0).max(axis=1, initial=0.0) > absurd
+    most = limits.clip or absurd
     factors = np.ones_like(norms)
-    most = limits.clip or limits.refuse
-    if most:
-        long = ratios > limits.clip if limits.clip else absurd
-        factors[long] = most / ratios[long]
-    used = np.where(absurd, norms, norms * factors)
-    return Verdict(refused, factors, np.where(refused[:, None], np.nan, used), longest)
+    long = ratios > most
+    factors[long] = most / ratios[long]
+    # What only one or two clients make absurd is told as it came: later rounds know better.
+    told = np.where(ratios > absurd, norms, norms * factors)
+    return Verdict(refused, factors, np.where(refused[:, None], np.nan, told), longest)
 
 
 def remember(past: State, norms: FloatArray, round: int, clients: Sequence[int]) -> State:
