@@ -134,6 +134,59 @@ def test_a_model_that_went_bad_is_rolled_back_and_the_run_goes_on(selector):
     assert records[11].test_accuracy > records[3].test_accuracy
 
 
+def test_one_liar_that_delivers_does_not_make_a_bad_model_good():
+    """In rounds 5 and 6 one client alone delivers from a bad model, in round 7 nobody does."""
+    seen, back = [], []
+
+    def spoil(round, clients, model, results):
+        if round < 5:
+            seen.append(model.clone())
+        if round < 5 or back or any(torch.equal(model, one) for one in seen):
+            back.extend([round] if round >= 5 else [])
+            return results
+        spoilt = torch.full_like(results, np.nan)
+        if round < 7:
+            spoilt[0] = results[0]
+        return spoilt
+
+    records = play(attacked(spoil), 10)
+    assert [len(record.participated) for record in records] == [10] * 5 + [1, 1, 0, 10, 10]
+    assert [record.rolled_back for record in records] == [0] * 7 + [1, 0, 0]
+    assert records[-1].test_accuracy > 0.3
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_liars_that_send_next_to_nothing_do_not_stop_a_run(seed):
+    """Two clients train in a round; in seed 3 a liar is among the first two."""
+    changes = ["liars.fraction=0.1", "liars.kind=scale", "liars.factor=1e-5"]
+    experiment = load_experiment("digits", [*changes, "training.clients_per_round=2"], "random")
+    records = play(build_simulation(experiment, seed, DIGITS), 40)
+    assert sum(not record.participated for record in records) == 0
+    assert all(record.clipped == [] for record in records[5:])
+    assert records[-1].test_accuracy > 0.4
+
+
+def test_a_past_that_refuses_everyone_is_outvoted():
+    """Most updates of round 0 are next to nothing; then all are refused until they count."""
+
+    def spoil(round, clients, model, results):
+        tiny = torch.tensor([round == 0 and at < 3 for at in range(len(clients))])
+        return torch.where(tiny[:, None], model + 1e-5 * (results - model), results)
+
+    records = play(attacked(spoil, "random", "training.clients_per_round=5"), 8)
+    assert [len(record.participated) for record in records] == [3, 0, 0, 5, 5, 5, 5, 5]
+    # First the model is doubted, then the past.
+    assert [record.rolled_back for record in records] == [0, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_lone_absurd_updates_are_refused_for_ever_where_one_client_trains():
+    made = attacked(longer(1e9, since=5), "random", "training.clients_per_round=1")
+    records = play(made, 60)
+    lying = [record for record in records[5:] if record.selected[0] < 5]
+    assert len(lying) >= 3
+    assert all(record.refused_updates == {"too long": record.selected} for record in lying)
+
+
 def test_losses_that_are_all_unusable_show_a_bad_model_too():
     made = attacked(lambda _r, _c, _m, results: results, "power_of_choice")
     answer, bad = made.engine.losses, []

@@ -80,6 +80,44 @@ def test_one_reply_of_absurd_weights_does_not_end_a_federation(selector, strateg
     assert np.abs(vector(result.arrays)).max() < 10
 
 
+def next_to_nothing(message, reply):
+    if not is_training(message):
+        return reply
+    arrays = record(vector(message.content["arrays"]) + np.float32(1e-6))
+    return Message(RecordDict({**reply.content, "arrays": arrays}), reply_to=message)
+
+
+@pytest.mark.parametrize("seed", [6, 7, 8])
+def test_a_client_that_sends_next_to_nothing_does_not_end_a_federation(seed, tmp_path, caplog):
+    """It trains in the first round; two train in each."""
+
+    def start(rounds):
+        grid = MemoryGrid(numpy_app(), 6)
+        grid.trouble[0] = next_to_nothing
+        return run(Random(2), grid, rounds, folder=tmp_path, seed=seed)[1]
+
+    with logged(caplog):
+        start(3)  # and after a restart
+        result = start(12)
+    rounds = lines(tmp_path)
+    assert 0 in rounds[0]["selected"]
+    assert [len(line["participated"]) for line in rounds[4:]] == [2] * 8
+    assert not any(line.get("clipped") or line.get("quarantined") for line in rounds[4:])
+    assert np.abs(vector(result.arrays)).max() > 0.1
+    said = any("these lengths count from now on" in line for line in our_lines(caplog))
+    assert said == (sum(line["refused"] for line in rounds) >= 2)
+
+
+def test_of_two_nodes_the_one_that_sends_next_to_nothing_does_not_shut_the_other_out(tmp_path):
+    """Nobody knows which of them is right: the longer update is scaled down, and used."""
+    grid = MemoryGrid(numpy_app(), 2)
+    grid.trouble[0] = next_to_nothing
+    run(Full(), grid, 6, folder=tmp_path)
+    assert [line["participated"] for line in lines(tmp_path)] == [[0, 1]] * 6
+    assert [line["clipped"] for line in lines(tmp_path)] == [[1]] * 6
+    assert [line["refused"] for line in lines(tmp_path)] == [0] * 6
+
+
 def test_a_long_update_is_scaled_down_counted_and_logged(tmp_path, caplog):
     grid = MemoryGrid(numpy_app(), 6)
     grid.trouble[2] = sending(everything(100.0), times=1)

@@ -14,9 +14,18 @@ def signs(delivered=(), refused=(), usable=(), unusable=(), reachable=9):
     return Signs(delivered, refused, usable, unusable, reachable)
 
 
-def test_whoever_delivers_shows_that_a_model_is_good():
+def test_a_model_is_good_where_more_deliver_than_are_refused():
     health = Health(doubters=frozenset({4}))
-    assert examine(health, signs([1], [2, 3])) == (Condition.GOOD, Health())
+    assert examine(health, signs([1, 5, 6], [2, 3])) == (Condition.GOOD, Health())
+    assert examine(health, signs([1], [])) == (Condition.GOOD, Health())
+
+
+def test_one_that_delivers_among_many_refused_says_nothing():
+    """It may be the liar: what was good before, and who doubts, is kept."""
+    health = Health(doubters=frozenset({4}))
+    assert examine(health, signs([1], [2, 3])) == (Condition.UNKNOWN, health)
+    assert examine(health, signs([1, 1, 1], [2, 3])) == (Condition.UNKNOWN, health)  # drawn thrice
+    assert examine(health, signs([1, 5], [2, 3])) == (Condition.UNKNOWN, health)
 
 
 def test_it_takes_two_in_one_round_or_in_several():
@@ -39,6 +48,9 @@ def test_losses_say_something_only_where_they_were_ever_usable():
     assert examine(Health(heard=True), came)[0] is Condition.BAD
     assert examine(Health(heard=True), signs([1, 2], unusable=[1]))[0] is Condition.UNKNOWN
     mixed = signs([1, 2], usable=[2], unusable=[1, 3, 4])
+    # One usable loss among many unusable ones may be the lie.
+    assert examine(Health(heard=True), mixed) == (Condition.UNKNOWN, Health(heard=True))
+    mixed = signs([1, 2], usable=[2, 3], unusable=[1])
     assert examine(Health(heard=True), mixed) == (Condition.GOOD, Health(heard=True))
 
 
@@ -46,6 +58,9 @@ def test_losses_say_something_only_where_they_were_ever_usable():
 def test_one_usable_update_and_loss_keep_a_model_from_being_bad(heard, before, d, r, u, n):
     health = Health(heard, frozenset(before))
     condition, after = examine(health, signs(d | {7}, r, u | {8}, n))
-    assert (condition, after) == (Condition.GOOD, Health(heard=True))
+    delivered, usable = d | {7}, u | {8}
+    good = (not r or len(delivered) > len(r)) and (not n or len(usable) > len(n))
+    assert condition is (Condition.GOOD if good else Condition.UNKNOWN)
+    assert after == (Health(True) if good else Health(True, frozenset(before)))
     assert Health.from_arrays(after.to_arrays()) == after
     assert Health.from_arrays(health.to_arrays()) == health

@@ -23,27 +23,28 @@ def matrix(rows, parts=2):
 
 
 def past_of(rows):
-    return remember(no_norms(2), matrix(rows), 0)
+    return remember(no_norms(2), matrix(rows), 0, range(len(rows)))
 
 
 def twin(limits, past, came):
     """Client by client and part by part, as the notation says it."""
     verdicts = []
-    references = []
+    references, founded = [], []
     for part in range(2):
         now = [row[part] for row in came if row[part] > 0]
         before = [row[part] for row in past if row[part] > 0]
         middle = statistics.median_low(now) if now else 0.0
         usual = statistics.median_low(before) if before else 0.0
-        if not before:
+        if not before or (len(before) < 3 and len(now) >= 3):
             references.append(middle)
         elif len(now) < 3:
             references.append(usual)
         else:
             references.append(min(max(usual, middle), GROWTH * usual))
+        founded.append(len(before) >= 3 or len(now) >= 3)
     for row in came:
         times = [r / ref if ref else 0.0 for r, ref in zip(row, references, strict=True)]
-        refused = max(times) > limits.refuse
+        refused = any(t > limits.refuse and f for t, f in zip(times, founded, strict=True))
         factors = [min(1.0, limits.clip / one) if one else 1.0 for one in times]
         verdicts.append((refused, factors))
     return verdicts
@@ -83,8 +84,13 @@ def test_honest_updates_are_left_as_they_are(lengths, past):
 
 
 def test_two_in_the_first_round_and_one_in_a_later():
+    """Of two, nobody knows which is the absurd one: the longer is scaled down, not refused."""
     verdict = judge(LIMITS, no_norms(2), matrix([(1.0, 0.0), (9e9, 0.0)]))
-    assert verdict.refused.tolist() == [False, True]
+    assert verdict.clipped.tolist() == [False, True]
+    assert_allclose(verdict.factors[1, 0] * 9e9, 30.0)
+    assert_allclose(verdict.norms[:, 0], [1.0, 9e9])  # it is remembered as it came
+    off = judge(NormLimits(0.0, 1000.0), no_norms(2), matrix([(1.0, 0.0), (9e9, 0.0)]))
+    assert_allclose(off.factors[1, 0] * 9e9, 1000.0)
     # Alone in the first round: there is nothing to compare with.
     assert not judge(LIMITS, no_norms(2), matrix([(9e9, 0.0)])).refused.any()
     verdict = judge(LIMITS, past_of([(1.0, 0.0)]), matrix([(100.0, 0.0)]))
@@ -121,10 +127,44 @@ def test_the_past_is_the_last_rounds_that_accepted_anything(rounds):
     past = no_norms(2)
     for number, count in enumerate(rounds):
         norms = matrix([(number + 1.0, 1.0)] * count + [(np.nan, np.nan)])
-        past = remember(past, norms, number)
+        past = remember(past, norms, number, range(count + 1))
     told = [number for number, count in enumerate(rounds) if count]
     assert sorted(set(past["rounds"].tolist())) == told[-ROUNDS:]
     assert_array_equal(past["norms"][:, 0], past["rounds"] + 1.0)
+
+
+def test_a_lone_absurd_update_is_refused_where_three_clients_made_the_past():
+    past = no_norms(2)
+    for number, client in enumerate([4, 4, 4, 5, 6]):
+        verdict = judge(LIMITS, past, matrix([(1e9, 0.0)]))
+        assert not verdict.refused.any()  # one or two clients made the past
+        past = remember(past, matrix([(1.0, 0.0)]), number, [client])
+    assert judge(LIMITS, past, matrix([(1e9, 0.0)])).refused.tolist() == [True]
+    older = {name: array for name, array in past.items() if name != "clients"}
+    assert judge(LIMITS, older, matrix([(1e9, 0.0)])).refused.tolist() == [True]
+
+
+@given(
+    tiny=st.floats(1e-9, 1e-4), few=st.integers(1, 2),
+    lengths=st.lists(st.floats(1.0, 10.0), min_size=3, max_size=6),
+)  # fmt: skip
+def test_a_past_of_one_or_two_does_not_bind_a_round_with_more(tiny, few, lengths):
+    verdict = judge(LIMITS, past_of([(tiny, 0.0)] * few), matrix([(one, 0.0) for one in lengths]))
+    assert_array_equal(verdict.factors, 1.0)
+    assert not verdict.refused.any()
+
+
+def test_a_tiny_update_at_the_start_is_outvoted():
+    """Two clients in a round: nobody is refused, and the third honest length heals the past."""
+    past, used = no_norms(2), []
+    for number, (clients, lengths) in enumerate(
+        [([0, 1], [1e-6, 1.0]), ([2, 3], [1.0, 1.0]), ([4, 5], [1.0, 1.0]), ([0, 1], [1e-6, 1.0])]
+    ):
+        verdict = judge(LIMITS, past, matrix([(one, 0.0) for one in lengths]))
+        assert not verdict.refused.any()
+        used.append(verdict.factors[-1, 0])
+        past = remember(past, verdict.norms, number, clients)
+    assert_allclose(used, [3e-5, 3e-5, 1.0, 1.0])
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ class Defence:
             last 20 rounds. The default is more than honest clients reached in any run that we
             made, so it changes nothing while nobody errs.
         refuse_norms: An update longer than this many times the usual length is refused; 0 for
-            never.
+            never. Where only one or two clients say what is usual, it is scaled down instead.
         clip_reports: Losses and loss changes that a selector is told are clipped to the median of
             the answers to the same question, plus and minus this many standard deviations (taken
             from the median absolute deviation); 0 for never. Fewer than five answers stay as they

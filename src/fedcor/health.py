@@ -1,9 +1,11 @@
 """Did the model go bad? What clients make of it says so; then the last good one is put back.
 
-A model is good once somebody has delivered a usable update of it. It is bad where nothing usable
-comes of it: every update is refused, or every loss that clients report of it is unusable although
-losses of earlier models were not. One client may err or lie: it takes two to say so, if two can be
-reached, in one round or in several.
+A model is good once more clients have delivered a usable update of it in a round than an unusable
+one, and more a usable loss than an unusable one if losses were ever usable. It is bad where nothing
+usable comes of it: every update is refused, or every loss that clients report of it is unusable
+although losses of earlier models were not. One client may err or lie: it takes two to say that a
+model is bad, if two can be reached, in one round or in several; and one usable update among many
+refused ones does not make a model good.
 """
 
 from __future__ import annotations
@@ -80,10 +82,18 @@ def examine(health: Health, signs: Signs) -> tuple[Condition, Health]:
     heard = health.heard or bool(signs.usable_losses)
     no_loss = health.heard and bool(signs.unusable_losses) and not signs.usable_losses
     if signs.delivered and not no_loss:
-        return Condition.GOOD, Health(heard)
+        losses_fit = not heard or _outnumber(signs.usable_losses, signs.unusable_losses)
+        if losses_fit and _outnumber(signs.delivered, signs.refused):
+            return Condition.GOOD, Health(heard)
+        return Condition.UNKNOWN, Health(heard, health.doubters)
     doubters = set(health.doubters)
     doubters |= set() if signs.delivered else set(signs.refused)
     doubters |= set(signs.unusable_losses) if no_loss else set()
     if len(doubters) >= max(1, min(_ENOUGH, signs.reachable)):
         return Condition.BAD, Health(heard)
     return Condition.UNKNOWN, Health(heard, frozenset(doubters))
+
+
+def _outnumber(well: Collection[int], ill: Collection[int]) -> bool:
+    """Whether those of whom usable things came are the majority; also where nobody was asked."""
+    return not ill or len(set(well)) > len(set(ill))

@@ -11,21 +11,28 @@ Notation
              round where the engine knows them                                       (m, G)
     now_g    lower median of the lengths of this round that are above 0              (G,)
     past_g   lower median of the lengths that earlier rounds accepted                (G,)
-    ref_g    past_g, or now_g where that is more, but at most GROWTH past_g;
-             now_g in the first round                                                (G,)
+    ref_g    past_g, or now_g where that is more, but at most GROWTH past_g          (G,)
     f_kg     clip ref_g / r_kg, at most 1: what part g of update k is scaled by      (m, G)
 
-Update k is refused where r_kg > refuse ref_g for some g. The median of fewer than three updates is
-their own word, so where there is a past they do not raise the reference. Lengths of 0 say nothing
-of what is usual: clients that have nothing to learn send them. Where nothing is known, everything
-is kept.
+Update k is refused where r_kg > refuse ref_g for some g. Lengths of 0 say nothing of what is usual:
+clients that have nothing to learn send them. Where nothing is known, everything is kept.
+
+The median of fewer than FEWEST clients is their own word:
+
+- A round with fewer does not raise the reference, where there is a past.
+- A past of fewer does not bind a round with more: ref_g is then now_g, as in the first round.
+- Where both have fewer, ref_g is past_g, or now_g in the first round, but nothing is refused for
+  it: one of them may be far too short, as well as the other far too long. What would be refused is
+  scaled down to clip ref_g (refuse ref_g without clipping), and enters the past as it came.
 
 The past is the last ROUNDS rounds. It holds lengths after clipping, so a liar that is clipped in
-every round counts as one longer update among others.
+every round counts as one longer update among others. Refused lengths enter it only where all are
+refused and the model is not at fault: then the past may be wrong, and is outvoted in time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +45,7 @@ __all__ = ["NormLimits", "Verdict", "judge", "no_norms", "remember"]
 
 ROUNDS = 20  # of the past
 GROWTH = 10.0  # the most by which a round may raise the reference above the past
-FEWEST = 3  # updates whose median is not one client's word
+FEWEST = 3  # clients whose median is not one client's word
 LARGEST = 1e12  # of a factor
 
 
@@ -70,7 +77,7 @@ class Verdict:
     Attributes:
         refused: (m,) Which updates are not used.
         factors: (m, G) What each part of an update is scaled by; 1 for most.
-        norms: (m, G) Lengths per step size, as used: after scaling, NaN for refused ones.
+        norms: (m, G) Lengths per step size, for the past: after scaling, NaN for refused ones.
         ratios: (m,) How many times the usual length each update had; 0 where that is unknown.
     """
 
@@ -88,7 +95,8 @@ class Verdict:
 
 def no_norms(parts: int) -> State:
     """What is remembered before the first round, of models with so many parts."""
-    return {"norms": np.empty((0, parts)), "rounds": np.empty(0, dtype=np.int64)}
+    none = np.empty(0, dtype=np.int64)
+    return {"norms": np.empty((0, parts)), "rounds": none, "clients": none}
 
 
 def judge(
@@ -103,42 +111,56 @@ def judge(
         earlier: (e, G) Of those that were accepted before in this round; they have been judged.
     """
     came = norms if earlier is None else np.concatenate([earlier, norms])
-    reference = _reference(past["norms"], came)
+    reference, founded = _reference(past, came)
     known = reference > 0.0
     usual = np.where(known, reference, 1.0)
     ratios = np.where(known, norms / usual, 0.0)  # (m, G)
     longest = ratios.max(axis=1, initial=0.0)
-    refused = longest > (limits.refuse or np.inf)
+    absurd = limits.refuse or np.inf
+    refused = np.where(founded, ratios, 0.0).max(axis=1, initial=0.0) > absurd
+    most = limits.clip or absurd
     factors = np.ones_like(norms)
-    if limits.clip:
-        long = ratios > limits.clip
-        factors[long] = limits.clip / ratios[long]
-    used = np.where(refused[:, None], np.nan, norms * factors)
-    return Verdict(refused, factors, used, longest)
+    long = ratios > most
+    factors[long] = most / ratios[long]
+    # What only one or two clients make absurd is told as it came: later rounds know better.
+    told = np.where(ratios > absurd, norms, norms * factors)
+    return Verdict(refused, factors, np.where(refused[:, None], np.nan, told), longest)
 
 
-def remember(past: State, norms: FloatArray, round: int) -> State:
+def remember(past: State, norms: FloatArray, round: int, clients: Sequence[int]) -> State:
     """The past with the lengths that a round accepted; NaN for those that it refused.
 
     Args:
         past: What earlier rounds accepted.
         norms: (m, G) r_kg, as `Verdict.norms`.
         round: Its number.
+        clients: (m) Whose they are.
     """
-    accepted = norms[np.isfinite(norms).all(axis=1)]
+    finite = np.isfinite(norms).all(axis=1)
+    accepted, new = norms[finite], np.array(clients, dtype=np.int64)[finite]
     together = np.concatenate([past["norms"], accepted])
+    senders: IntArray = np.concatenate([_senders(past), new])
     rounds: IntArray = np.concatenate([past["rounds"], np.full(len(accepted), round)])
     newest = np.unique(rounds)[-ROUNDS:]
     kept = np.isin(rounds, newest)
-    return {"norms": together[kept], "rounds": rounds[kept]}
+    return {"norms": together[kept], "rounds": rounds[kept], "clients": senders[kept]}
 
 
-def _reference(past: FloatArray, came: FloatArray) -> FloatArray:
-    """(G,) the usual length of each part; 0 where it is unknown."""
-    before, now = _lower_medians(past), _lower_medians(came)
+def _senders(past: State) -> IntArray:
+    """(n,) whose the lengths are; a past of an earlier version does not say: nobody's twice."""
+    return past.get("clients", -1 - np.arange(len(past["norms"])))
+
+
+def _reference(past: State, came: FloatArray) -> tuple[FloatArray, BoolArray]:
+    """(G,) the usual length of each part, 0 where it is unknown; (G,) if it is more than a word."""
+    lengths, senders = past["norms"], _senders(past)
+    before, now = _lower_medians(lengths), _lower_medians(came)
     few = np.count_nonzero(came > 0.0, axis=0) < FEWEST
+    told = np.array([len(np.unique(senders[column > 0.0])) for column in lengths.T])
+    thin = told < FEWEST
     raised = np.where(few, before, np.clip(now, before, GROWTH * before))
-    return np.where(before > 0.0, raised, now)
+    alone = (before == 0.0) | (thin & ~few)
+    return np.where(alone, now, raised), ~(thin & few)
 
 
 def _lower_medians(lengths: FloatArray) -> FloatArray:

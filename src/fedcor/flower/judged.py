@@ -58,6 +58,7 @@ class JudgedReplies:
             [name for name in floats if name not in weights],
         )
         self._norms: dict[int, FloatArray] = {}
+        self._too_long: dict[int, FloatArray] = {}
         self.clipped: dict[int, float] = {}
         self.refused: dict[int, float] = {}
 
@@ -73,7 +74,7 @@ class JudgedReplies:
         for row, (client, content) in enumerate(contents.items()):
             ratio = float(verdict.ratios[row])
             if verdict.refused[row]:
-                self.refused[client] = ratio
+                self.refused[client], self._too_long[client] = ratio, norms[row]
                 continue
             if verdict.clipped[row]:
                 self.clipped[client] = ratio
@@ -82,9 +83,11 @@ class JudgedReplies:
             used[client] = content
         return used
 
-    def past(self, round: int) -> State:
-        """What the next round knows of usual lengths."""
-        return remember(self._past, self._accepted(), round)
+    def past(self, round: int, wrong: bool = False) -> State:
+        """What is known next of usual lengths; all that came, if the past may be `wrong`."""
+        known = {**self._norms, **(self._too_long if wrong else {})}
+        norms = np.array(list(known.values())).reshape(-1, PARTS)
+        return remember(self._past, norms, round, list(known))
 
     def _accepted(self) -> FloatArray:
         return np.array(list(self._norms.values())).reshape(-1, PARTS)

@@ -15,6 +15,7 @@ from fedcor.flower.evaluation import Evaluation
 from fedcor.flower.exchange import Exchange
 from fedcor.flower.fault_log import some_of
 from fedcor.flower.federation import FlowerFederation
+from fedcor.flower.judged import JudgedReplies
 from fedcor.flower.local_training import read_local_training
 from fedcor.flower.memory import snapshot
 from fedcor.flower.numbering import flower_round
@@ -174,6 +175,8 @@ class Round:
             elif len(participated):
                 return attempt, participated
             else:
+                if condition is Condition.BAD:
+                    self._doubt_past(state, attempt.training.judged)
                 tried += 1
                 self._give_up_or_pause(settings, tried)
             messages = self.select(settings, state, tried)
@@ -203,6 +206,19 @@ class Round:
         for client in doubters:  # it was the model's fault, not theirs
             state.roster.succeeded(client, "train")
         state.meet_model(version_of(good))
+
+    def _doubt_past(self, state: FederationState, judged: JudgedReplies) -> None:
+        """Nothing usable comes of a good model: what is thought to be usual may be wrong."""
+        if not judged.refused:
+            return
+        LOG.warning(
+            "round %d: every update is far longer than usual, and the model is not at fault: "
+            "these lengths count from now on",
+            flower_round(self.number),
+        )
+        state.norms = judged.past(self.number, wrong=True)
+        for client in judged.refused:  # it was the past's fault, not theirs
+            state.roster.succeeded(client, "train")
 
     def _give_up_or_pause(self, settings: RoundSettings, tried: int) -> None:
         """Nobody delivered: wait a little, since an outage may pass, or end the run."""

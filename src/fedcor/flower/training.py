@@ -270,7 +270,8 @@ class Training:
         if new:
             names, ratios = self.exchange.roster.names, self.judged.clipped
             who = [f"client {k} ({one_line(names[k], 40)}), {ratios[k]:.3g} times" for k in new]
-            most = self.settings.selection.defence.clip_norms
+            limits = self.settings.selection.defence.norm_limits
+            most = limits.clip or limits.refuse
             message = "round %d: updates longer than %g times the usual length were scaled down: %s"
             LOG.warning(message, flower_round(self.exchange.round), most, some_of(who, 5))
             self.exchange.clipped.update(new)

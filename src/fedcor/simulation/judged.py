@@ -41,6 +41,7 @@ class JudgedResults:
         self._units = np.array([step_size if step_size > 0 else 1.0, 1.0])  # (PARTS,)
         self._results: dict[int, Tensor] = {}
         self._norms: dict[int, FloatArray] = {}
+        self._too_long: dict[int, FloatArray] = {}
         self.clipped: list[int] = []
         self.refused: dict[str, list[int]] = {}
 
@@ -74,6 +75,7 @@ class JudgedResults:
             client = clients[row]
             if verdict.refused[at]:
                 self._refuse("too long", [client])
+                self._too_long[client] = norms[at]
                 continue
             result = results[row]
             if verdict.clipped[at]:
@@ -81,10 +83,11 @@ class JudgedResults:
                 result = self._model + self._scaled(changes[row], verdict.factors[at])
             self._results[client], self._norms[client] = result, verdict.norms[at]
 
-    def past(self, round: int) -> State:
-        """What the next round knows of usual lengths."""
-        norms = np.array(list(self._norms.values())).reshape(-1, PARTS)
-        return remember(self._past, norms, round)
+    def past(self, round: int, wrong: bool = False) -> State:
+        """What the next round knows of usual lengths; all that came, if the past may be `wrong`."""
+        known = {**self._norms, **(self._too_long if wrong else {})}
+        norms = np.array(list(known.values())).reshape(-1, PARTS)
+        return remember(self._past, norms, round, list(known))
 
     def _refuse(self, why: str, clients: Sequence[int]) -> None:
         if clients:

@@ -171,6 +171,9 @@ class SimulatedRound:
         if condition is Condition.BAD and good is not None and not good.equal(self._model):
             # What was trained from a bad model is no use.
             self.rolled_back, participants, weights = True, participants[:0], weights[:0]
+        # Nothing usable comes of a good model: what is thought to be usual may be wrong.
+        nothing = not self.rolled_back and not len(participants)
+        past = self.results.past(self.round, wrong=nothing and condition is Condition.BAD)
         key = (participants.tobytes(), weights.tobytes())
         if self.rolled_back:
             adopted = self._last_good()
@@ -204,7 +207,7 @@ class SimulatedRound:
             holders,
             state,
             adopted.memory,
-            self.results.past(self.round),
+            past,
             good,
             health,
             self._before.turns,
