@@ -108,6 +108,26 @@ def test_a_client_that_sends_next_to_nothing_does_not_end_a_federation(seed, tmp
     assert said == (sum(line["refused"] for line in rounds) >= 2)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_two_that_always_send_absurd_weights_do_not_become_usual(count, tmp_path):
+    """From round 5 on. Sometimes they are the only ones chosen, in several attempts."""
+
+    def absurd(message, reply):
+        if not is_training(message) or message.content["config"]["server-round"] < 5:
+            return reply
+        return Message(RecordDict({**reply.content, "arrays": everything(9.9e9)}), reply_to=message)
+
+    for seed in (3, 5):
+        grid = MemoryGrid(numpy_app(), 8)
+        grid.trouble[0] = grid.trouble[1] = absurd
+        folder = tmp_path / str(seed)
+        _, result = run(Random(count), grid, 20, folder=folder, seed=seed)
+        assert np.abs(vector(result.arrays)).max() < 10
+        late = lines(folder)[4:]
+        assert sum(line["refused"] for line in late) > 5
+        assert not any({0, 1} & set(line["participated"]) for line in late)
+
+
 def test_of_two_nodes_the_one_that_sends_next_to_nothing_does_not_shut_the_other_out(tmp_path):
     """Nobody knows which of them is right: the longer update is scaled down, and used."""
     grid = MemoryGrid(numpy_app(), 2)

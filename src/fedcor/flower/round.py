@@ -208,7 +208,10 @@ class Round:
         state.meet_model(version_of(good))
 
     def _doubt_past(self, state: FederationState, judged: JudgedReplies) -> None:
-        """Nothing usable comes of a good model: what is thought to be usual may be wrong."""
+        """Nothing usable comes of a good model: what is thought to be usual may be wrong.
+
+        The refusals still count against the clients: it may be they who are wrong.
+        """
         if not judged.refused:
             return
         LOG.warning(
@@ -217,8 +220,6 @@ class Round:
             flower_round(self.number),
         )
         state.norms = judged.past(self.number, wrong=True)
-        for client in judged.refused:  # it was the past's fault, not theirs
-            state.roster.succeeded(client, "train")
 
     def _give_up_or_pause(self, settings: RoundSettings, tried: int) -> None:
         """Nobody delivered: wait a little, since an outage may pass, or end the run."""
