@@ -237,6 +237,15 @@ def test_what_cannot_be_served_is_refused(tmp_path, run, capsys):
     assert "Traceback" not in said
 
 
+def test_watch_starts_beside_a_record_that_is_no_file(tmp_path, capsys):
+    (tmp_path / "a" / RECORD).mkdir(parents=True)
+    write_run(tmp_path, "random")
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # it comes as far as the port
+        port = taken.getsockname()[1]
+        assert main(["watch", str(tmp_path), "--port", str(port)]) == 2
+    assert "--port" in capsys.readouterr().err
+
+
 def test_watch_waits_for_a_run_and_ends_with_an_interrupt(tmp_path):
     command = [sys.executable, "-m", "fedcor", "watch", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

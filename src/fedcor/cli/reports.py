@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fedcor.cli.output import print_full, print_screen
 from fedcor.errors import ConfigError, RecordError
-from fedcor.record import RECORD, has_run, read_run, read_runs
+from fedcor.record import read_run, read_runs
 
 if TYPE_CHECKING:
     from fedcor.page.watch import Follower
@@ -120,11 +120,10 @@ def watch(options: argparse.Namespace) -> None:
 
 
 def _wait_for_run(follower: Follower, folder: Path) -> None:
-    empty = follower.version()
-    if any(has_run(path.parent) for path in folder.rglob(RECORD)):
+    if not follower.is_empty():
         return
     print(f"there is no run in {folder} yet; waiting for one", flush=True)
-    while follower.version() == empty:
+    while follower.is_empty():
         time.sleep(0.5)
 
 

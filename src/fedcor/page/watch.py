@@ -67,6 +67,10 @@ class Follower:
         }
         return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:16]
 
+    def is_empty(self) -> bool:
+        """Whether no run has started there yet."""
+        return not self._folders()
+
     def data(self) -> dict[str, Any]:
         """What the page shows now, with its `version`. A note names each run that is unreadable.
 
