@@ -32,17 +32,18 @@ refused and the model is not at fault: then the past may be wrong, and is outvot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedcor.checks import check_between
 from fedcor.errors import ConfigError
-from fedcor.types import BoolArray, FloatArray, IntArray, State
+from fedcor.types import Array, BoolArray, FloatArray, IntArray, State
 
-__all__ = ["NormLimits", "Verdict", "judge", "no_norms", "remember"]
+__all__ = ["PARTS", "NormLimits", "Verdict", "judge", "no_norms", "read_norms", "remember"]
 
+PARTS = 2  # of a model in this package: its parameters, and its float buffers
 ROUNDS = 20  # of the past
 GROWTH = 10.0  # the most by which a round may raise the reference above the past
 FEWEST = 3  # clients whose median is not one client's word
@@ -97,6 +98,24 @@ def no_norms(parts: int) -> State:
     """What is remembered before the first round, of models with so many parts."""
     none = np.empty(0, dtype=np.int64)
     return {"norms": np.empty((0, parts)), "rounds": none, "clients": none}
+
+
+def read_norms(arrays: Mapping[str, Array], parts: int) -> State:
+    """What a checkpoint holds of the past; nothing in one of an earlier version.
+
+    Raises:
+        KeyError, ValueError: The arrays are something else.
+    """
+    if not arrays:
+        return {}
+    norms, rounds = arrays["norms"], arrays["rounds"]
+    usable = norms.dtype.kind == "f" and norms.shape == (len(rounds), parts)
+    if not usable or not (np.isfinite(norms) & (norms >= 0.0)).all():
+        raise ValueError("norms are not lengths of updates")
+    for numbers in (rounds, arrays.get("clients", rounds)):
+        if numbers.dtype.kind != "i" or numbers.shape != (len(norms),):
+            raise ValueError("norms do not say whose they are")
+    return dict(arrays)
 
 
 def judge(

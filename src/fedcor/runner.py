@@ -139,6 +139,9 @@ def _fits(state: SimulationState, start: SimulationState) -> bool:
     model, first = state.model, start.model
     if model.shape != first.shape or model.dtype != first.dtype or not model.isfinite().all():
         return False
+    others = [one for one in (state.good, state.before) if one is not None]
+    if any(one.shape != first.shape or one.dtype != first.dtype for one in others):
+        return False
     pairs = [(state.known, start.known), (state.holders, start.holders)]
     if any(one.shape != own.shape or one.dtype != own.dtype for one, own in pairs):
         return False

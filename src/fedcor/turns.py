@@ -19,12 +19,13 @@ that joins later has none.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
-from fedcor.types import IntArray, State
+from fedcor.types import Array, IntArray, State
 
-__all__ = ["TURNS", "count_turns", "no_turns", "offered", "window_of"]
+__all__ = ["TURNS", "count_turns", "no_turns", "offered", "read_turns", "window_of"]
 
 TURNS = 4  # a client's fair share of a window, in rounds
 
@@ -33,6 +34,21 @@ def no_turns() -> State:
     """What is remembered before the first round."""
     nobody = np.empty(0, dtype=np.int64)
     return {"clients": nobody, "rounds": nobody}
+
+
+def read_turns(arrays: Mapping[str, Array]) -> State:
+    """What a checkpoint holds of past choices; nothing in one of an earlier version.
+
+    Raises:
+        KeyError, ValueError: The arrays are something else.
+    """
+    if not arrays:
+        return no_turns()
+    clients, rounds = arrays["clients"], arrays["rounds"]
+    kinds = {clients.dtype.kind, rounds.dtype.kind}
+    if kinds != {"i"} or clients.ndim != 1 or clients.shape != rounds.shape or (clients < 0).any():
+        raise ValueError("turns are not rounds of clients")
+    return dict(arrays)
 
 
 def window_of(clients: int, chosen: int) -> int:

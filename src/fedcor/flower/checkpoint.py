@@ -18,7 +18,8 @@ from fedcor.flower.roster import Roster
 from fedcor.flower.state import CurrentModel, FederationState, SeenReplies
 from fedcor.flower.wire import LOG
 from fedcor.health import Health
-from fedcor.turns import no_turns
+from fedcor.outliers import PARTS, read_norms
+from fedcor.turns import read_turns
 from fedcor.types import Array, Population
 
 __all__ = ["Checkpoint", "StrategyMemory"]
@@ -79,10 +80,10 @@ class Checkpoint:
                 model=CurrentModel(str(arrays["version"]), losses, replies=_replies(arrays)),
                 selector=_below(arrays, "selector/"),
                 population=Population(arrays["sizes"]),
-                norms=_below(arrays, "norms/"),
+                norms=read_norms(_below(arrays, "norms/"), PARTS),
                 health=Health.from_arrays(_below(arrays, "health/")),
                 good=unpack(arrays, "good")["arrays"] if "good" in arrays else None,
-                turns=_below(arrays, "turns/") or no_turns(),
+                turns=read_turns(_below(arrays, "turns/")),
             )
             return cls(
                 done=state.finished,

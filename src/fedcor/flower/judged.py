@@ -13,12 +13,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedcor import types
 from fedcor.flower.layout import layout_of
-from fedcor.outliers import NormLimits, judge, no_norms, remember
+from fedcor.outliers import PARTS, NormLimits, judge, no_norms, remember
 from fedcor.types import FloatArray, State
 
 __all__ = ["JudgedReplies", "known_rate"]
 
-PARTS = 2
 _RATES = ("lr", "learning-rate", "learning_rate")
 
 

@@ -8,12 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcor.outliers import NormLimits, judge, no_norms, remember
+from fedcor.outliers import PARTS, NormLimits, judge, no_norms, remember
 from fedcor.types import FloatArray, IntArray, State
 
 __all__ = ["JudgedResults"]
-
-PARTS = 2  # of a model: its parameters, and its float buffers
 
 
 class JudgedResults:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedcor.health import Health
-from fedcor.turns import no_turns
+from fedcor.outliers import PARTS, read_norms
+from fedcor.turns import no_turns, read_turns
 from fedcor.types import Array, BoolArray, FloatArray, State
 
 __all__ = ["SimulationState"]
@@ -95,10 +96,10 @@ class SimulationState:
             arrays["holders"],
             selector,
             optimiser,
-            norms,
+            read_norms(norms, PARTS),
             good,
             Health.from_arrays(health),
-            turns or no_turns(),
+            read_turns(turns),
             before,
             float(arrays.get("clock", 0.0)),
         )
