@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import fedcor
 from fake_runs import fake_run, regression_run
 from fedcor.cli import main
+from fedcor.experiments import load_experiment
 from fedcor.page import page_data, render_page
 from fedcor.page.compact import compact, escaped_json
 from fedcor.page.render import SCRIPTS, _asset
@@ -31,6 +32,7 @@ from fedcor.report.summary import summarise
 from fedcor.report.thinning import bucket_ends, thinned
 from fedcor.report.verdict import experiment_verdict
 from fedcor.results import Result
+from fedcor.runner import run as simulate_run
 from page_runs import write_run
 
 EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">'
@@ -217,6 +219,20 @@ def test_a_run_on_flower_says_who_failed_and_how(tmp_path):
     assert run["there"]["alone"] == {"5": [1]}
     assert run["clients"]["names"][1] == "north"
     assert [*run["there"]["failed"]] == ["3", "10"]
+
+
+def test_a_run_with_faults_says_why_each_client_failed(tmp_path):
+    changes = ["faults.dropout=0.3", "training.rounds=6"]
+    simulate_run(load_experiment("digits", changes, "random"), 1, tmp_path)
+    record = read_run(tmp_path)
+    (run,) = page_data([record])["experiments"][0]["runs"]
+    told = run["there"]["reasons"]
+    assert told == {
+        str(t): one["missing"] for t, one in enumerate(record.rounds) if "missing" in one
+    }
+    assert told
+    for t, clients in run["there"]["failed"].items():
+        assert sorted(clients) == sorted(c for who in told[t].values() for c in who)
 
 
 def test_diverged_runs_give_json(tmp_path):

@@ -49,6 +49,7 @@ def _attendance(there: Attendance) -> dict[str, Any]:
         "clients": there.clients,
         "selected": [list(clients) for clients in there.selected],
         "failed": _sparse(there.failed),
+        "reasons": {str(t): dict(whys) for t, whys in enumerate(there.reasons) if whys},
         "alone": _sparse(there.alone),
         "faults": {str(t): dict(kinds) for t, kinds in enumerate(there.faults) if kinds},
         "refused": {str(t): count for t, count in enumerate(there.refused) if count},

@@ -22,6 +22,7 @@ class Attendance:
         clients: how many clients the federation has, as far as the record tells
         selected: the chosen clients of each round, in the order of choice
         failed: those of them whose update was not aggregated
+        reasons: why -> those of them who failed for this reason, of each round, where that is known
         alone: clients that were there and were not asked, after faults in a row
         faults: kind of fault -> how often, of each round; only runs on Flower tell
         refused: answers and updates of each round that were unusable numbers
@@ -30,6 +31,7 @@ class Attendance:
     clients: int
     selected: tuple[tuple[int, ...], ...]
     failed: tuple[tuple[int, ...], ...]
+    reasons: tuple[Mapping[str, list[int]], ...]
     alone: tuple[tuple[int, ...], ...]
     faults: tuple[Mapping[str, int], ...]
     refused: tuple[int, ...]
@@ -37,12 +39,15 @@ class Attendance:
 
 def attendance(run: RunRecord) -> Attendance:
     """Who was there in each round, as the record tells."""
-    selected, failed, alone, faults, refused = [], [], [], [], []
+    selected, failed, reasons, alone, faults, refused = [], [], [], [], [], []
     for entry in run.rounds:
         chosen = tuple(entry.get("selected") or ())
         delivered = set(entry.get("participated") or ())
         selected.append(chosen)
         failed.append(tuple(client for client in chosen if client not in delivered))
+        missing = entry.get("missing")
+        given = missing.items() if isinstance(missing, Mapping) else ()
+        reasons.append({str(why): found for why, who in given if (found := _clients(who))})
         alone.append(tuple(_clients(entry.get("quarantined"))))
         faults.append(_counts(entry.get("faults")))
         refused.append(entry["refused"] if isinstance(entry.get("refused"), int) else 0)
@@ -50,6 +55,7 @@ def attendance(run: RunRecord) -> Attendance:
         count_clients(run),
         tuple(selected),
         tuple(failed),
+        tuple(reasons),
         tuple(alone),
         tuple(faults),
         tuple(refused),

@@ -3,6 +3,10 @@
   const LEFT = 46, TOP = 4, BOTTOM = 34;
   let hint = null, canvas = null, geometry = null;
 
+  // Why a chosen client did not take part, as records name it.
+  const WHY = { dropped: "it failed or was not reached", late: "it was late",
+    refused: "its update was refused", other: "no usable update came" };
+
   Page.parts.heat = () => {
     const host = byId("heat"), run = Page.running, there = run.there;
     if (!Page.rounds || !there.clients) {
@@ -108,7 +112,8 @@
     const at = place(event), there = Page.running.there, t = at.round;
     const chosen = there.selected[t], failed = there.failed[t] || [], alone = there.alone[t] || [];
     const c = at.client;
-    const what = failed.includes(c) ? "chosen, but no usable update came"
+    const why = Object.entries(there.reasons[t] || {}).find(([, clients]) => clients.includes(c));
+    const what = failed.includes(c) ? `chosen, but ${why ? WHY[why[0]] || why[0] : WHY.other}`
       : chosen.includes(c) ? "chosen, took part"
         : alone.includes(c) ? "left alone after faults" : "not chosen";
     const faults = Object.entries(there.faults[t] || {}).map(([kind, n]) => `${n} ${kind}`);
