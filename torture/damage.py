@@ -8,6 +8,7 @@ same record as without damage; the same record at once.
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import tempfile
 import zipfile
@@ -115,13 +116,27 @@ def damage_runs(quick: bool) -> list[Line]:
                     }
                     bench.resume(tally, f"{change} {at}", files)
         record = (bench.stopped / RECORD).read_bytes()
+        free = _free(record)
         for place in _spread(len(record), 20 if quick else len(record), rng):
+            if place in free:
+                continue
             changed = flipped(record, place, 1 << place % 8)
             bench.resume(records, f"record {place}", {Path(RECORD): changed}, same_rounds=True)
             bench.read(read, f"record {place}", changed)
         for size in _spread(len(record), 6 if quick else 150, rng):
             bench.resume(cut, f"record cut to {size}", {Path(RECORD): record[:size]})
     return [one.line() for one in (newest, both, records, cut, read)]
+
+
+def _free(record: bytes) -> set[int]:
+    """Bytes that may change without a word: the number of the record's format and the planned
+    rounds, which a resumed run may change, and the last newline, without which a line is torn."""
+    found = {len(record) - 1}
+    for value in (rb'"format":(\d+)', rb'"training":\{"rounds":(\d+)'):
+        match = re.search(value, record.split(b"\n", 1)[0])
+        assert match is not None
+        found |= set(range(*match.span(1)))
+    return found
 
 
 def _spread(size: int, count: int, rng: np.random.Generator) -> Iterator[int]:
