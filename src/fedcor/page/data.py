@@ -16,7 +16,7 @@ from fedcor.page.table_data import table_data
 from fedcor.page.why_data import count_reasons
 from fedcor.record import RunRecord
 from fedcor.report.comparable import measured_in
-from fedcor.report.groups import group_names, shared_settings
+from fedcor.report.groups import flat_settings, group_names, shared_settings
 from fedcor.report.metrics import WINDOW
 from fedcor.report.names import clean, run_name, short_names
 from fedcor.report.notes import faults_note
@@ -204,12 +204,12 @@ def _run_with(
         curve = next(iter(experiment.curves[name].values()))
         own = curve.options.get(curve.selector)
         options[clean(name)] = {
-            **(_flat(own) if isinstance(own, Mapping) else {}),
-            **{f"optimiser.{key}": value for key, value in _flat(curve.optimiser).items()},
+            **(flat_settings(own) if isinstance(own, Mapping) else {}),
+            **{f"optimiser.{key}": value for key, value in flat_settings(curve.optimiser).items()},
         }
     return {
         "command": repeat_command(runs),
-        "settings": _pairs(_flat(shared_settings(first))),
+        "settings": _pairs(flat_settings(shared_settings(first))),
         "options": {name: _pairs(own) for name, own in options.items()},
         "seeds": seeds_argument(sorted({int(run.header["seed"]) for run in runs})),
         "versions": [[clean(k), clean(", ".join(sorted(v)))] for k, v in versions.items()],
@@ -219,11 +219,3 @@ def _run_with(
 
 def _pairs(settings: Mapping[str, Any]) -> list[list[str]]:
     return [[clean(str(key)), clean(str(value))[:300]] for key, value in settings.items()]
-
-
-def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        nested = isinstance(value, Mapping) and value
-        flat |= _flat(value, f"{before}{key}.") if nested else {f"{before}{key}": value}
-    return flat

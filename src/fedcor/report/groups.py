@@ -8,7 +8,7 @@ from typing import Any
 
 from fedcor.record import RunRecord
 
-__all__ = ["group_names", "group_notes", "is_flower_app", "shared_settings"]
+__all__ = ["flat_settings", "group_names", "group_notes", "is_flower_app", "shared_settings"]
 
 MOST_SETTINGS = 3  # in a note
 LONGEST = 60  # characters of what tells groups apart
@@ -82,15 +82,16 @@ def _by_experiment(runs: Sequence[RunRecord]) -> dict[str, dict[str, dict[str, A
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for run in runs:
         groups = found.setdefault(_experiment(run), {})
-        groups.setdefault(_key(run), _flat(shared_settings(run)))
+        groups.setdefault(_key(run), flat_settings(shared_settings(run)))
     return found
 
 
-def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def flat_settings(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested tables as one: `training.rounds`; the names begin with `before`."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         nested = isinstance(value, Mapping) and value
-        flat |= _flat(value, f"{before}{key}.") if nested else {f"{before}{key}": value}
+        flat |= flat_settings(value, f"{before}{key}.") if nested else {f"{before}{key}": value}
     return flat
 
 
