@@ -19,6 +19,11 @@ _VARIABLES = {"ray": "RAY_ADDRESS", "dask": "DASK_SCHEDULER_ADDRESS"}
 _SCHEMES = {"ray": ("ray",), "dask": ("tcp", "tls")}
 _PACKAGES = {"ray": "ray", "dask": "distributed"}
 _EXAMPLES = {"ray": "10.0.0.5:6379, ray://10.0.0.5:10001 or auto", "dask": "tcp://10.0.0.5:8786"}
+# What a client of each says first. Dask's scheduler speaks first.
+_HELLO = {
+    "ray": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]),
+    "dask": b"",
+}
 _ADDRESS = re.compile(r"(?:(\w+)://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
 
 
@@ -63,19 +68,32 @@ def find_address(backend: str, given: str | None) -> str | None:
     return address
 
 
-def check_answer(address: str) -> None:
-    """Refuse an address at which nothing answers. Libraries would wait for minutes."""
+def check_answer(backend: str, address: str) -> None:
+    """Refuse an address at which no such cluster answers. The libraries would wait for minutes."""
     found = _ADDRESS.fullmatch(address)
     if found is None:  # "auto"
         return
     host, port = found[2].strip("[]"), int(found[3])
     try:
-        socket.create_connection((host, port), timeout=ANSWER_WITHIN).close()
+        with socket.create_connection((host, port), timeout=ANSWER_WITHIN) as connection:
+            if found[1] == "tls" or os.environ.get("RAY_USE_TLS", "0") != "0":
+                return
+            connection.sendall(_HELLO[backend])
+            known = _is_answer(backend, connection.recv(9))
     except OSError as error:
         raise FedcorError(
             f"no cluster answers at {address}: {error.strerror or error}; is it running, and can "
             "it be reached from here?"
         ) from None
+    if not known:
+        raise FedcorError(f"what answers at {address} is no cluster of {backend}")
+
+
+def _is_answer(backend: str, answer: bytes) -> bool:
+    """Whether these are the first bytes of Ray (settings of HTTP/2) or of Dask (a small number)."""
+    if backend == "ray":
+        return answer[3:4] == b"\4"
+    return len(answer) >= 8 and int.from_bytes(answer[:8], "little") < 1 << 16
 
 
 def say_missing(backend: str) -> ConfigError:

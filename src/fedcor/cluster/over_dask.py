@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
-from contextlib import suppress
 from typing import Any
 
 from fedcor.cluster.address import check_answer, say_missing
@@ -38,7 +38,7 @@ class DaskCluster:
             except ValueError:
                 raise say_missing("dask") from None
         else:
-            check_answer(address)
+            check_answer("dask", address)
             # It reports each lost connection at length; what matters is said by us.
             logging.getLogger("distributed").setLevel(logging.CRITICAL)
             try:
@@ -49,7 +49,7 @@ class DaskCluster:
                 raise FedcorError(
                     f"no Dask scheduler can be used at {address}: {one_line(str(error), 500)}"
                 ) from error
-        self._function = entry()
+        self._function, self._news = entry(), threading.Event()
 
     def slots(self) -> int:
         """As many as there are workers: a run sets what the threads of a process share."""
@@ -60,12 +60,17 @@ class DaskCluster:
         with warnings.catch_warnings():
             # That the payload is large: the scheduler keeps it, for when a worker is lost.
             warnings.simplefilter("ignore")
-            return self._client.submit(self._function, payload, pure=False)
+            call = self._client.submit(self._function, payload, pure=False)
+        call.add_done_callback(self._tell)
+        return call
+
+    def _tell(self, call: Any) -> None:  # noqa: ARG002
+        self._news.set()
 
     def wait(self, calls: Sequence[Any]) -> list[Any]:
         """Those that are done."""
-        with suppress(TimeoutError, CancelledError):
-            self._dask.wait(list(calls), timeout=1.0, return_when="FIRST_COMPLETED")
+        self._news.wait(1.0)
+        self._news.clear()
         return [call for call in calls if call.done()]
 
     def result(self, call: Any) -> tuple[str, Any]:

@@ -32,7 +32,7 @@ def connect_ray(address: str) -> None:
     """
     for key, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(key, value)
-    check_answer(address)
+    check_answer("ray", address)
     import ray
 
     try:
@@ -42,6 +42,19 @@ def connect_ray(address: str) -> None:
             f"no Ray cluster can be used at {address}: {one_line(str(error), 500)} (from a machine "
             "that is not a part of the cluster, the address begins with ray://)"
         ) from error
+    _keep_output_clean()
+
+
+def _keep_output_clean() -> None:
+    """Ray prints long messages to the standard output when a node dies, whatever it is told."""
+    from ray._private import worker
+
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = _say_nothing
+
+
+def _say_nothing(*_: object, **__: object) -> None:
+    pass
 
 
 class RayCluster:
