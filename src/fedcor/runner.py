@@ -37,7 +37,7 @@ from fedcor.types import Array
 __all__ = ["Job", "compare_jobs", "folder_name", "run", "run_in_memory", "run_jobs"]
 
 CHECKPOINT_EVERY = 10  # rounds
-FIRST_PART, LONGEST_PART = 2.0, 60.0  # seconds; each part of a run takes twice the one before
+FIRST_PART, LONGEST_PART = 0.5, 60.0  # seconds; each part of a run takes twice the one before
 
 
 def run(

@@ -53,7 +53,13 @@ class DaskCluster:
 
     def slots(self) -> int:
         """As many as there are workers: a run sets what the threads of a process share."""
-        return len(self._client.nthreads())
+        try:
+            return len(self._client.nthreads())
+        except OSError as error:
+            raise FedcorError(
+                "the connection to Dask's scheduler was lost; what was recorded is kept, and can "
+                "be resumed"
+            ) from error
 
     def submit(self, payload: bytes) -> Any:
         """Make a future."""
