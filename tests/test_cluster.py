@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 import socket
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fedcor
-from fedcor import runner
+from fedcor import processes, runner
 from fedcor.cli import main
 from fedcor.cluster import there
 from fedcor.cluster.address import check_answer, find_address
@@ -19,6 +20,8 @@ from fedcor.cluster.base import LostError
 from fedcor.cluster.errands import map_on
 from fedcor.errors import ConfigError, FedcorError, WorkerDiedError
 from fedcor.processes import count_processes
+from fedcor.reproduce import measuring
+from fedcor.reproduce.plan import Plan
 
 
 class MadeUp:
@@ -196,3 +199,27 @@ def test_the_lines_of_a_dry_run_give_the_records_of_the_comparison(small_data, t
 def test_a_dry_run_refuses_what_needs_results(flag, tmp_path, capsys):
     assert main(["compare", "digits", "--dry-run", flag]) == 2
     assert flag in capsys.readouterr().err
+
+
+def test_measurements_come_back_as_those_made_here(tmp_path, monkeypatch):
+    @contextmanager
+    def connect(backend, address):
+        yield MadeUp(losses={1})
+
+    monkeypatch.setattr(processes, "connect", connect)
+    found = []
+    for backend, address in (("loky", None), ("ray", "a:1")):
+        plan = Plan(
+            tmp_path / backend,
+            lambda title, total: nullcontext(lambda done, note: None),
+            dataset="digits",
+            rounds=3,
+            selections=4,
+            backend=backend,
+            address=address,
+        )
+        experiment = plan.experiment("2spc", "random")
+        measurement = measuring.plan_measurement(plan, "x", experiment, [0, 2])
+        measuring.measure(plan, [measurement])
+        found.append([measurement.read(round) for round in (0, 2)])
+    assert np.array_equal(*found)
