@@ -44,6 +44,7 @@ COLOURS = {
     "afl": 3,
     "complement": 4,
     "aligned": 5,
+    "oort": 6,
 }
 PALETTE = 10
 

@@ -72,6 +72,9 @@ EXPERIMENTS: dict[str, Entry] = {
     "liars": Entry(
         "liars.table", "liars", "clients that lie, and a defence against them", ("torch",)
     ),
+    "time": Entry(
+        "timed.table", "time_to_accuracy", "time to accuracy, where clients differ in speed"
+    ),
 }
 # What goes beyond the paper has packages of its own.
 _BEYOND = tuple(name for name, entry in EXPERIMENTS.items() if "." in entry.module)
