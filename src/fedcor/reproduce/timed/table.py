@@ -5,7 +5,7 @@ Differences are paired over seeds: runs of a seed have the same data, devices an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedcor.report.seed_means import seed_means
@@ -23,6 +23,7 @@ __all__ = ["time_to_accuracy"]
 LOWER = 0.6  # a target that every selector reaches on Fashion-MNIST
 SMOOTH = 10  # rounds per point of a curve
 COLUMNS = ("mean_accuracy", "final_accuracy", "simulated_seconds")
+TO_TARGET = ("rounds_to_target", "seconds_to_target")
 Summaries = Mapping[str, ExperimentSummary]
 
 
@@ -46,7 +47,7 @@ def time_to_accuracy(plan: Plan) -> list[Path]:
         "summary": {f"target {one:g}": summary_numbers(found) for one, found in by_target.items()},
         "curves": panels,
     }
-    tables = [_table(plan, titles[name], name, by_target) for name in some]
+    tables = [one for name in some for one in _tables(plan, titles[name], name, by_target)]
     rounds = plan.experiment(scenarios[0]).rounds
     caption = f"{plan.dataset}, {plan.seeds_text}, {rounds} rounds; mean of the last {SMOOTH} "
     caption += "rounds and of the seeds, lowest to highest seed; grey: the targets"
@@ -68,31 +69,36 @@ def _curve(summary: ExperimentSummary, label: str) -> dict[str, list[float]]:
     }
 
 
-def _table(plan: Plan, title: str, name: str, by_target: Mapping[float, Summaries]) -> str:
-    """A row for each variant: accuracies, times, and their paired differences to random."""
-    some = next(iter(by_target.values()))[name]
-    head = [""]
-    rows: dict[str, list[str]] = {one.name: [display_name(one.name)] for one in some.selectors}
-    for key in COLUMNS:
-        _add(head, rows, some, key, "")
-    for target, summaries in by_target.items():
-        for key in ("rounds_to_target", "seconds_to_target"):
-            _add(head, rows, summaries[name], key, f" of {100 * target:g} %")
-    return markdown(f"{plan.dataset}, {plan.seeds_text}: {title}", head, list(rows.values()))
+def _tables(plan: Plan, title: str, name: str, by_target: Mapping[float, Summaries]) -> list[str]:
+    """A row for each variant: means over seeds, and in a second table their difference to random.
+
+    The accuracies and the whole time are the same whatever the target is.
+    """
+    first = next(iter(by_target.values()))[name]
+    columns = [(first, key, "") for key in COLUMNS]
+    columns += [
+        (summaries[name], key, f" of {100 * target:g} %")
+        for target, summaries in by_target.items()
+        for key in TO_TARGET
+    ]
+    head, means, differences = [""], _names(first), _names(first)
+    for summary, key, of in columns:
+        metric = next(one for one in summary.metrics if one.key == key)
+        head.append(metric.title + of)
+        for one in summary.selectors:
+            means[one.name].append(estimate_text(metric, one.estimates[key]))
+            if key in one.differences:
+                text = difference_text(metric, one.differences[key].estimate)
+                differences[one.name].append(text)
+    del differences[first.baseline]
+    about = f"{plan.dataset}, {plan.seeds_text}: {title}"
+    minus = f"{about}, minus {display_name(first.baseline)}"
+    return [
+        markdown(about, head, list(means.values())),
+        markdown(minus, head, list(differences.values())),
+    ]
 
 
-def _add(
-    head: list[str],
-    rows: Mapping[str, list[str]],
-    summary: ExperimentSummary,
-    key: str,
-    of: str,
-) -> None:
-    """One more metric as two columns: its mean, and the difference to the baseline."""
-    metric = next(one for one in summary.metrics if one.key == key)
-    head += [metric.title + of, f"− {display_name(summary.baseline)}"]
-    for one in summary.selectors:
-        there: Sequence[str] = ("",)
-        if key in one.differences:
-            there = (difference_text(metric, one.differences[key].estimate),)
-        rows[one.name].extend([estimate_text(metric, one.estimates[key]), *there])
+def _names(summary: ExperimentSummary) -> dict[str, list[str]]:
+    """The first cell of each row."""
+    return {one.name: [display_name(one.name)] for one in summary.selectors}
