@@ -138,6 +138,18 @@ def test_a_boast_counts_as_the_quantile_and_no_more():
     assert np.sort(told["statistical"])[-2] < 1e-5
 
 
+def test_it_remembers_root_mean_square_losses_where_the_engine_knows_them():
+    selector = Oort(2)
+    told = dataclasses.replace(
+        outcome(0, [1, 3], [1.0, 2.0]), read_rms_losses=lambda: np.array([1.5, np.nan])
+    )
+    state = selector.observe(selector.init(Population(np.full(4, 7))), told)
+    assert state["losses"][1] == 1.5
+    assert np.isnan(state["losses"][[0, 2, 3]]).all()  # an unusable one is none
+    assert state["gained"][-1] == 7 * 1.5
+    assert (state["last"].tolist(), state["times"].tolist()) == ([0, 1, 0, 1], [0, 1, 0, 1])
+
+
 # --- exploitation and exploration -----------------------------------------------------------------
 
 
