@@ -13,7 +13,7 @@ from fedcor.report.estimates import mean_estimate
 from fedcor.reproduce import GROUPS
 from fedcor.reproduce.plan import Plan
 from fedcor.reproduce.timed import table
-from fedcor.reproduce.timed.runs import INDEPENDENT, TIED, VARIANTS, scenarios_of
+from fedcor.reproduce.timed.runs import INDEPENDENT, TIED, UNEQUAL, VARIANTS, scenarios_of
 
 LOW = 0.2  # a target that is reached in a few rounds
 
@@ -35,7 +35,7 @@ def miniature(patch: pytest.MonkeyPatch, out: Path) -> int:
 def test_the_numbers_are_those_of_the_records(folder):
     saved = json.loads((folder / "time-digits.json").read_text())
     assert list(saved["summary"]) == ["target 0.2", "target 0.8"]
-    for name in (INDEPENDENT, TIED):
+    for name in (INDEPENDENT, TIED, UNEQUAL):
         times, seconds = [], {}
         for selector in ("random", "oort"):
             seconds[selector] = []
@@ -44,7 +44,8 @@ def test_the_numbers_are_those_of_the_records(folder):
                 run = read_run(path)
                 devices = run.header["config"]["faults"]["devices"]
                 assert devices.get("tied_to") == ("labels" if name == TIED else None)
-                assert all(len(row["selected"]) == 7 for row in run.rounds)
+                chosen = 5 if name == UNEQUAL else 7  # over-selection
+                assert all(len(row["selected"]) == chosen for row in run.rounds)
                 assert all(len(row["participated"]) == 5 for row in run.rounds)
                 reached = next(row for row in run.rounds if row["test_accuracy"] >= LOW)
                 seconds[selector].append(reached["clock"])
@@ -56,9 +57,9 @@ def test_the_numbers_are_those_of_the_records(folder):
         paired = found["paired_to_random"]["seconds_to_target"]
         assert paired["mean"] == pytest.approx(mean_estimate(times).mean)
     page = (folder / "time-digits.md").read_text()
-    assert page.count("### ") == 4
-    assert page.count("| Oort |") == 4
-    assert page.count("| Rand |") == 2  # not minus itself
+    assert page.count("### ") == 6
+    assert page.count("| Oort |") == 6
+    assert page.count("| Rand |") == 3  # not minus itself
 
 
 def test_again_gives_the_same(folder, monkeypatch):
@@ -70,8 +71,8 @@ def test_again_gives_the_same(folder, monkeypatch):
 
 def test_the_plan_may_ask_for_fewer_rounds(tmp_path):
     plan = Plan(tmp_path, None)
-    assert [plan.experiment(one).rounds for one in scenarios_of(plan)] == [150, 150]
+    assert [plan.experiment(one).rounds for one in scenarios_of(plan)] == [150] * 3
     few = Plan(tmp_path, None, rounds=7)
-    assert [few.experiment(one).rounds for one in scenarios_of(few)] == [7, 7]
+    assert [few.experiment(one).rounds for one in scenarios_of(few)] == [7] * 3
     assert "time" in GROUPS["all"]
     assert "time" not in GROUPS["paper"]

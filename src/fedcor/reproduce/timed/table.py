@@ -15,7 +15,7 @@ from fedcor.report.text import difference_text, display_name, estimate_text, mar
 from fedcor.reproduce.comparison import summarise_variants, summary_numbers
 from fedcor.reproduce.plan import Plan
 from fedcor.reproduce.timed.figure import draw
-from fedcor.reproduce.timed.runs import DEVICES, OVER_SELECTION, VARIANTS, scenarios_of, with_target
+from fedcor.reproduce.timed.runs import DEVICES, VARIANTS, scenarios_of, with_target
 from fedcor.reproduce.variants import RANDOM, run_variants
 
 __all__ = ["time_to_accuracy"]
@@ -28,7 +28,7 @@ Summaries = Mapping[str, ExperimentSummary]
 
 
 def time_to_accuracy(plan: Plan) -> list[Path]:
-    """Run every variant on both kinds of devices, and compare them."""
+    """Run every variant on all kinds of devices, and compare them."""
     scenarios = scenarios_of(plan)
     runs = run_variants(plan, VARIANTS, scenarios)
     titles = {scenario.name: scenario.title for scenario in scenarios}
@@ -42,8 +42,10 @@ def time_to_accuracy(plan: Plan) -> list[Path]:
     }
     numbers = {
         "plan": {**plan.describe(), "settings": list(titles)},
-        "devices": DEVICES,
-        "over_selection": OVER_SELECTION,
+        "devices": {
+            name: {"devices": table, "over_selection": more}
+            for name, (table, more) in DEVICES.items()
+        },
         "summary": {f"target {one:g}": summary_numbers(found) for one, found in by_target.items()},
         "curves": panels,
     }
