@@ -215,12 +215,21 @@ class Engine:
         """(len(clients),) l_k(model), the mean loss over each client's data."""
         return self._by_client(model, clients)[0]
 
+    def rms_losses(self, model: Tensor, clients: IntArray) -> FloatArray:
+        """(len(clients),) root mean square of the losses of each client's samples."""
+        return self._by_client(model, clients, power=2)[0] ** 0.5
+
     def accuracies(self, model: Tensor, clients: IntArray) -> FloatArray:
         """(len(clients),) accuracy of `model` on each client's data; NaN without classes."""
         return self._by_client(model, clients)[1]
 
-    def _by_client(self, model: Tensor, clients: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Mean loss and accuracy over each client's data, in one pass with large batches."""
+    def _by_client(
+        self, model: Tensor, clients: IntArray, power: int = 1
+    ) -> tuple[FloatArray, FloatArray]:
+        """Over each client's data, the mean of a power of the loss, and the accuracy.
+
+        In one pass with large batches.
+        """
         if not len(clients):
             return np.empty(0), np.empty(0)
         measured = [self._measured[k] for k in clients]
@@ -232,9 +241,10 @@ class Engine:
         else:
             rows = torch.cat(measured).to(self.device)
             x, y = rows_of(self._x, rows), self._y[rows]
+        each, correct = self._forward(model, x, y)[:2]
         losses, accuracies = (
-            np.add.reduceat(per_sample.double().cpu().numpy(), starts) / sizes
-            for per_sample in self._forward(model, x, y)[:2]
+            np.add.reduceat(per_sample.cpu().numpy(), starts) / sizes
+            for per_sample in (each.double() ** power, correct.double())
         )
         return losses, accuracies
 
