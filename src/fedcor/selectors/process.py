@@ -249,7 +249,7 @@ class ProcessSelector(ABC):
             count = count_asked(len(available), self.probe_fraction, self.probe_clients)
             asked = whom_to_ask(rng, available, selections, count)
             changes = [federation.loss_changes(*one) for one in zip(selections, asked, strict=True)]
-        else:
+        else:  # a user's own federation may have no second argument
             changes = [federation.loss_changes(selection) for selection in selections]
         return np.array(changes)
 

@@ -4,11 +4,10 @@ Notation
     X       client embeddings, row k is x_k; 0 for a client of whom no loss change is known  (N, d)
     n       how many clients are asked for the sake of a candidate
 
-The clients that train for a candidate are always asked. They are sent the model anyway, their own
-loss changes most, and how others go with them is what the process is to learn: of two clients it
-learns this from the samples in which both answered. They are drawn uniformly, as are the others
-that fill up the sample to n, so a sample is a uniform one of all available clients, and which
-answers are missing says nothing of them: leaving them out of the likelihood is exact.
+The clients that train for a candidate are always asked; uniform others fill up the sample to n.
+They are sent the model anyway, their own loss changes most, and of two clients the process learns
+from the samples in which both answered. The price is that they are a larger part of a small sample
+than of all clients.
 
 A client that was never seen has the prior: x_k = 0, a variance s^2 of its own and no covariance
 with anyone. So it has no part in what the process knows, and is hardly worth anything to it. It

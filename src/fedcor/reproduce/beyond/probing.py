@@ -22,15 +22,22 @@ __all__ = ["probing"]
 
 # With the runs of Table 1.
 EVERYONE = Variant("everyone asked", "fedcor", "fedcor")
-FRACTIONS = (0.3, 0.1)
+# A process that knows less had better choose less often by it: hence another annealing, too.
 SAMPLES = [
+    Variant("30 % asked", "fedcor", "fedcor-asked-30", {"probe_fraction": 0.3}),
+    Variant("10 % asked", "fedcor", "fedcor-asked-10", {"probe_fraction": 0.1}),
     Variant(
-        f"{fraction:.0%} asked",
+        "30 % asked, β = 0.5",
         "fedcor",
-        f"fedcor-probe_fraction-{fraction:g}",
-        {"probe_fraction": fraction},
-    )
-    for fraction in FRACTIONS
+        "fedcor-asked-30-beta-0.5",
+        {"probe_fraction": 0.3, "beta": 0.5},
+    ),
+    Variant(
+        "10 % asked, β = 0.5",
+        "fedcor",
+        "fedcor-asked-10-beta-0.5",
+        {"probe_fraction": 0.1, "beta": 0.5},
+    ),
 ]
 
 
