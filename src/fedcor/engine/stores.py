@@ -24,7 +24,7 @@ from fedcor.types import Array, IntArray
 __all__ = ["HeldData", "LoadedData", "Measured", "Store", "Training", "labels_of"]
 
 _ROWS_AT_ONCE = 20_000  # of data that is loaded to measure losses
-_KEPT_BYTES = 64e6  # of loaded data: who is asked for a loss is often asked again
+_KEPT_BYTES = 16e6  # of loaded data: who is asked for a loss is often asked again
 
 
 class Training(NamedTuple):
