@@ -20,9 +20,11 @@ from fedcor.types import BoolArray, FloatArray
 
 __all__ = ["condition_and_find"]
 
-_BLOCK = 2048  # clients whose numbers stay in the innermost cache between the loops
+_BLOCK = 256  # clients whose numbers stay in the innermost cache between the loops
+_ROUNDING = 1e-12
 
 
+# Loops of their own, so that the compiler computes eight numbers at once.
 @njit(error_model="numpy", fastmath={"reassoc", "contract"})
 def _products(X: FloatArray, u: FloatArray, z: FloatArray) -> None:
     for i in range(z.size):
@@ -32,34 +34,26 @@ def _products(X: FloatArray, u: FloatArray, z: FloatArray) -> None:
         z[i] = total
 
 
-# Two loops and not one: so the compiler computes eight clients at once.
 @njit(error_model="numpy", fastmath={"contract"})
 def _condition(
-    z: FloatArray, h: float, slope: float, s2: float, variance: FloatArray, benefit: FloatArray
-) -> None:
-    share = 1.0 / h  # a product is faster than a quotient
+    z: FloatArray,
+    h: float,
+    slope: float,
+    s2: float,
+    variance: FloatArray,
+    benefit: FloatArray,
+    alpha: FloatArray,
+    floor: float,
+) -> bool:
+    """Condition a block; whether a squared gain in it may be above `floor`."""
+    share, above = 1.0 / h, 0
     for i in range(z.size):
         benefit[i] -= slope * z[i]
         left = variance[i] - share * (z[i] * z[i])
         variance[i] = left if left > s2 else s2
-
-
-@njit(error_model="numpy")
-def _gains(
-    alpha: FloatArray, variance: FloatArray, benefit: FloatArray, left: BoolArray, out: FloatArray
-) -> None:
-    for i in range(out.size):
-        out[i] = alpha[i] * benefit[i] / math.sqrt(variance[i])
-    for i in range(out.size):
-        out[i] = out[i] if left[i] else -np.inf
-
-
-@njit(error_model="numpy", fastmath={"reassoc", "nnan", "nsz"})
-def _largest(values: FloatArray) -> float:
-    largest = -np.inf
-    for i in range(values.size):
-        largest = max(largest, values[i])
-    return largest
+        worth = alpha[i] * benefit[i]
+        above += 1 if worth * worth >= floor * variance[i] else 0
+    return above > 0
 
 
 @njit(error_model="numpy")
@@ -76,6 +70,9 @@ def condition_and_find(
 ) -> tuple[int, float]:
     """Condition all clients on a pick, and find the largest gain that is left.
 
+    A block is searched only if one of its gains is as large as the best so far: their squares tell
+    it without a root or a quotient.
+
     Args:
         X: (n, d) embeddings.
         u: (d,) A x of the pick.
@@ -90,19 +87,18 @@ def condition_and_find(
     Returns:
         The first row with the largest gain, and that gain; row -1 if no gain is a number.
     """
-    z_block, gain_block = np.empty(_BLOCK), np.empty(_BLOCK)
-    best, gain = -1, -np.inf
+    products = np.empty(_BLOCK)
+    best, largest, floor = -1, -np.inf, 0.0
     for start in range(0, len(X), _BLOCK):
         end = min(start + _BLOCK, len(X))
-        z, gains = z_block[: end - start], gain_block[: end - start]
-        _products(X[start:end], u, z)
-        _condition(z, h, slope, s2, variance[start:end], benefit[start:end])
-        _gains(alpha[start:end], variance[start:end], benefit[start:end], left[start:end], gains)
-        largest = _largest(gains)
-        if largest > gain:
-            gain = largest
-            for i in range(gains.size):
-                if gains[i] == largest:
-                    best = start + i
-                    break
-    return best, gain
+        z, rows = products[: end - start], slice(start, end)
+        _products(X[rows], u, z)
+        if not _condition(z, h, slope, s2, variance[rows], benefit[rows], alpha[rows], floor):
+            continue
+        for i in range(start, end):
+            if left[i]:
+                gain = alpha[i] * benefit[i] / math.sqrt(variance[i])
+                if gain > largest:
+                    best, largest = i, gain
+                    floor = gain * gain * (1.0 - _ROUNDING) if gain > 0 else 0.0
+    return best, largest
