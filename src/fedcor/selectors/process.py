@@ -27,7 +27,6 @@ from fedcor.rules import fill, seats_of
 from fedcor.selectors.base import extend_clients, uniform
 from fedcor.types import (
     Array,
-    BoolArray,
     Federation,
     FloatArray,
     IntArray,
@@ -81,10 +80,11 @@ class ProcessSelector(ABC):
 
     def memory_bytes(self, clients: int, parameters: int | None) -> dict[str, float]:
         """What some settings cost: setting -> bytes."""
-        # While samples are measured, they are there as a list, as an array, and joined to others.
+        # While samples are measured, they are there as a list, and joined to others. A fit holds
+        # the embedding before and after it, and two moments of each number.
         return {
-            "samples_per_refit": 24.0 * self.samples_per_refit * clients,
-            "dimension": 24.0 * self.dimension * clients,
+            "samples_per_refit": 16.0 * self.samples_per_refit * clients,
+            "dimension": 32.0 * self.dimension * clients,
         }
 
     def init(self, population: Population) -> State:
@@ -194,20 +194,21 @@ class ProcessSelector(ABC):
         if not len(X):
             shape = (len(federation.weights), self.dimension)
             X = federation.rng.standard_normal(shape) / math.sqrt(self.dimension)
-        measured = np.array([federation.loss_changes(s) for s in selections])  # (S, N)
-        answered = np.isfinite(measured).any(axis=1)
-        measured = measured[answered]  # at least one client answered
-        samples = np.concatenate([state["samples"], measured])
-        rounds = np.concatenate([state["sample_rounds"], np.full(len(measured), t)])
+        measured = [federation.loss_changes(s) for s in selections]  # S of (N,)
+        answered = np.array([np.isfinite(one).any() for one in measured], dtype=bool)
+        usable = [[one] for one, some in zip(measured, answered, strict=True) if some]
+        samples = np.concatenate([state["samples"], *usable])
+        rounds = np.concatenate([state["sample_rounds"], np.full(len(usable), t)])
+        del measured, usable  # of many clients, a copy is large
 
-        used = (rounds == t) | _in_last_rounds(rounds, t, history)
+        used = _of_last_rounds(rounds, t, history)
         recent = Samples(samples[used], self.discount ** (t - rounds[used]))
         # Losses that diverge may overflow the fit. The embedding then stays as it was.
         with np.errstate(all="ignore"):
             fitted = fit(X, recent, self.noise**2, steps, self.gp_learning_rate)
 
         longest = max(self.warmup_history, self.history, 1)
-        kept = _in_last_rounds(rounds, t + 1, longest)
+        kept = _of_last_rounds(rounds, t + 1, longest)
         return {
             **state,
             "embedding": fitted if np.isfinite(fitted).all() else X,
@@ -269,7 +270,11 @@ def _as_rows(selections: list[IntArray]) -> IntArray:
     return rows
 
 
-def _in_last_rounds(rounds: IntArray, before: int, count: int) -> BoolArray:
-    """(m,) which samples are from the last `count` measured rounds before round `before`."""
+def _of_last_rounds(rounds: IntArray, before: int, count: int) -> slice:
+    """The samples of the last `count` measured rounds before round `before`, and of later ones.
+
+    The samples are in the order of their rounds, so these are the last ones: nothing is copied.
+    """
     measured = np.unique(rounds[rounds < before])
-    return np.isin(rounds, measured[max(0, len(measured) - count) :])
+    first = np.append(measured, before)[max(0, len(measured) - count)]
+    return slice(int(np.searchsorted(rounds, first)), None)
