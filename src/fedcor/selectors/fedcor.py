@@ -106,7 +106,7 @@ class FedCor(ProcessSelector):
         parts = take_apart(
             state["embedding"],
             federation.weights,
-            self.beta**picked,
+            _annealing(self.beta, picked),
             self.noise**2,
             chosen,
             federation.available,
@@ -142,9 +142,15 @@ class FedCor(ProcessSelector):
             count: Number of picks; C if it is not given.
             earlier: Ids of clients that were picked before.
         """
-        X, alpha = state["embedding"], self.beta ** state["picked"]
+        X, alpha = state["embedding"], _annealing(self.beta, state["picked"])
         count = self.clients_per_round if count is None else count
         return select(X, weights, alpha, self.noise**2, count, available, earlier)
+
+
+def _annealing(beta: float, picked: IntArray) -> FloatArray:
+    """(N,) beta^tau of each client; a power for each client would cost as much as some picks."""
+    powers: FloatArray = beta ** np.arange(picked.max(initial=0) + 1)
+    return powers[picked]
 
 
 def _admits(seats: Seats | None, chosen: IntArray) -> Callable[[int, int], bool] | None:

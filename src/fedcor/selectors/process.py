@@ -102,10 +102,11 @@ class ProcessSelector(ABC):
 
     def memory_bytes(self, clients: int, parameters: int | None) -> dict[str, float]:
         """What some settings cost: setting -> bytes."""
-        # While samples are measured, they are there as a list, as an array, and joined to others.
+        # While samples are measured, they are there as a list, and joined to others. A fit holds
+        # the embedding before and after it, and two moments of each number.
         return {
-            "samples_per_refit": 24.0 * self.samples_per_refit * clients,
-            "dimension": 24.0 * self.dimension * clients,
+            "samples_per_refit": 16.0 * self.samples_per_refit * clients,
+            "dimension": 32.0 * self.dimension * clients,
         }
 
     def init(self, population: Population) -> State:
@@ -242,16 +243,14 @@ class ProcessSelector(ABC):
             one_by_one=one_by_one,
         )
 
-    def _measure(self, federation: Federation, selections: list[IntArray]) -> FloatArray:  # (S, N)
-        """The loss changes that each selection would make, of everyone or of a sample."""
-        if self.probes_sample:
-            available, rng = federation.available, federation.rng
-            count = count_asked(len(available), self.probe_fraction, self.probe_clients)
-            asked = whom_to_ask(rng, available, selections, count)
-            changes = [federation.loss_changes(*one) for one in zip(selections, asked, strict=True)]
-        else:  # a user's own federation may have no second argument
-            changes = [federation.loss_changes(selection) for selection in selections]
-        return np.array(changes)
+    def _measure(self, federation: Federation, selections: list[IntArray]) -> list[FloatArray]:
+        """The (N,) loss changes that each selection would make, of everyone or of a sample."""
+        if not self.probes_sample:  # a user's own federation may have no second argument
+            return [federation.loss_changes(selection) for selection in selections]
+        available, rng = federation.available, federation.rng
+        count = count_asked(len(available), self.probe_fraction, self.probe_clients)
+        asked = whom_to_ask(rng, available, selections, count)
+        return [federation.loss_changes(*one) for one in zip(selections, asked, strict=True)]
 
     def _learn(
         self,
@@ -274,19 +273,20 @@ class ProcessSelector(ABC):
             X = first_embedding(federation.rng, clients, self.dimension)
         measured = self._measure(federation, selections)
         if self.probes_sample:
-            new = np.isfinite(measured).any(axis=0) & ~is_seen(X)
-            X = X.copy()
-            X[new] = first_embedding(federation.rng, int(new.sum()), self.dimension)
-        answered = np.isfinite(measured).any(axis=1)
-        measured = measured[answered]  # at least one client answered
-        samples = np.concatenate([state["samples"], measured])
-        rounds = np.concatenate([state["sample_rounds"], np.full(len(measured), t)])
+            seen = np.any([np.isfinite(one) for one in measured], axis=0)
+            X = _start_new(X, seen, federation.rng)
+        answered = np.array([np.isfinite(one).any() for one in measured], dtype=bool)
+        usable = [[one] for one, some in zip(measured, answered, strict=True) if some]
+        samples = np.concatenate([state["samples"], *usable])
+        rounds = np.concatenate([state["sample_rounds"], np.full(len(usable), t)])
+        del measured, usable  # of many clients, a copy is large
 
-        used = (rounds == t) | _in_last_rounds(rounds, t, history)
-        fitted = self._refit(X, samples[used], self.discount ** (t - rounds[used]), steps)
+        used = _of_last_rounds(rounds, t, history)
+        recent = Samples(samples[used], self.discount ** (t - rounds[used]))
+        fitted = self._refit(X, recent, steps)
 
         longest = max(self.warmup_history, self.history, 1)
-        kept = _in_last_rounds(rounds, t + 1, longest)
+        kept = _of_last_rounds(rounds, t + 1, longest)
         return {
             **state,
             "embedding": fitted if np.isfinite(fitted).all() else X,
@@ -296,18 +296,19 @@ class ProcessSelector(ABC):
             "tried": _as_rows(selections)[answered],
         }
 
-    def _refit(self, X: FloatArray, Y: FloatArray, w: FloatArray, steps: int) -> FloatArray:
-        """(N, d) the embedding after a fit to the samples Y, (m, N), with weights w.
+    def _refit(self, X: FloatArray, samples: Samples, steps: int) -> FloatArray:
+        """(N, d) the embedding after a fit to the samples.
 
         Clients that are in no sample have no gradient: they are left out, which changes nothing.
         """
-        who = np.isfinite(Y).any(axis=0)
-        rows = slice(None) if who.all() else who
-        fitted = X.copy()
+        s2, rate = self.noise**2, self.gp_learning_rate
+        who = np.isfinite(samples.Y).any(axis=0)
         # Losses that diverge may overflow the fit. The embedding then stays as it was.
         with np.errstate(all="ignore"):
-            samples = Samples(Y[:, rows], w)
-            fitted[rows] = fit(X[rows], samples, self.noise**2, steps, self.gp_learning_rate)
+            if who.all():
+                return fit(X, samples, s2, steps, rate)
+            fitted = X.copy()
+            fitted[who] = fit(X[who], Samples(samples.Y[:, who], samples.w), s2, steps, rate)
         return fitted
 
     def details(
@@ -355,6 +356,14 @@ class ProcessSelector(ABC):
         }
 
 
+def _start_new(X: FloatArray, answered: BoolArray, rng: np.random.Generator) -> FloatArray:
+    """The embedding in which those who answered for the first time have a start for the fit."""
+    new = answered & ~is_seen(X)
+    X = X.copy()
+    X[new] = first_embedding(rng, int(new.sum()), X.shape[1])
+    return X
+
+
 def _as_rows(selections: list[IntArray]) -> IntArray:
     """(S, C) one selection a row, filled up with -1."""
     rows = np.full((len(selections), max(map(len, selections), default=0)), -1)
@@ -363,7 +372,11 @@ def _as_rows(selections: list[IntArray]) -> IntArray:
     return rows
 
 
-def _in_last_rounds(rounds: IntArray, before: int, count: int) -> BoolArray:
-    """(m,) which samples are from the last `count` measured rounds before round `before`."""
+def _of_last_rounds(rounds: IntArray, before: int, count: int) -> slice:
+    """The samples of the last `count` measured rounds before round `before`, and of later ones.
+
+    The samples are in the order of their rounds, so these are the last ones: nothing is copied.
+    """
     measured = np.unique(rounds[rounds < before])
-    return np.isin(rounds, measured[max(0, len(measured) - count) :])
+    first = np.append(measured, before)[max(0, len(measured) - count)]
+    return slice(int(np.searchsorted(rounds, first)), None)
