@@ -88,6 +88,7 @@ ASKING = [
     Random(3), RoundRobin(3), Full(), AFL(3), Complement(3), Aligned(3), PowerOfChoice(3),
     PowerOfChoice(3, candidates=20), FedCor(3, **QUICK), FedCor(3, samples_per_refit=2, **QUICK),
     FedCor(3, warmup=0, interval=4, warmup_steps=5, refit_steps=5), Proxy(3, **QUICK),
+    FedCor(3, **QUICK, probe_fraction=0.5), Proxy(3, **QUICK, probe_clients=2),
 ]  # fmt: skip
 
 
@@ -98,11 +99,14 @@ def test_a_selector_asks_what_it_says(selector):
     for t in range(12):
         federation.asked.clear()
         federation.tried.clear()
+        federation.probed.clear()
         chosen, state = selector.select(state, federation)
         plan = planned_questions(selector, t, 12)
         assert plan is not None
         assert sum(map(len, federation.asked)) == plan.losses
         assert len(federation.tried) == plan.candidates
+        asked = 12 if plan.asked is None else plan.asked
+        assert all(len(set(one)) == asked for one in federation.probed)
         if plan.adopted:
             assert [one.tolist() for one in federation.tried] == [chosen.tolist()]
         state = selector.observe(state, federation.train(chosen))
@@ -193,7 +197,12 @@ def test_the_costs_of_the_documented_example():
     mod=some.floats(0, 1),
     asked=some.integers(0, 3),
     plan=some.lists(
-        some.builds(Questions, losses=some.integers(0, 60), candidates=some.integers(0, 3)),
+        some.builds(
+            Questions,
+            losses=some.integers(0, 60),
+            candidates=some.integers(0, 3),
+            asked=some.none() | some.integers(1, 60),
+        ),
         max_size=8,
     ),
 )
