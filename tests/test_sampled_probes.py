@@ -19,7 +19,7 @@ from fedcor.describe import describe
 from fedcor.errors import ConfigError, FedcorError
 from fedcor.experiments import load_experiment
 from fedcor.flower.expected import expected_traffic
-from fedcor.gp import Samples, fit
+from fedcor.gp import Samples, fit, select
 from fedcor.ledger import ANSWER_BYTES
 from fedcor.report.explain import explanation
 from fedcor.rng import stream
@@ -265,6 +265,28 @@ def test_the_unseen_have_a_bounded_share_and_no_seat_stays_empty(clients, seen, 
     wanted = min(count, max(share, count - known, 0))
     assert len(new) == min(wanted, clients - known)
     assert min(count, clients) - len(new) <= known
+
+
+def test_any_other_start_of_unseen_clients_would_flood_the_choice():
+    """With random embeddings, or with the mean, the process prefers whom it knows nothing of."""
+    changes = ["partition.clients=100", "partition.shards_per_client=2", "training.rounds=5"]
+    changes += ["selectors.fedcor.probe_fraction=0.1", "selectors.fedcor.warmup=5"]
+    simulation = build_simulation(load_experiment("digits", changes, "fedcor"), 1, DIGITS)
+    *_, (_, state) = simulation.run(5)
+    X, p = state.selector["embedding"], simulation.engine.population.weights
+    seen = is_seen(X)
+    assert 30 <= seen.sum() <= 50
+
+    def unseen_picks(rows):
+        Z = X.copy()
+        Z[~seen] = rows
+        picks = select(Z, p, np.ones(100), 1e-4, 10, np.arange(100)).clients
+        return int((~seen)[picks].sum())
+
+    shape = (int((~seen).sum()), X.shape[1])
+    assert unseen_picks(stream(1, "test").standard_normal(shape) / np.sqrt(shape[1])) >= 5
+    assert unseen_picks(X[seen].mean(axis=0)) >= 8
+    assert unseen_picks(0.0) == 0  # hence the exploration
 
 
 def test_unseen_clients_neither_starve_nor_flood_the_choice():
