@@ -80,7 +80,8 @@ def fmnist_round(repeats: int) -> list[Result]:
     """One FMNIST 2SPC random round, its batched training, and the losses of all clients."""
     engine = build_simulation(load_experiment("fmnist-2spc", selector="random"), 1).engine
     clients, model = [3, 14, 15, 92, 65], engine.initial_model
-    work = [Assignment(k, 3, 1, engine._rows[k], 20) for k in clients]
+    x, y, rows = engine.store.training(clients)
+    work = [Assignment(k, 3, 1, own, 20) for k, own in zip(clients, rows, strict=True)]
     square = torch.randn(2048, 2048)
     everyone = np.arange(100)
 
@@ -93,9 +94,7 @@ def fmnist_round(repeats: int) -> list[Result]:
         lambda: square @ square,
         one_round,
         lambda: engine.train(model, clients, 3, 0.005),
-        lambda: train_plainly(
-            engine.module, model, work, engine._x, engine._y, engine.local_training
-        ),
+        lambda: train_plainly(engine.module, model, work, x, y, engine.local_training),
         lambda: engine.losses(model, everyone),
         lambda: [engine.losses(model, everyone[k : k + 1]) for k in everyone],
     )

@@ -43,6 +43,7 @@ GROUPS = {
 # Of `fedcor.data`, what a user needs beside the names above; the rest serves the package.
 DATA = [
     "as_dataset", "parts_of", "Dataset", "load", "available", "Listing", "fetch", "cache_dir",
+    "ClientData", "SyntheticPopulation", "FolderPopulation",
 ]  # fmt: skip
 
 

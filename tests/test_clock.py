@@ -163,7 +163,7 @@ class Server:
         for k in clients:
             down = self.send(version, k) / self.speeds.down[k]
             batches = math.ceil(
-                len(self.s.engine._rows[k]) / self.s.engine.local_training.batch_size
+                self.s.engine.population.sizes[k] / self.s.engine.local_training.batch_size
             )
             work = batches * self.speeds.seconds_per_step[k] / 3
             times[k] = down + work + ANSWER_BYTES / self.speeds.up[k]

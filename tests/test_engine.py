@@ -95,9 +95,9 @@ def engine_of(model, training, seed=3, **options):
 
 def train_reference(engine, clients, round, seed=3, corrections=None):
     """The reference implementation in the place of `engine.train`."""
-    training, x, y = engine.local_training, engine._x, engine._y
-    steps = training.local_steps
-    work = [Assignment(k, round, seed, engine._rows[k], steps) for k in clients]
+    training, steps = engine.local_training, engine.local_training.local_steps
+    x, y, rows = engine.store.training(clients)
+    work = [Assignment(k, round, seed, r, steps) for k, r in zip(clients, rows, strict=True)]
     start, task = engine.initial_model, engine.task
     return train_plainly(engine.module, start, work, x, y, training, task, corrections)
 
@@ -287,7 +287,7 @@ def test_a_module_that_misses_an_input_is_reported_with_client_and_round():
     data = dictionaries(dataset())
     module = OfDictionaries(3)
     engine = Engine(data, PARTS, module, LocalTraining(8, 2, 0.1), 3)
-    del engine._x["ids"]
+    del engine.store._x["ids"]
     with pytest.raises(
         FedcorError, match="round 7, client 2: local training failed: KeyError: 'ids'"
     ):
@@ -526,7 +526,8 @@ def test_holdout_data_is_measured_and_not_trained_on():
     engine = engine_of("logistic", LocalTraining(8, 3, 0.1), holdout=0.2)
     assert engine.population.sizes.tolist() == [2, 6, 34, 25, 31]
     for k, part in enumerate(PARTS):
-        trained, measured = set(engine._rows[k]), set(engine._measured[k].tolist())
+        trained = set(engine.store.training([k]).rows[0])
+        measured = set(engine.store._measured[k].tolist())
         if len(part) >= 5:
             assert not trained & measured
             assert len(trained) + len(measured) == len(part)

@@ -436,7 +436,7 @@ def test_a_comparison_is_checked_whole_before_it_runs(tmp_path):
 
 def test_partitions_differ_by_seed_and_not_by_selector():
     labels = [
-        build_simulation(load_experiment("digits", selector=name), seed).engine._y.numpy()
+        build_simulation(load_experiment("digits", selector=name), seed).engine.store._y.numpy()
         for name, seed in (("random", 1), ("fedcor", 1), ("random", 2))
     ]
     assert np.array_equal(labels[0], labels[1])

@@ -19,6 +19,7 @@ from fedcor.errors import FedcorError
 from fedcor.flower import FedCorStrategy, answers_probes, select_with
 from fedcor.flower.expected import Traffic, expected_traffic
 from fedcor.flower.wire import NOTE
+from fedcor.record import read_run
 from fedcor.rng import stream
 from fedcor.selectors import (
     AFL,
@@ -88,6 +89,7 @@ ASKING = [
     Random(3), RoundRobin(3), Full(), AFL(3), Complement(3), Aligned(3), PowerOfChoice(3),
     PowerOfChoice(3, candidates=20), FedCor(3, **QUICK), FedCor(3, samples_per_refit=2, **QUICK),
     FedCor(3, warmup=0, interval=4, warmup_steps=5, refit_steps=5), Proxy(3, **QUICK),
+    FedCor(3, **QUICK, probe_fraction=0.5), Proxy(3, **QUICK, probe_clients=2),
 ]  # fmt: skip
 
 
@@ -98,11 +100,14 @@ def test_a_selector_asks_what_it_says(selector):
     for t in range(12):
         federation.asked.clear()
         federation.tried.clear()
+        federation.probed.clear()
         chosen, state = selector.select(state, federation)
         plan = planned_questions(selector, t, 12)
         assert plan is not None
         assert sum(map(len, federation.asked)) == plan.losses
         assert len(federation.tried) == plan.candidates
+        asked = 12 if plan.asked is None else plan.asked
+        assert all(len(set(one)) == asked for one in federation.probed)
         if plan.adopted:
             assert [one.tolist() for one in federation.tried] == [chosen.tolist()]
         state = selector.observe(state, federation.train(chosen))
@@ -193,7 +198,12 @@ def test_the_costs_of_the_documented_example():
     mod=some.floats(0, 1),
     asked=some.integers(0, 3),
     plan=some.lists(
-        some.builds(Questions, losses=some.integers(0, 60), candidates=some.integers(0, 3)),
+        some.builds(
+            Questions,
+            losses=some.integers(0, 60),
+            candidates=some.integers(0, 3),
+            asked=some.none() | some.integers(1, 60),
+        ),
         max_size=8,
     ),
 )
@@ -445,3 +455,32 @@ def test_the_note_is_still_there_for_the_mod(tmp_path):
     grid = MemoryGrid(numpy_app(), 5)
     run(PowerOfChoice(2), grid, rounds=1, folder=tmp_path)
     assert all(NOTE in message.content for message in probes(grid))
+
+
+# --- a sample of the clients is asked -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mod", [True, False], ids=["mod", "plain"])
+def test_only_a_sample_of_the_clients_is_probed(mod, tmp_path):
+    grid = MemoryGrid(heavy_app(None if mod else []), 12)
+    selector = FedCor(3, **QUICK, probe_clients=5)
+    selecting = select_with(
+        FedAvg(fraction_evaluate=0.0), selector, checkpoint=tmp_path, wait_for=12, preflight=False
+    )
+    selecting.start(grid, heavy(), num_rounds=6, timeout=0.1)
+    entries = lines(tmp_path)
+    for t, entry in enumerate(entries):
+        plan = planned_questions(selector, t, 12)
+        if plan.candidates:
+            assert plan.asked == 5
+            assert 5 <= entry["probed"] <= 10  # w' of all five, w^t of those who had not told it
+        else:
+            assert entry["probed"] == 0
+    model = heavy().count_bytes()
+    # The first round: the model and a candidate to five, who train among them; then nothing more.
+    if mod:
+        assert entries[0]["bytes_down"] == pytest.approx(10 * model, rel=0.05)
+        assert entries[0]["bytes_up"] == pytest.approx(3 * model, rel=0.05)
+    header = read_run(tmp_path).header["config"]["selectors"]["fedcor"]
+    assert header["probe_clients"] == 5
+    assert "probe_fraction" not in header

@@ -75,7 +75,8 @@ def test_who_joins_before_the_first_round_is_a_founder():
 
 @pytest.mark.parametrize(
     "selector",
-    [AFL(CHOSEN), FedCor(CHOSEN, **QUICK), Proxy(CHOSEN, **QUICK), PowerOfChoice(CHOSEN),
+    [AFL(CHOSEN), FedCor(CHOSEN, **QUICK), Proxy(CHOSEN, **QUICK),
+     FedCor(CHOSEN, **QUICK, probe_clients=8), PowerOfChoice(CHOSEN),
      Complement(CHOSEN), Aligned(CHOSEN), RoundRobin(CHOSEN)],
     ids=lambda one: type(one).__name__,
 )  # fmt: skip

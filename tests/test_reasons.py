@@ -114,11 +114,12 @@ def test_the_best_replacement_is_found_by_trying_all(seed, n, count, criterion):
     rng = np.random.default_rng(seed)
     U, target, weights = rng.standard_normal((n, 3)), rng.standard_normal(3), rng.uniform(1, 5, n)
     members = rng.permutation(n)[:count]
-    allowed = rng.random((n, len(members))) < 0.8
-    rows, values = replacements(U, target, members, allowed, weights, criterion)
+    kinds = rng.integers(0, 2, size=n)
+    rows, values = replacements(U, target, members, kinds, weights, criterion)
     for place in range(len(members)):
         found = {}
-        for row in np.setdiff1d(np.flatnonzero(allowed[:, place]), members).tolist():
+        alike = np.flatnonzero(kinds == kinds[members[place]])
+        for row in np.setdiff1d(alike, members).tolist():
             group = members.copy()
             group[place] = row
             found[row] = quality(U, weights, target, group, criterion)

@@ -303,8 +303,9 @@ def test_choosing_nobody_is_a_round_without_participants():
 def test_selectors_with_one_seed_meet_the_same_federation():
     one, other = simulation("random"), simulation("fedcor")
     assert torch.equal(one.engine.initial_model, other.engine.initial_model)
-    assert torch.equal(one.engine._x, other.engine._x)
-    assert torch.equal(one.engine._y, other.engine._y)
+    held, same = one.engine.store.training([0]), other.engine.store.training([0])
+    assert torch.equal(held.x, same.x)
+    assert torch.equal(held.y, same.y)
     assert np.array_equal(one.engine.population.sizes, other.engine.population.sizes)
     assert not torch.equal(
         one.engine.initial_model, simulation("random", seed=2).engine.initial_model

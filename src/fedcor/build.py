@@ -8,15 +8,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
 from fedcor.checks import check_memory, expand_home
-from fedcor.data import Dataset, check_parts, load, randomise_labels
+from fedcor.data import ClientData, Dataset, check_parts, load, randomise_labels
 from fedcor.data.cache import cache_file
 from fedcor.engine import Engine, LocalTraining, build_model
 from fedcor.errors import ConfigError
-from fedcor.experiments import Experiment, OwnData
+from fedcor.experiments import Experiment, OwnClients, OwnData
 from fedcor.experiments.check import (
     check_optimiser_memory,
     check_selector_memory,
@@ -32,6 +33,7 @@ from fedcor.types import IntArray, optimiser_traits
 __all__ = [
     "LABEL_NOISE",
     "build_simulation",
+    "client_names_of",
     "experiment_header",
     "load_data",
     "one_thread",
@@ -74,10 +76,14 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
     """
     data = data or load_data(experiment)
     optimiser, schedule = experiment.build_optimiser(), experiment.build_schedule()
-    parts = split_data(experiment, data, seed)
+    own = experiment.data
+    parts = own.clients if isinstance(own, OwnClients) else split_data(experiment, data, seed)
+    sizes = _sizes(parts)
     task = build_task(experiment.loss, experiment.metrics, classes=data.classes)
     if experiment.noisy_clients:
         noisy, rng = experiment.noisy_clients, stream(seed, LABEL_NOISE)
+        if not isinstance(parts, list):
+            raise ConfigError("noisy_clients", noisy, "needs data that is held, not loaded")
         labels = randomise_labels(data.train_y, data.classes, parts, noisy, rng)
         data = dataclasses.replace(data, train_y=labels)
     name, options = _model(experiment)
@@ -91,27 +97,34 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
         optimiser_traits(optimiser).proximal,
     )
     holdout, device = experiment.holdout, _device(experiment.device)
-    _check_sizes(experiment, parts, sum(tensor.numel() for tensor in module.parameters()))
+    _check_sizes(experiment, sizes, sum(tensor.numel() for tensor in module.parameters()))
     engine = Engine(data, parts, module, local, seed, holdout=holdout, device=device, task=task)
     selector, faults = experiment.build_selector(), experiment.faults
-    rules = experiment.fix_rules(len(parts))
-    experiment.check_faults(len(parts), rules)
+    rules = experiment.fix_rules(len(sizes))
+    experiment.check_faults(len(sizes), rules)
     liars, defence = experiment.liars, experiment.defence
-    liars.who(seed, len(parts))  # refuses a fraction of less than one client
+    liars.who(seed, len(sizes))  # refuses a fraction of less than one client
     noise = LossNoise(experiment.loss_noise, experiment.loss_clip)
     return Simulation(
         *(engine, selector, optimiser, faults, schedule, seed, rules), liars, defence, noise
     )
 
 
-def _check_sizes(experiment: Experiment, parts: list[IntArray], parameters: int) -> None:
+def _sizes(parts: list[IntArray] | ClientData) -> IntArray:
+    """(N,) samples of each client."""
+    if isinstance(parts, list):
+        return np.array([len(part) for part in parts])
+    return np.asarray(parts.sizes)
+
+
+def _check_sizes(experiment: Experiment, sizes: IntArray, parameters: int) -> None:
     """Refuse what does not fit into memory, now that the data and the model are known."""
-    clients = len(parts)
+    clients = len(sizes)
     chosen = experiment.faults.choose(max(1, experiment.clients_per_round), clients)
     selector, optimiser = experiment.build_selector(), experiment.build_optimiser()
     with errors_under("training"):
         # A client's mini-batches of a round: the number of each row, and what an array takes.
-        rows = min(experiment.batch_size, max(len(part) for part in parts))
+        rows = min(experiment.batch_size, int(sizes.max()))
         steps = experiment.local_steps
         check_memory("local_steps", steps, steps * (100.0 + 8.0 * rows))
         # The updates of a round, and their mean.
@@ -125,6 +138,12 @@ def load_data(experiment: Experiment) -> Dataset:
     """The experiment's data: its own, or the data set that it names."""
     data = experiment.data
     return data.dataset if isinstance(data, OwnData) else _load(data, _stamp(data))
+
+
+def client_names_of(experiment: Experiment) -> tuple[str, ...]:
+    """What clients are called in the user's own data; () where they have numbers alone."""
+    data = experiment.data
+    return data.dataset.client_names if isinstance(data, OwnData) else ()
 
 
 def split_data(experiment: Experiment, data: Dataset, seed: int) -> list[IntArray]:

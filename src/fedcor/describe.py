@@ -26,9 +26,20 @@ import numpy as np
 
 from fedcor.types import Array
 
-__all__ = ["NOT_REPEATABLE", "Described", "describe", "describe_array", "reference"]
+__all__ = [
+    "NEWER",
+    "NOT_REPEATABLE",
+    "Described",
+    "describe",
+    "describe_array",
+    "described_fields",
+    "reference",
+]
 
 NOT_REPEATABLE = "not repeatable"
+# In the metadata of a field: it is newer than the first records, which a run with its default can
+# still be resumed from. So it is described only where it has another value.
+NEWER = "newer"
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -84,6 +95,16 @@ def reference(value: Any) -> str | None:
     return f"{module}:{name}" if found is value else None
 
 
+def described_fields(value: Any) -> list[str]:
+    """Which parameters of a dataclass object a record names: all but new ones at their default."""
+    return [
+        field.name
+        for field in dataclasses.fields(value)
+        if field.init
+        and not (NEWER in field.metadata and getattr(value, field.name) == field.default)
+    ]
+
+
 def describe_array(given: Any) -> dict[str, Any]:
     """The shape, type and SHA-256 of an array or a tensor."""
     array = _numpy(given)
@@ -111,7 +132,7 @@ def _numpy(value: Any) -> Array:
 
 def _describe_object(value: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(value):
-        parameters = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        parameters = {name: getattr(value, name) for name in described_fields(value)}
     elif callable(getattr(value, "state_dict", None)):  # a module of torch
         weights = {key: describe_array(item) for key, item in value.state_dict().items()}
         digest = hashlib.sha256(repr(weights).encode()).hexdigest()

@@ -78,8 +78,10 @@ class Liars:
             ConfigError: The fraction is above 0, but makes up no whole client.
         """
         liars = np.zeros(clients, dtype=bool)
+        if not self:
+            return liars
         count = round(self.fraction * clients)
-        if self and not count:
+        if not count:
             allowed = f"is less than one of {clients} clients"
             raise ConfigError("liars.fraction", self.fraction, allowed)
         liars[stream(seed, "liars").permutation(clients)[:count]] = True

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcor.build import build_simulation, experiment_header, one_thread
+from fedcor.build import build_simulation, client_names_of, experiment_header, one_thread
 from fedcor.cluster import CLUSTERS
 from fedcor.cluster.connect import connect
 from fedcor.cluster.errands import Errand, run_errands
@@ -29,7 +29,7 @@ from fedcor.experiments import Experiment, Selectors, variants
 from fedcor.header import upgrade
 from fedcor.processes import for_each
 from fedcor.record import RoundRecord, RunRecord, count_rounds, has_run, json_line
-from fedcor.run_folder import RunWriter, open_run
+from fedcor.run_folder import RunWriter, open_run, write_client_names
 from fedcor.simulation import Simulation, SimulationState
 from fedcor.tracking import GivenCallback, StartedRun, following
 from fedcor.types import Array
@@ -82,6 +82,8 @@ def run(
         simulation = build_simulation(experiment, seed)
         start = _restore(writer.checkpoint, simulation, out) if writer.checkpoint else None
         writer.begin()
+        if names := client_names_of(experiment):
+            write_client_names(out, names)
         session.start(_started(writer, root))
         for record, state in simulation.run(rounds, start):
             writer.append(dataclasses.asdict(record))

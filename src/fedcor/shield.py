@@ -102,6 +102,9 @@ class _Shielded:
         """As the federation's, clipped."""
         return clip_reports(self._whole.losses(clients), self._limit)
 
-    def loss_changes(self, selection: IntArray) -> FloatArray:
-        """As the federation's, of all clients that can be reached, clipped."""
-        return clip_reports(self._whole.loss_changes(selection), self._limit)
+    def loss_changes(self, selection: IntArray, clients: IntArray | None = None) -> FloatArray:
+        """As the federation's, of `clients` or of all that can be reached, clipped."""
+        whole = self._whole
+        # A user's own federation may not have the second argument.
+        asked = whole.loss_changes(selection, *(() if clients is None else (clients,)))
+        return clip_reports(asked, self._limit)

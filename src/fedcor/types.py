@@ -125,12 +125,17 @@ class Federation(Protocol):
         """
         ...
 
-    def loss_changes(self, selection: IntArray) -> FloatArray:
+    def loss_changes(self, selection: IntArray, clients: IntArray | None = None) -> FloatArray:
         """(N,) l_k(w') - l_k(w^t), where w' is the model that training `selection` would give.
 
-        NaN where it is unknown: for clients that are not available or do not answer, and for
-        everyone if nobody of `selection` delivers. The global model does not change. If `selection`
-        is then chosen, this training is reused and not paid for again.
+        NaN where it is unknown: for clients that are not asked, not available or do not answer, and
+        for everyone if nobody of `selection` delivers. The global model does not change. If
+        `selection` is then chosen, this training is reused and not paid for again.
+
+        Args:
+            selection: Who trains.
+            clients: Whose losses are asked for: available clients, each of which is sent w'. None
+                for everyone. A federation without this argument serves selectors that ask everyone.
         """
         ...
 
@@ -307,14 +312,16 @@ class Questions:
     Attributes:
         losses: How many clients it asks for the loss of the current model, beside those that are
             asked for a candidate's sake.
-        candidates: How many selections it tries (`loss_changes`). Everyone is asked for the losses
-            of the current model and of each candidate.
+        candidates: How many selections it tries (`loss_changes`).
         adopted: Whether the candidate is then chosen, so that nobody trains twice.
+        asked: How many clients are asked for the losses of the current model and of a candidate;
+            None for everyone.
     """
 
     losses: int = 0
     candidates: int = 0
     adopted: bool = False
+    asked: int | None = None
 
 
 def planned_questions(selector: Selector, round: int, clients: int) -> Questions | None:

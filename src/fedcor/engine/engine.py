@@ -1,4 +1,4 @@
-"""The engine: the data of every client in one process, and training and evaluation of models on it.
+"""The engine: training and evaluation of models on the data of every client, in one process.
 
 A model is a flat vector (`ModelVector` in models.py). The engine has no rounds and makes no
 choices: `fedcor.simulation` tells it which clients train from which model, and aggregates.
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedcor.data import Dataset
+from fedcor.data import ClientData, Dataset
 from fedcor.engine.batch import (
     Batch,
     as_batch,
@@ -26,9 +26,9 @@ from fedcor.engine.batch import (
 )
 from fedcor.engine.models import ModelVector
 from fedcor.engine.stacked import StackedTrainer, dense_stack
+from fedcor.engine.stores import HeldData, LoadedData, Store, labels_of
 from fedcor.engine.train import Assignment, LocalTraining, LoopTrainer, Trainer
 from fedcor.errors import FedcorError
-from fedcor.rng import stream
 from fedcor.tasks import Task, build_task
 from fedcor.types import FloatArray, IntArray, Population
 
@@ -80,12 +80,12 @@ class Scores:
 class Engine:
     """Trains and evaluates models, given as flat vectors, on the data of the clients.
 
-    The training data is laid out client by client. So the rows of a client are contiguous, and the
-    losses of all clients are one pass over the data.
+    Where the clients' data is, `stores.py` says.
 
     Args:
         data: Training and test data.
-        parts: For each client, its rows of the training data.
+        clients: For each client, its rows of the training data; or clients whose data is loaded
+            when it is needed, of which `data` has the test data alone.
         module: The model. Its weights are the initial model.
         local_training: Settings of the clients' training.
         seed: The seed of the run.
@@ -99,12 +99,13 @@ class Engine:
         population: The clients and the number of samples that each trains on.
         initial_model: (P,) the model before the first round.
         vector: Where the module's parameters are in a flat model.
+        store: The clients' data.
     """
 
     def __init__(
         self,
         data: Dataset,
-        parts: Sequence[IntArray],
+        clients: Sequence[IntArray] | ClientData,
         module: nn.Module,
         local_training: LocalTraining,
         seed: int,
@@ -123,27 +124,15 @@ class Engine:
         if self._convolutional:
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-        # Each client's rows are shuffled; the last of them are held out.
-        parts = [stream(seed, "holdout", k).permutation(part) for k, part in enumerate(parts)]
-        sizes = np.array([len(part) for part in parts])
-        held = np.floor(holdout * sizes).astype(np.int64)
-        ends = np.cumsum(sizes)
-        starts = ends - sizes
-        # Rows that each client trains on, and rows that its loss is measured on.
-        self._rows = [np.arange(s, e - h) for s, e, h in zip(starts, ends, held, strict=True)]
-        self._measured = [
-            torch.arange(e - h if h else s, e) for s, e, h in zip(starts, ends, held, strict=True)
-        ]
-        self.population = Population(np.array([len(rows) for rows in self._rows]))
-
-        order = torch.from_numpy(np.concatenate(parts))
-        self._x = self._placed(rows_of(as_batch(data.train_x), order))
-        self._y = as_tensor(data.train_y).to(self.device)[order]
+        make = HeldData if isinstance(clients, Sequence) else LoadedData
+        self.store: Store = make(data, clients, seed, holdout, self._placed)  # type: ignore[arg-type]
+        self.population = Population(self.store.sizes)
         self._test_x = self._placed(as_batch(data.test_x))
         self._test_y = as_tensor(data.test_y).to(self.device)
-        largest = int(sizes.max())
-        self._trainer = trainer_for(self.module, self.vector, largest, self._x, self.task)
-        large = self._convolutional or not isinstance(self._x, Tensor)
+        self._trainer = trainer_for(
+            self.module, self.vector, self.store.largest, self._test_x, self.task
+        )
+        large = self._convolutional or not isinstance(self._test_x, Tensor)
         self._rows_at_once = _LARGE_ROWS if large else _DENSE_ROWS
 
     def _placed(self, batch: Batch) -> Batch:
@@ -170,8 +159,7 @@ class Engine:
     @cached_property
     def evaluation_batches(self) -> IntArray:
         """(N,) mini-batches of the data that each client's loss is measured on."""
-        sizes = np.array([len(rows) for rows in self._measured], dtype=np.int64)
-        return -(-sizes // self.local_training.batch_size)
+        return -(-self.store.measured_sizes // self.local_training.batch_size)
 
     def train(
         self,
@@ -203,12 +191,13 @@ class Engine:
             same = [i for i, s in enumerate(steps) if s == count]
             at_once = _CLIENTS_AT_ONCE if self.device.type == "cpu" else len(same)
             for group in (same[i : i + at_once] for i in range(0, len(same), at_once)):
+                x, y, rows = self.store.training([clients[i] for i in group])
                 work = [
-                    Assignment(clients[i], round, self.seed, self._rows[clients[i]], count)
-                    for i in group
+                    Assignment(clients[i], round, self.seed, own, count)
+                    for i, own in zip(group, rows, strict=True)
                 ]
                 added = None if corrections is None else corrections[group]
-                results[group] = self._trainer(model, work, self._x, self._y, training, added)
+                results[group] = self._trainer(model, work, x, y, training, added)
         return results
 
     def losses(self, model: Tensor, clients: IntArray) -> FloatArray:
@@ -230,30 +219,23 @@ class Engine:
 
         In one pass with large batches.
         """
-        if not len(clients):
-            return np.empty(0), np.empty(0)
-        measured = [self._measured[k] for k in clients]
-        sizes = np.array([len(rows) for rows in measured])
-        starts = np.cumsum(sizes) - sizes
-        everyone = np.array_equal(clients, np.arange(len(self._measured)))
-        if everyone and int(sizes.sum()) == len(self._y):  # nothing is held out: no copy
-            x, y = self._x, self._y
-        else:
-            rows = torch.cat(measured).to(self.device)
-            x, y = rows_of(self._x, rows), self._y[rows]
-        each, correct = self._forward(model, x, y)[:2]
-        losses, accuracies = (
-            np.add.reduceat(per_sample.cpu().numpy(), starts) / sizes
-            for per_sample in (each.double() ** power, correct.double())
-        )
+        found: list[list[FloatArray]] = [[np.empty(0)], [np.empty(0)]]
+        for x, y, sizes in self.store.measured(clients) if len(clients) else ():
+            starts = np.cumsum(sizes) - sizes
+            each, correct = self._forward(model, x, y)[:2]
+            for means, per_sample in zip(
+                found, (each.double() ** power, correct.double()), strict=True
+            ):
+                means.append(np.add.reduceat(per_sample.cpu().numpy(), starts) / sizes)
+        losses, accuracies = (np.concatenate(means) for means in found)
         return losses, accuracies
 
     def majority_labels(self) -> IntArray:
         """(N,) the most frequent label of each client. Raises FedcorError without labels."""
         if self.task.classes is None:
             raise FedcorError("the targets are not labels, so no client has a most frequent one")
-        by_client = (self._y[torch.from_numpy(rows)] for rows in self._rows)
-        return np.array([int(torch.bincount(labels).argmax()) for labels in by_client])
+        clients = range(self.population.count)
+        return np.array([np.bincount(labels_of(self.store, k)).argmax() for k in clients])
 
     def measured_rows(self, size: int) -> Iterator[tuple[int, Batch, Tensor]]:
         """All data that losses are measured on, client by client, in blocks of at most `size` rows.
@@ -261,11 +243,11 @@ class Engine:
         Yields:
             The client's id, samples, and labels or targets.
         """
-        for client, rows in enumerate(self._measured):
-            start, stop = int(rows[0]), int(rows[-1]) + 1  # contiguous, so the blocks are views
-            for low in range(start, stop, size):
-                high = min(low + size, stop)
-                yield client, rows_of(self._x, slice(low, high)), self._y[low:high]
+        for client in range(self.population.count):
+            for x, y, _ in self.store.measured(np.array([client])):
+                for low in range(0, len(y), size):
+                    rows = slice(low, low + size)
+                    yield client, rows_of(x, rows), y[rows]
 
     def test(self, model: Tensor) -> Scores:
         """Accuracy, loss and the task's metrics of `model` on the test data."""

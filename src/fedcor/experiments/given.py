@@ -10,12 +10,17 @@ from typing import Any, TypeVar
 
 from fedcor.config import build_dataclass
 from fedcor.data import (
+    ClientData,
     Dataset,
     OwnParts,
     Partition,
     Partitioner,
+    PerClient,
+    as_client_data,
     as_dataset,
     as_partition,
+    describe_clients,
+    is_client_data,
     parts_of,
 )
 from fedcor.describe import Described, describe, describe_array
@@ -28,6 +33,7 @@ from fedcor.types import Selector
 T = TypeVar("T")
 
 __all__ = [
+    "OwnClients",
     "OwnData",
     "as_data",
     "as_faults",
@@ -72,15 +78,40 @@ class OwnData(Described):
         return f"OwnData({self.dataset.name!r}, {n} training and {m} test samples)"
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class OwnClients(OwnData):
+    """Clients whose data is loaded when it is needed.
+
+    Args:
+        dataset: The test data, and what a sample looks like. It has no training samples.
+        clients: Load the data.
+    """
+
+    clients: ClientData
+
+    @cached_property
+    def _arrays(self) -> dict[str, Any]:
+        tested = super()._arrays
+        described = describe_clients(self.clients)
+        return {**described, "test_x": tested["test_x"], "test_y": tested["test_y"]}
+
+    def __repr__(self) -> str:
+        count, tested = len(self.clients.sizes), len(self.dataset.test_y)
+        return f"OwnClients({count} clients, {tested} test samples)"
+
+
 def as_data(data: Any, test_data: Any, partition: Any) -> tuple[str | OwnData, Partitioner]:
     """The data of an experiment, and how it is spread over clients.
 
     Args:
-        data: The name of a data set, the path of an .npz file, or what `as_dataset` takes.
+        data: The name of a data set, the path of an .npz file, what `as_dataset` takes, or clients
+            that load their data (`ClientData`).
         test_data: As `as_dataset` takes it.
         partition: What `as_partition` takes; an array of client ids; the name of the column that
             has them in a Hugging Face Dataset; None where the data comes in one part per client.
     """
+    if isinstance(data, OwnClients) or is_client_data(data):
+        return _clients(data, test_data, partition)
     held, parts = _held(data, test_data, partition)
     if parts is not None:
         return held, OwnParts(parts, len(partition) if _are_ids(partition) else None)
@@ -92,6 +123,15 @@ def as_data(data: Any, test_data: Any, partition: Any) -> tuple[str | OwnData, P
             "id of each training sample, or an object with the method split",
         )
     return held, as_partition(partition)
+
+
+def _clients(data: Any, test_data: Any, partition: Any) -> tuple[OwnClients, PerClient]:
+    """Clients that load their data; there is nothing to divide among them."""
+    if partition is not None and not isinstance(partition, PerClient):
+        allowed = "must be left out: each client has data of its own"
+        raise ConfigError("partition", partition, allowed)
+    held = data if isinstance(data, OwnClients) else OwnClients(*as_client_data(data, test_data))
+    return held, PerClient(len(held.clients.sizes))
 
 
 def _held(data: Any, test_data: Any, partition: Any) -> tuple[str | OwnData, Any]:

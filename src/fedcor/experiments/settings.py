@@ -99,11 +99,13 @@ class Experiment:
 
     Args:
         data: `(x, y, x_test, y_test)`; a list of torch Datasets, one per client; a Hugging Face
-            Dataset; the name of a data set of `fedcor data list`; or the path of an .npz file.
+            Dataset; the name of a data set of `fedcor data list`; the path of an .npz file; or
+            clients that load their data when it is needed (`fedcor.data.ClientData`).
         partition: How the data is spread over the clients: `Dirichlet(clients=50)`, `Shards(...)`
             or `IID(...)`; an array with the client id of each training sample; the name of the
             column with client ids in a Hugging Face Dataset; a partitioner of flwr-datasets; an
-            object of your own with `split(labels, rng)`; or a table as in a file.
+            object of your own with `split(labels, rng)`; or a table as in a file. Left out where
+            each client has data of its own.
         model: A module of torch; a function or class that makes one, called without arguments or
             with the shape of a sample and the number of classes; "mlp", "cnn" or "logistic";
             `module:factory`; or a table with `name` and options.

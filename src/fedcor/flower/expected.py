@@ -43,7 +43,9 @@ def expected_traffic(
     """The traffic of each round, in which everyone answers and delivers.
 
     A selector is taken to choose among those that it asks, and to try selections that are drawn
-    uniformly; a client that was tried and is then chosen trains once.
+    uniformly; a client that was tried and is then chosen trains once. Where a part of the clients
+    is asked for the sake of candidates, those who train for them are in it, and the other clients
+    are the same for all candidates of a round.
 
     Args:
         plan: What the selector asks in each round.
@@ -59,20 +61,25 @@ def expected_traffic(
     told = known / clients  # share of the clients whose loss of the current model is known
     for questions in plan:
         models_down = models_up = answers = 0.0
-        wanted = clients if questions.candidates else min(questions.losses, clients)
+        probed = clients if questions.asked is None else min(questions.asked, clients)
+        wanted: float = min(questions.losses, clients)
+        if questions.candidates:  # those who train for a further candidate are asked, too
+            more = (questions.candidates - 1) * chosen
+            wanted = min(probed + more * (1 - probed / clients), clients)
         asked = wanted * (1 - told)
         told += asked / clients
         models_down += asked
         answers += asked
         # Whoever has told its loss has received the model.
-        holding = with_mod * (1.0 if wanted >= chosen else told)
+        holding = with_mod * (1.0 if wanted >= chosen and not questions.candidates else told)
         drawn = questions.candidates + (not questions.adopted)  # selections that train
         trainings = clients * (1 - (1 - chosen / clients) ** drawn)
-        models_down += trainings * (1 - holding)
+        tried = clients * (1 - (1 - chosen / clients) ** questions.candidates)  # all were asked
+        models_down += tried * (1 - with_mod) + (trainings - tried) * (1 - holding)
         models_up += trainings
-        models_down += questions.candidates * clients
-        answers += questions.candidates * clients
-        told = 1.0 if questions.adopted else 0.0
+        models_down += questions.candidates * probed
+        answers += questions.candidates * probed
+        told = probed / clients if questions.adopted else 0.0
         models_down += evaluated * (1 - told * with_mod)
         told += (1 - told) * evaluated / clients
         rounds.append(

@@ -41,6 +41,7 @@ class FlowerFederation:
         self.rng = stream(self._settings.selection.seed, "select", *key)
         self._version = model.version
         self._losses = {model.version: dict(model.losses)}  # version -> client -> loss
+        self._told: set[int] = set()  # who was asked for the loss of the last candidate
         self._silent: set[int] = set()  # asked for l_k(w^t) in this round, without an answer
         self._unusable: set[int] = set()  # of them, those whose answer was no usable number
 
@@ -60,10 +61,11 @@ class FlowerFederation:
             losses[client] = loss
         return losses
 
-    def loss_changes(self, selection: IntArray) -> FloatArray:
-        """(N,) change of every client's loss if `selection` trained now; NaN where unknown."""
+    def loss_changes(self, selection: IntArray, clients: IntArray | None = None) -> FloatArray:
+        """(N,) change of each client's loss if `selection` trained now; NaN where unknown."""
         changes = np.full(len(self.weights), np.nan)
-        before = self.losses(self.available)
+        asked = self.available if clients is None else np.unique(clients)
+        before = self.losses(asked)
         selection = check_clients(selection, self.available, flower_round(self.round))
         self._training.train(selection)
         candidate = self._training.candidate(selection)
@@ -73,13 +75,16 @@ class FlowerFederation:
         if version not in self._losses:
             # Clients are asked to keep two models, this one and the current one.
             self._training.holders.try_candidate(version)
-            self._losses = {self._version: self._losses[self._version]}
-            # Without a loss before, a loss after says nothing about the change.
-            comparable = self.available[np.isfinite(before)].tolist()
-            self._losses[version] = self._probe(version, candidate, comparable)
+            self._losses = {self._version: self._losses[self._version], version: {}}
+            self._told = set()
         after = self._losses[version]
-        known = [after.get(client, np.nan) for client in self.available.tolist()]
-        changes[self.available] = known - before
+        # Without a loss before, a loss after says nothing about the change.
+        comparable = asked[np.isfinite(before)].tolist()
+        unasked = [client for client in comparable if client not in self._told]
+        if unasked and version != self._version:  # a candidate may be what the model is already
+            after |= self._probe(version, candidate, unasked)
+            self._told |= {*unasked}
+        changes[asked] = [after.get(client, np.nan) for client in asked.tolist()] - before
         return changes
 
     def signs(self, delivered: IntArray) -> Signs:

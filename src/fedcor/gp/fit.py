@@ -43,22 +43,45 @@ class Samples:
     Y: FloatArray
     w: FloatArray
 
-    def by_answered(self) -> Iterator[tuple[BoolArray, FloatArray, FloatArray]]:
-        """The samples in groups that the same clients answered.
-
-        Yields:
-            Who answered (N,), those clients' part of Y, and the weights of these samples.
-        """
+    def by_answered(self) -> Iterator[Group]:
+        """The samples in groups that the same clients answered."""
         answered = np.isfinite(self.Y)
         groups: dict[bytes, list[int]] = {}
         for row, who in enumerate(answered):
             groups.setdefault(who.tobytes(), []).append(row)
         for _, rows in sorted(groups.items()):
             who = answered[rows[0]]
+            # Nothing is copied if everyone answered every time.
+            Y = self.Y if len(rows) == len(self.Y) else self.Y[rows]
             if who.all():
-                yield who, self.Y[rows], self.w[rows]
+                yield Group(who, Y, self.w[rows])
             elif who.any():
-                yield who, self.Y[rows][:, who], self.w[rows]
+                yield Group(who, Y[:, who], self.w[rows])
+
+
+@dataclass(frozen=True)
+class Group:
+    """Samples that the same clients answered.
+
+    Attributes:
+        who: (N,) who answered.
+        Y: (m, n) their part of the samples.
+        w: (m,) weight of each sample.
+    """
+
+    who: BoolArray
+    Y: FloatArray
+    w: FloatArray
+
+    def pieces(self) -> Iterator[tuple[slice, slice | BoolArray, FloatArray]]:
+        """Block by block of all clients: the block, who of it answered, and their part of Y."""
+        start = 0
+        for rows in blocks(len(self.who)):
+            who = self.who[rows]
+            count = int(np.count_nonzero(who))
+            part = self.Y[:, start : start + count]
+            start += count
+            yield rows, slice(None) if count == len(who) else who, part
 
 
 def log_likelihood(X: FloatArray, samples: Samples, s2: float) -> float:
@@ -66,8 +89,8 @@ def log_likelihood(X: FloatArray, samples: Samples, s2: float) -> float:
     from scipy.linalg import cho_factor, cho_solve  # slow to import, and a fit does not need it
 
     total = 0.0
-    for who, Y, w in samples.by_answered():
-        Xo = X[who]
+    for group in samples.by_answered():
+        Xo, Y, w = X[group.who], group.Y, group.w
         n, d = Xo.shape
         factor = cho_factor(s2 * np.eye(d) + Xo.T @ Xo, lower=True)
         XY = Xo.T @ Y.T  # (d, m)
@@ -80,34 +103,40 @@ def log_likelihood(X: FloatArray, samples: Samples, s2: float) -> float:
 
 def log_likelihood_gradient(X: FloatArray, samples: Samples, s2: float) -> FloatArray:
     """(N, d) gradient of Phi at X, in O(N d^2 + m N d); parameters as in `fit`."""
-    return _gradient(X, list(samples.by_answered()), s2, np.empty_like(X))
-
-
-def _gradient(
-    X: FloatArray,
-    groups: list[tuple[BoolArray, FloatArray, FloatArray]],
-    s2: float,
-    gradient: FloatArray,
-) -> FloatArray:
-    """The gradient at X, written into `gradient`, (N, d)."""
-    gradient.fill(0.0)
-    for who, Y, w in groups:
-        # Blocks of rows of X, and the same columns of Y.
-        ids = None if who.all() else np.flatnonzero(who)
-        pieces = [(b if ids is None else ids[b], Y[:, b]) for b in blocks(Y.shape[1])]
-        XX, YX = np.zeros((X.shape[1], X.shape[1])), np.zeros((len(w), X.shape[1]))
-        for rows, part in pieces:
-            Xb = X[rows]
-            XX += Xb.T @ Xb
-            YX += part @ Xb
-        A_inv = np.linalg.inv(s2 * np.eye(X.shape[1]) + XX)
-        B = YX @ A_inv  # (m, d) rows b'
-        wB, total = w[:, None] * B, w.sum()
-        for rows, part in pieces:
-            Xb = X[rows]
-            R = (part - B @ Xb.T) / s2  # (m, n) rows r'
-            gradient[rows] += R.T @ wB - total * (Xb @ A_inv)
+    gradient = np.empty_like(X)
+    for rows, block in _gradient(X, list(samples.by_answered()), s2):
+        gradient[rows] = block
     return gradient
+
+
+def _gradient(X: FloatArray, groups: list[Group], s2: float) -> Iterator[tuple[slice, FloatArray]]:
+    """The gradient at X, block by block of clients.
+
+    A block's rows of X may change once its gradient is there.
+    """
+    terms = [_terms(X, group, s2) for group in groups]
+    for rows, *parts in zip(blocks(len(X)), *(group.pieces() for group in groups), strict=True):
+        gradient = np.zeros_like(X[rows])
+        for (_, who, part), (A_inv, B, wB, total) in zip(parts, terms, strict=True):
+            Xb = X[rows][who]
+            R = (part - B @ Xb.T) / s2  # (m, n) rows r'
+            gradient[who] += R.T @ wB - total * (Xb @ A_inv)
+        yield rows, gradient
+
+
+def _terms(
+    X: FloatArray, group: Group, s2: float
+) -> tuple[FloatArray, FloatArray, FloatArray, float]:
+    """What the gradient of every client needs: A^-1, the rows b' (m, d), w b', and the sum of w."""
+    d, w = X.shape[1], group.w
+    XX, YX = np.zeros((d, d)), np.zeros((len(w), d))
+    for rows, who, part in group.pieces():
+        Xb = X[rows][who]
+        XX += Xb.T @ Xb
+        YX += part @ Xb
+    A_inv = np.linalg.inv(s2 * np.eye(d) + XX)
+    B = YX @ A_inv
+    return A_inv, B, w[:, None] * B, w.sum()
 
 
 def fit(
@@ -134,13 +163,13 @@ def fit(
         (N, d) the new embedding.
     """
     groups = list(samples.by_answered())
-    first, second, gradient = np.zeros_like(X), np.zeros_like(X), np.empty_like(X)
+    first, second = np.zeros_like(X), np.zeros_like(X)
     b1, b2 = betas
     X = X.copy()
     for step in range(1, steps + 1):
-        _gradient(X, groups, s2, gradient)
-        for rows in blocks(len(X)):
-            g, m1, m2 = gradient[rows], first[rows], second[rows]
+        # The gradient is never there as a whole: a block's rows take their step at once.
+        for rows, g in _gradient(X, groups, s2):
+            m1, m2 = first[rows], second[rows]
             m1 *= b1
             m1 += (1 - b1) * g
             m2 *= b2

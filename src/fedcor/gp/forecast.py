@@ -21,6 +21,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from fedcor.gp.blocks import blocks
 from fedcor.types import BoolArray, FloatArray, IntArray
 
 __all__ = ["BINS", "Forecast", "covariance_similarity", "forecast"]
@@ -77,31 +78,38 @@ def forecast(X: FloatArray, s2: float, y: FloatArray, trained: BoolArray) -> For
     given, asked = answered & trained, answered & ~trained
     if not asked.any():
         return None
-    Xk, Xo, came = X[given], X[asked], y[asked]
     try:
         with np.errstate(all="ignore"):
-            found = _forecast(Xk, y[given], Xo, came, s2)
+            found = _forecast(X, s2, y, given, asked)
     except np.linalg.LinAlgError:
         return None
-    scores = (found.log_score, found.each, found.independent)
-    return found if np.isfinite([*scores, *found.residuals]).all() else None
+    scores = np.isfinite([found.log_score, found.each, found.independent]).all()
+    return found if scores and np.isfinite(found.residuals).all() else None
 
 
 def _forecast(
-    Xk: FloatArray, known: FloatArray, Xo: FloatArray, came: FloatArray, s2: float
+    X: FloatArray, s2: float, y: FloatArray, given: BoolArray, asked: BoolArray
 ) -> Forecast:
-    C = np.linalg.cholesky(s2 * np.eye(Xo.shape[1]) + Xk.T @ Xk)
-    mean = Xo @ np.linalg.solve(C.T, np.linalg.solve(C, Xk.T @ known))
-    F = math.sqrt(s2) * np.linalg.solve(C, Xo.T).T
-    errors = came - mean
-    variance = np.einsum("nd,nd->n", F, F) + s2
-    prior = np.einsum("nd,nd->n", Xo, Xo) + s2
-    score = _log_density(F, s2, errors) / len(errors)
+    d, Xk, came = X.shape[1], X[given], y[asked]
+    C = np.linalg.cholesky(s2 * np.eye(d) + Xk.T @ Xk)
+    b = np.linalg.solve(C.T, np.linalg.solve(C, Xk.T @ y[given]))
+    errors, variance, prior = (np.empty(len(came)) for _ in range(3))
+    FF, Fr, start = np.zeros((d, d)), np.zeros(d), 0
+    for rows in blocks(len(X)):  # F is never there as a whole
+        Xo = X[rows][asked[rows]]
+        F = math.sqrt(s2) * np.linalg.solve(C, Xo.T).T
+        part = slice(start, start + len(Xo))
+        errors[part] = came[part] - Xo @ b
+        variance[part] = np.einsum("nd,nd->n", F, F) + s2
+        prior[part] = np.einsum("nd,nd->n", Xo, Xo) + s2
+        FF += F.T @ F
+        Fr += F.T @ errors[part]
+        start += len(Xo)
     return Forecast(
         errors / np.sqrt(variance),
         errors,
         came,
-        score,
+        _log_density(FF, Fr, s2, errors) / len(errors),
         _mean_log_density(errors, variance),
         _mean_log_density(came, prior),
     )
@@ -112,11 +120,11 @@ def _mean_log_density(r: FloatArray, variance: FloatArray) -> float:
     return -0.5 * float(np.mean(r**2 / variance + np.log(2 * math.pi * variance)))
 
 
-def _log_density(F: FloatArray, s2: float, r: FloatArray) -> float:
-    """log N(r; 0, F F' + s2 I)."""
-    n, d = F.shape
-    C = np.linalg.cholesky(s2 * np.eye(d) + F.T @ F)
-    a = np.linalg.solve(C, F.T @ r)
+def _log_density(FF: FloatArray, Fr: FloatArray, s2: float, r: FloatArray) -> float:
+    """log N(r; 0, F F' + s2 I), from F'F, F'r and r."""
+    n, d = len(r), len(FF)
+    C = np.linalg.cholesky(s2 * np.eye(d) + FF)
+    a = np.linalg.solve(C, Fr)
     logdet = 2.0 * np.log(np.diag(C)).sum() + (n - d) * math.log(s2)
     return float(-0.5 * ((r @ r - a @ a) / s2 + logdet + n * math.log(2 * math.pi)))
 
@@ -125,8 +133,13 @@ def covariance_similarity(X: FloatArray, Y: FloatArray, s2: float) -> float:
     """tr(A'B) / sqrt(tr(A'A) tr(B'B)) of A = X X' + s2 I and B = Y Y' + s2 I, in O(N d^2)."""
 
     def product(X: FloatArray, Y: FloatArray) -> float:  # tr(A'B)
-        cross, noise = X.T @ Y, s2 * (np.sum(X * X) + np.sum(Y * Y)) + len(X) * s2**2
+        cross, noise = X.T @ Y, s2 * (_squares(X) + _squares(Y)) + len(X) * s2**2
         return float(np.sum(cross * cross) + noise)
 
     with np.errstate(all="ignore"):  # NaN for numbers that are too large
         return product(X, Y) / math.sqrt(product(X, X) * product(Y, Y))
+
+
+def _squares(X: FloatArray) -> float:
+    """The sum of all squares."""
+    return float(sum(np.sum(X[rows] * X[rows]) for rows in blocks(len(X))))

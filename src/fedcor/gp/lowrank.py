@@ -16,7 +16,7 @@ expected global loss by
     gain_k = alpha_k (x_k'A v + s2 p_k) / sqrt(x_k'A x_k + s2)
 
 which is the paper's alpha_k sum_i p_i sigma_i r_ik under the posterior so far. A pick costs one
-product with X (`posterior.py`): O(N d).
+pass over X (`posterior.py`): O(N d).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedcor.gp.blocks import of_candidates
 from fedcor.gp.posterior import Posterior
 from fedcor.types import FloatArray, IntArray
 
@@ -74,8 +75,7 @@ def select(
         earlier: Ids that were picked before, in order; none of them is a candidate.
     """
     count = min(count, len(candidates))
-    everyone = len(candidates) == len(X)  # then they are not copied
-    Xc, pc, ac = (X, p, alpha) if everyone else (X[candidates], p[candidates], alpha[candidates])
+    Xc, pc, ac = of_candidates(candidates, X, p, alpha)
     posterior = Posterior(Xc, pc, s2, p @ X)
     left = np.ones(len(candidates), dtype=bool)
     order, gain = np.empty(count, dtype=np.int64), np.empty(count)
@@ -83,9 +83,11 @@ def select(
     for k in [] if earlier is None else earlier.tolist():
         posterior.pick(X[k], float(p[k]))
     for j in range(count):
-        k, gain[j] = posterior.best(ac, left)  # line 7
+        if j == 0:
+            k, gain[j] = posterior.best(ac, left)  # line 7
+        else:
+            k, gain[j] = posterior.pick_and_find(Xc[k], float(pc[k]), ac, left)  # lines 9 and 7
         order[j], left[k] = k, False  # line 8
-        posterior.pick(Xc[k], float(pc[k]))  # line 9
     return Picks(candidates[order], gain, alone[order], ac[order])
 
 

@@ -28,6 +28,7 @@ from functools import partial
 
 import numpy as np
 
+from fedcor.gp.blocks import of_candidates
 from fedcor.gp.posterior import Posterior
 from fedcor.types import BoolArray, FloatArray, IntArray
 
@@ -81,8 +82,9 @@ def take_apart(
         candidates: Ids that could be picked, `picks` among them.
         admits: Whether a client could have had place j, from 0; None if everyone could.
     """
-    Xc, pc, ac = X[candidates], p[candidates], alpha[candidates]
-    rows = np.array([int(np.flatnonzero(candidates == k)[0]) for k in picks], dtype=np.int64)
+    Xc, pc, ac = of_candidates(candidates, X, p, alpha)
+    order = np.argsort(candidates, kind="stable")  # they are sorted as a rule, then it is quick
+    rows = order[np.searchsorted(candidates, picks, sorter=order)]
     v = p @ X
     left = np.ones(len(candidates), dtype=bool)
     posterior = Posterior(Xc, pc, s2, v)
@@ -93,31 +95,30 @@ def take_apart(
     others = (Xc[rows] @ v - pc[rows] * squares) / sigma
     gain, margin, change = np.empty(len(rows)), np.full(len(rows), np.nan), np.empty(len(rows))
     runner_up, mean = np.full(len(rows), NOBODY), np.zeros(len(rows))  # mean: mu of each pick
+    left[rows[:1]] = False
+    best, best_gain = posterior.best(ac, left) if len(rows) else (0, 0.0)
     for j, k in enumerate(rows.tolist()):
-        g = posterior.gains(ac)
-        gain[j], left[k] = g[k], False
-        second = _best(g, left, candidates, None if admits is None else partial(admits, j))
-        if second is not None:
-            runner_up[j], margin[j] = candidates[second], g[k] - g[second]
+        gain[j] = posterior.gain(k, ac[k])
+        if admits is not None:
+            best = _best_admitted(posterior.gains(ac), left, candidates, partial(admits, j))
+            best_gain = posterior.gain(best, ac[best])
+        if best >= 0 and left[best]:
+            runner_up[j], margin[j] = candidates[best], gain[j] - best_gain
         u = posterior.A @ Xc[k]
         deviation = float(np.sqrt(posterior.variance[k]))
         change[j] = mean[j] - ac[k] * deviation
         mean -= ac[k] * (Xc[rows] @ u) / deviation
-        posterior.pick(Xc[k], float(pc[k]))
+        if j + 1 < len(rows):
+            left[rows[j + 1]] = False
+            best, best_gain = posterior.pick_and_find(Xc[k], float(pc[k]), ac, left)
     redundancy = alone[rows] - gain
     return PickParts(gain, redundancy, ac[rows], others, own, change, runner_up, margin)
 
 
-def _best(
-    gains: FloatArray,
-    left: BoolArray,
-    candidates: IntArray,
-    admits: Callable[[int], bool] | None,
-) -> int | None:
-    """Row of the largest gain of those who are left and admitted; None if there is none."""
+def _best_admitted(
+    gains: FloatArray, left: BoolArray, candidates: IntArray, admits: Callable[[int], bool]
+) -> int:
+    """Row of the largest gain of those who are left and admitted; -1 if there is none."""
     gains = np.where(left, gains, -np.inf)
-    if admits is None:
-        best = int(np.argmax(gains)) if len(gains) else 0
-        return best if left.any() else None
     order: list[int] = np.argsort(-gains, kind="stable")[: int(left.sum())].tolist()
-    return next((row for row in order if admits(int(candidates[row]))), None)
+    return next((row for row in order if admits(int(candidates[row]))), NOBODY)

@@ -15,9 +15,15 @@ Picking a client with embedding x, weight q and variance h_x = x'A x + s2 gives,
 Since then A x = u s2 / h_x, both vectors follow from the products z = X u alone:
 
     h <- h - z^2 / h_x          b <- b - z (u'v + s2 q) / h_x
+
+A pick and the next best client take one pass, in blocks that stay in the cache. From
+`COMPILED_FROM` clients on, the pass is a compiled one (`compiled.py`) where Numba is installed.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 
@@ -25,6 +31,24 @@ from fedcor.gp.blocks import blocks
 from fedcor.types import BoolArray, FloatArray
 
 __all__ = ["Posterior"]
+
+# Below, a pick takes a few milliseconds at most, and a run would hardly win back the seconds in
+# which Numba compiles. The sums of the two passes have different orders, so their results differ by
+# rounding errors.
+COMPILED_FROM = 100_000
+
+_Pass = Callable[..., tuple[int, float]]
+
+
+@cache
+def _compiled_pass() -> _Pass | None:
+    """`compiled.condition_and_find`; None where Numba is not installed."""
+    try:
+        from fedcor.gp.compiled import condition_and_find
+    except ImportError:
+        return None
+    compiled: _Pass = condition_and_find
+    return compiled
 
 
 class Posterior:
@@ -41,6 +65,7 @@ class Posterior:
         self.X, self.p, self.s2 = X, p, s2
         self.A, self.v = np.eye(X.shape[1]), v.copy()
         self.variance, self.benefit = np.empty(len(X)), np.empty(len(X))
+        self._pass = _compiled_pass() if len(X) >= COMPILED_FROM else None
         for rows in blocks(len(X)):
             Xb = X[rows]
             self.variance[rows] = np.einsum("nd,nd->n", Xb, Xb) + s2
@@ -50,27 +75,60 @@ class Posterior:
         """(n,) gain of every client, picked or not; alpha: (n,) annealing factors."""
         return alpha * self.benefit / np.sqrt(self.variance)
 
+    def gain(self, row: int, alpha: float) -> float:
+        """The gain of one client."""
+        return float(alpha * self.benefit[row] / np.sqrt(self.variance[row]))
+
     def best(self, alpha: FloatArray, left: BoolArray) -> tuple[int, float]:
         """The first row with the largest gain of those that are `left`, and that gain."""
         best, gain = -1, -np.inf
         for rows in blocks(len(self.p)):
-            g = alpha[rows] * self.benefit[rows] / np.sqrt(self.variance[rows])
-            g[~left[rows]] = -np.inf
-            row = int(np.argmax(g))
-            if g[row] > gain or best < 0:
-                best, gain = rows.start + row, float(g[row])
+            row, largest = self._best_of(rows, alpha, left)
+            if largest > gain or best < 0:
+                best, gain = rows.start + row, largest
         return best, gain
 
     def pick(self, x: FloatArray, q: float) -> None:
         """Condition on a client with embedding x, (d,), and weight q, together with its noise."""
+        u, h, slope = self._pick(x, q)
+        for rows in blocks(len(self.X)):
+            self._condition(rows, u, h, slope)
+
+    def pick_and_find(
+        self, x: FloatArray, q: float, alpha: FloatArray, left: BoolArray
+    ) -> tuple[int, float]:
+        """`pick`, then `best`, in one pass."""
+        u, h, slope = self._pick(x, q)
+        if self._pass is not None:
+            arrays = (self.variance, self.benefit, alpha, left)
+            best, gain = self._pass(self.X, u, h, slope, self.s2, *arrays)
+            return (best, gain) if best >= 0 else self.best(alpha, left)
+        best, gain = -1, -np.inf
+        for rows in blocks(len(self.X)):
+            self._condition(rows, u, h, slope)
+            row, largest = self._best_of(rows, alpha, left)
+            if largest > gain or best < 0:
+                best, gain = rows.start + row, largest
+        return best, gain
+
+    def _pick(self, x: FloatArray, q: float) -> tuple[FloatArray, float, float]:
+        """Condition A and v on a client; u, h_x and the slope of the benefits in z."""
         u = self.A @ x
         h = max(float(x @ u), 0.0) + self.s2
         slope = (float(u @ self.v) + self.s2 * q) / h
-        for rows in blocks(len(self.X)):
-            z = self.X[rows] @ u
-            self.benefit[rows] -= slope * z
-            variance = self.variance[rows]
-            variance -= z * z / h
-            np.maximum(variance, self.s2, out=variance)
         self.A -= np.outer(u, u) / h
         self.v -= q * x
+        return u, h, slope
+
+    def _condition(self, rows: slice, u: FloatArray, h: float, slope: float) -> None:
+        z = self.X[rows] @ u
+        self.benefit[rows] -= slope * z
+        variance = self.variance[rows]
+        variance -= z * z / h
+        np.maximum(variance, self.s2, out=variance)
+
+    def _best_of(self, rows: slice, alpha: FloatArray, left: BoolArray) -> tuple[int, float]:
+        g = alpha[rows] * self.benefit[rows] / np.sqrt(self.variance[rows])
+        g[~left[rows]] = -np.inf
+        row = int(np.argmax(g))
+        return row, float(g[row])

@@ -19,6 +19,8 @@ MEANINGS = {
     "own": "decrease of its own loss in the same sum",
     "change": "predicted change of the client's own loss in this round: what the picks before it "
     "let expect, minus one standard deviation, annealed; came: what came, where it is known",
+    "explored": "1 where it has its seat because no loss change of it was ever measured: it has no "
+    "part in the process yet",
     "loss": "the client's loss of the current model",
     "valuation": "sqrt(samples) * last reported loss",
     "by_valuation": "1 for a seat that is drawn by valuation, 0 for one that is drawn uniformly",

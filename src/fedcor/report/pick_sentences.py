@@ -36,7 +36,8 @@ def pick_sentence(row: Mapping[str, Any], explanation: Mapping[str, Any], first:
 def _reason(row: Mapping[str, Any], explanation: Mapping[str, Any]) -> str:
     """Why the selector picked it."""
     if row["parts"]:
-        return _gain(row)
+        explored = "explored, since no loss change of it was ever measured; "
+        return (explored if row.get("explored") else "") + _gain(row)
     if _known(row, "by_valuation", "valuation", "probability"):
         return _draw(row)
     if _known(row, "exploring"):

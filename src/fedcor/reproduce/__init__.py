@@ -48,6 +48,7 @@ EXPERIMENTS: dict[str, Entry] = {
     "beyond-limits": Entry("beyond.limits", "limits", "where it may fail"),
     "beyond-fairness": Entry("beyond.fairness", "fairness", "which clients it serves"),
     "beyond-confirmation": Entry("beyond.table", "confirmation", "the same on fresh seeds"),
+    "probing": Entry("beyond.probing", "probing", "what asking a sample of the clients costs"),
     "memory": Entry(
         "memory.table",
         "memory",

@@ -24,6 +24,7 @@ from fedcor.selectors.base import extend_clients, uniform
 from fedcor.selectors.complement import Complement
 from fedcor.selectors.matching import match
 from fedcor.selectors.process import ProcessSelector
+from fedcor.selectors.table import table_rows
 from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, Reasons, State
 
 __all__ = ["Combined", "EqualTarget", "Herding", "UpdateProcess"]
@@ -80,7 +81,8 @@ class Herding(Complement):
         """Remember the updates that came, and what they missed together."""
         after = super().observe(state, outcome)
         came = after["seen"] == int(state["round"]) - 1
-        wanted, received, shares = state["wanted"], after["directions"][came], after["shares"][came]
+        wanted, shares = state["wanted"], after["shares"][came]
+        received = table_rows(after, "directions", np.flatnonzero(came))
         if not len(received) or len(wanted) != received.shape[1]:
             return after
         missed = state["missed"] if len(state["missed"]) == len(wanted) else np.zeros_like(wanted)
@@ -144,7 +146,7 @@ class UpdateProcess(Complement):
         weights = federation.weights[everyone]
         total = float(weights.sum())
         picks = select(
-            _at_unit_scale(state["directions"][everyone]),
+            _at_unit_scale(table_rows(state, "directions", everyone)),
             weights / total if total > 0 else weights,
             self.beta ** state["picked"][everyone].astype(np.float64),
             self.noise**2,
@@ -182,7 +184,7 @@ class Combined(ProcessSelector):
     def join(self, state: State, population: Population) -> State:
         """The state with room for clients that joined."""
         memory = self._memory.join(_unnamed(state), population)
-        return {**super().join(state, population), **_named(memory)}
+        return _with_memory(super().join(state, population), memory)
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
         """Uniform in the warm-up, later `choose`; counts who was chosen."""
@@ -211,11 +213,12 @@ class Combined(ProcessSelector):
         memory = _unnamed(state)
         known = memory["seen"] >= 0
         # A client that is not known yet is taken to be average, in what it counts as well.
-        directions, shares = np.zeros((len(known), memory["directions"].shape[1])), memory["shares"]
+        everyone = table_rows(memory, "directions", np.arange(len(known)))
+        directions, shares = np.zeros_like(everyone), memory["shares"]
         if known.any():
             shares = np.where(known, shares, shares[known].mean())
             mean = self._memory.target(memory, federation.weights)
-            directions[known] = _at_unit_scale(memory["directions"][known] - mean)
+            directions[known] = _at_unit_scale(everyone[known] - mean)
         X = _at_unit_scale(state["embedding"] - federation.weights @ state["embedding"])
         both = np.concatenate([directions, X], axis=1)
         first = federation.rng.integers(len(ready), size=1)
@@ -223,7 +226,7 @@ class Combined(ProcessSelector):
 
     def observe(self, state: State, outcome: Outcome) -> State:
         """Remember the updates that came."""
-        return {**state, **_named(self._memory.observe(_unnamed(state), outcome))}
+        return _with_memory(state, self._memory.observe(_unnamed(state), outcome))
 
 
 def _at_unit_scale(rows: FloatArray) -> FloatArray:
@@ -235,6 +238,12 @@ def _at_unit_scale(rows: FloatArray) -> FloatArray:
 def _named(state: State) -> dict[str, FloatArray]:
     """Complement's state under names of its own, to be kept beside the process's."""
     return {f"updates/{key}": value for key, value in state.items()}
+
+
+def _with_memory(state: State, memory: State) -> State:
+    """The state with another memory in the place of complement's."""
+    rest = {key: value for key, value in state.items() if not key.startswith("updates/")}
+    return {**rest, **_named(memory)}
 
 
 def _unnamed(state: State) -> dict[str, FloatArray]:

@@ -23,8 +23,9 @@ import numpy as np
 
 from fedcor.checks import check_at_least, check_positive
 from fedcor.config import plain_keywords
-from fedcor.selectors.base import spread, uniform
+from fedcor.selectors.base import longest_ago, spread, uniform
 from fedcor.selectors.remembered import RememberingSelector, seated_known
+from fedcor.selectors.table import table_rows
 from fedcor.types import Array, Federation, IntArray, Reasons, State
 
 __all__ = ["Aligned"]
@@ -76,10 +77,10 @@ class Aligned(RememberingSelector):
         self, state: State, federation: Federation, known: IntArray, wanted: int
     ) -> IntArray:
         """Those who waited too long, at least one, and the clients that align the group best."""
-        asked = state["asked"][known]
         # Those chosen in the same round have waited equally long: chance decides among them.
-        order = known[np.lexsort((federation.rng.random(len(known)), asked))]
-        first = order[: self._first_seats(state, federation, known, wanted)]
+        draws = federation.rng.random(len(known))
+        seats = self._first_seats(state, federation, known, wanted)
+        first = known[longest_ago(state["asked"][known], seats, draws)]
         if not self.target(state, federation.weights).any():
             # Nothing points anywhere: a part of the model that is not trained.
             others = np.setdiff1d(known, first)
@@ -100,7 +101,8 @@ class Aligned(RememberingSelector):
             return {}
         members = chosen[known]
         target = self.target(state, federation.weights)
-        sums = np.cumsum(state["shares"][members, None] * state["directions"][members], axis=0)
+        directions = table_rows(state, "directions", members)
+        sums = np.cumsum(state["shares"][members, None] * directions, axis=0)
         lengths = np.linalg.norm(sums, axis=1) * np.linalg.norm(target)
         cosine = sums @ target / np.where(lengths > 0, lengths, 1.0)
         rivals, with_rival = self.rivals(state, federation, members, "direction")
@@ -129,7 +131,7 @@ class Aligned(RememberingSelector):
         matched = np.isin(chosen, known)
         first = self._first_seats(before, federation, known, int(matched.sum()))
         overdue = matched & (np.cumsum(matched) <= first)
-        alike = (before["asked"][known][:, None] == asked).sum(axis=0)
+        alike = np.bincount(before["asked"][known] + 1, minlength=t + 1)[asked + 1]
         waited = np.where(asked < 0, np.nan, t - asked)
         return {"waited": waited, "overdue": overdue, "waited_alike": alike}
 

@@ -28,8 +28,9 @@ import numpy as np
 
 from fedcor.checks import check_at_least, check_fraction, check_one_of, check_positive
 from fedcor.config import plain_keywords
-from fedcor.selectors.base import fraction_of, spread, uniform
+from fedcor.selectors.base import fraction_of, longest_ago, spread, uniform
 from fedcor.selectors.remembered import RememberingSelector, seated_known
+from fedcor.selectors.table import table_rows
 from fedcor.types import Federation, FloatArray, IntArray, Outcome, Reasons, State
 
 __all__ = ["Complement"]
@@ -93,14 +94,16 @@ class Complement(RememberingSelector):
         self, state: State, federation: Federation, known: IntArray, wanted: int
     ) -> IntArray:
         """A matching group; new clients in the same round are not matched."""
-        oldest = known[np.argsort(state["asked"][known], kind="stable")]
+        asked = state["asked"][known]
         if self.explore > 0:
             explored = max(1, fraction_of(self.explore, self.clients_per_round))
-            first = oldest[: min(wanted, explored)]
+            first = known[longest_ago(asked, min(wanted, explored))]
         elif len(seated_known(state, federation)):
             first = known[:0]  # the group has its start
+        elif self.start == "oldest":
+            first = known[longest_ago(asked, 1)]
         else:
-            first = oldest[:1] if self.start == "oldest" else uniform(federation.rng, known, 1)
+            first = uniform(federation.rng, known, 1)
         return self.match_known(state, federation, known, first, wanted, self.swaps, "distance")
 
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
@@ -118,7 +121,7 @@ class Complement(RememberingSelector):
         target = self.target(state, federation.weights)
         members = chosen[known]
         weights = state["shares"][members, None]
-        sums = np.cumsum(weights * state["directions"][members], axis=0)
+        sums = np.cumsum(weights * table_rows(state, "directions", members), axis=0)
         means = sums / np.cumsum(weights, axis=0)
         length = float(np.linalg.norm(target)) or 1.0
         distance = np.linalg.norm(means - target, axis=1) / length

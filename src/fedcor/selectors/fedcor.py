@@ -14,8 +14,9 @@ import numpy as np
 from fedcor.checks import check_fraction
 from fedcor.config import plain_keywords
 from fedcor.gp import Picks, select, select_proxy, take_apart
-from fedcor.rules import Seats, fill, seats_of
+from fedcor.rules import Seats, seats_of
 from fedcor.selectors.process import ProcessSelector, is_fitted
+from fedcor.selectors.sampled import is_seen
 from fedcor.types import Federation, FloatArray, IntArray, Reasons, State
 
 __all__ = ["FedCor", "Proxy"]
@@ -29,9 +30,10 @@ class FedCor(ProcessSelector):
     It learns a Gaussian process over the loss changes of all clients, and picks one client after
     another: the one with the largest expected decrease of the global loss, given those picked
     before it. So clients that are correlated with many others are preferred, and those that would
-    repeat an earlier pick are not. In the warm-up and at every refit, all available clients are
-    asked for their losses, which is billed; the other rounds cost the same as random selection.
-    While not a single loss change could be measured, the choice stays uniform, as in the warm-up.
+    repeat an earlier pick are not. In the warm-up and at every refit, all available clients, or a
+    sample of them, are asked for their losses, which is billed; the other rounds cost the same as
+    random selection. While not a single loss change could be measured, the choice stays uniform, as
+    in the warm-up.
 
     The defaults are the paper's for FMNIST (Sec. 5 and Appendix C); where the paper gives no value,
     that is said. For CIFAR-10 it has warmup = 20, interval = 50, discount = 0.99 and beta = 0.9.
@@ -52,6 +54,12 @@ class FedCor(ProcessSelector):
         warmup_steps: Adam steps per fit in the warm-up. Not in the paper.
         refit_steps: Adam steps per refit after the warm-up. Not in the paper.
         gp_learning_rate: Learning rate of Adam in these fits, above 0.
+        probe_fraction: Share of the available clients that is asked for loss changes, in (0, 1]; a
+            random sample, in which those who train for it always are. 1: everyone, as in the paper.
+            Below 1, clients of whom no loss change is known have no part in the process; while
+            there are any, they have a quarter of a round, at least one seat.
+        probe_clients: At most so many are asked, or as many as train; None for any number. With a
+            number, clients that are not known are explored in the same way.
         beta: β, the annealing coefficient, in (0, 1). The gain of a client chosen τ times
             since the last refit is multiplied by β^τ. Small values spread the choice.
 
@@ -76,10 +84,18 @@ class FedCor(ProcessSelector):
 
     def choose(self, state: State, federation: Federation) -> IntArray:
         """(C,) clients in the order of the greedy choice (Algorithm 1)."""
-        return self._picks(state, federation).clients
+        p = federation.weights
+
+        def pick(clients: IntArray, count: int, taken: IntArray) -> IntArray:
+            return self.picks(state, p, clients, count, taken).clients
+
+        return self._fill_seats(state, federation, pick, one_by_one=True)
 
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
         """What each pick was worth, taken apart: see `PickParts`.
+
+        `explored` is 1 where the client has its seat for never having been seen by the process;
+        it is there only where a sample of the clients is asked.
 
         There are none for a uniform choice: in the warm-up, and while the process is not fitted.
         """
@@ -90,12 +106,13 @@ class FedCor(ProcessSelector):
         parts = take_apart(
             state["embedding"],
             federation.weights,
-            self.beta**picked,
+            _annealing(self.beta, picked),
             self.noise**2,
             chosen,
             federation.available,
             _admits(seats_of(federation), chosen),
         )
+        explored = ~is_seen(state["embedding"][chosen])
         return {
             "gain": parts.gain,
             "redundancy": parts.redundancy,
@@ -105,6 +122,7 @@ class FedCor(ProcessSelector):
             "change": parts.change,
             "runner_up": np.where(parts.runner_up < 0, np.nan, parts.runner_up),
             "margin": parts.margin,
+            **({"explored": explored.astype(np.float64)} if self.probes_sample else {}),
         }
 
     def picks(
@@ -124,26 +142,15 @@ class FedCor(ProcessSelector):
             count: Number of picks; C if it is not given.
             earlier: Ids of clients that were picked before.
         """
-        X, alpha = state["embedding"], self.beta ** state["picked"]
+        X, alpha = state["embedding"], _annealing(self.beta, state["picked"])
         count = self.clients_per_round if count is None else count
         return select(X, weights, alpha, self.noise**2, count, available, earlier)
 
-    def _picks(self, state: State, federation: Federation) -> Picks:
-        """The greedy choice among those who may take the next seat, where rules say who may."""
-        seats = seats_of(federation)
-        if seats is None:
-            return self.picks(state, federation.weights, federation.available)
-        worth: dict[int, tuple[float, ...]] = {}  # client -> what its last pick was worth
 
-        def ask(seats: Seats, clients: IntArray) -> IntArray:
-            p = self.picks(state, federation.weights, clients, seats.count, seats.taken)
-            columns = (p.gain.tolist(), p.alone.tolist(), p.annealing.tolist())
-            worth.update(zip(p.clients.tolist(), zip(*columns, strict=True), strict=True))
-            return p.clients
-
-        clients = fill(seats, ask, one_by_one=True)
-        rows = np.array([worth[k] for k in clients.tolist()]).reshape(-1, 3)
-        return Picks(clients, *rows.T)
+def _annealing(beta: float, picked: IntArray) -> FloatArray:
+    """(N,) beta^tau of each client; a power for each client would cost as much as some picks."""
+    powers: FloatArray = beta ** np.arange(picked.max(initial=0) + 1)
+    return powers[picked]
 
 
 def _admits(seats: Seats | None, chosen: IntArray) -> Callable[[int, int], bool] | None:
@@ -171,7 +178,8 @@ class Proxy(ProcessSelector):
     Args:
         clients_per_round: C, the number of clients that train in a round.
         warmup, interval, samples_per_refit, warmup_history, history, discount, dimension, noise,
-            warmup_steps, refit_steps, gp_learning_rate: As in `FedCor`.
+            warmup_steps, refit_steps, gp_learning_rate, probe_fraction, probe_clients: As in
+            `FedCor`.
 
     Example:
         >>> from fedcor import Proxy
@@ -182,7 +190,8 @@ class Proxy(ProcessSelector):
     def choose(self, state: State, federation: Federation) -> IntArray:
         """(C,) clients, the largest sum of covariances first."""
         X, p, s2 = state["embedding"], federation.weights, self.noise**2
-        seats = seats_of(federation)
-        if seats is None:
-            return select_proxy(X, p, s2, self.clients_per_round, federation.available)
-        return fill(seats, lambda seats, clients: select_proxy(X, p, s2, seats.count, clients))
+
+        def pick(clients: IntArray, count: int, taken: IntArray) -> IntArray:  # noqa: ARG001
+            return select_proxy(X, p, s2, count, clients)
+
+        return self._fill_seats(state, federation, pick)

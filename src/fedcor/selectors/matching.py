@@ -22,40 +22,38 @@ that are known before the change:
     |S + a_k u_k|^2 = |S|^2 + 2 S'(a_k u_k) + |a_k u_k|^2
 
 So each step compares all possible groups at once, and costs one product of all rows with the row
-that comes in: O(n s).
+that comes in: O(n s). With very many rows, the products with all members are not kept, and the rows
+are gone through in blocks (`matching_blocks.py`).
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedcor.selectors.gaps import ROUNDING, Criterion, gap, gap_scale, shortest_sum
+from fedcor.selectors.matching_blocks import BlockGroup
+from fedcor.selectors.table import ROWS
 from fedcor.types import BoolArray, FloatArray, IntArray
 
 __all__ = ["Criterion", "match", "replacements"]
 
-Criterion: TypeAlias = Literal["distance", "direction"]
-
-# A swap that lowers the gap by less than this fraction of its scale is a rounding error, and swaps
-# end. A sum of rows whose squared length is below this fraction of the longest row's is zero but
-# for rounding errors, and has no direction.
-_ROUNDING = 1e-12
-
 
 def match(
-    directions: FloatArray,
+    directions: FloatArray | list[FloatArray],
     target: FloatArray,
     first: IntArray,
     count: int,
     swaps: int = 0,
     weights: FloatArray | None = None,
     criterion: Criterion = "distance",
+    allowed: BoolArray | None = None,
 ) -> IntArray:
     """Rows of `directions` whose mean is like `target`: chosen greedily, then swapped.
 
     Args:
-        directions: (n, s) u_i, the candidates.
+        directions: (n, s) u_i, the candidates; or a list of blocks of so many rows together.
         target: (s,) t.
         first: Rows that are in the group whatever their directions are. No swap removes them.
         count: C, the size of the group; all rows where there are fewer.
@@ -64,15 +62,15 @@ def match(
         weights: (n,) a_i > 0, the weight of each row in the mean; None for equal weights.
         criterion: "distance" brings the mean close to the target; "direction" lets it point where
             the target points, however long it is.
+        allowed: (n,) Rows that can be chosen beside `first`; None if all can.
 
     Returns:
         (C,) row numbers: `first`, then the others in the order in which they were chosen.
     """
-    count = min(count, len(directions))
-    group = _Group(directions, target, first[:count], count, weights, criterion)
-    while len(group.members) < count:
+    group = _group(directions, target, first, count, weights, criterion, allowed)
+    while len(group.members) < count and group.outside.any():
         group.add_best()
-    if group.outside.any() and group.fixed < count:
+    if group.outside.any() and group.fixed < len(group.members):
         for _ in range(swaps):
             if not group.swap_best():
                 break
@@ -80,33 +78,33 @@ def match(
 
 
 def replacements(
-    directions: FloatArray,
+    directions: FloatArray | list[FloatArray],
     target: FloatArray,
     members: IntArray,
-    allowed: BoolArray,
+    kinds: IntArray | None = None,
     weights: FloatArray | None = None,
     criterion: Criterion = "distance",
+    allowed: BoolArray | None = None,
 ) -> tuple[IntArray, FloatArray]:
     """For each member of a group, the row that would replace it best.
 
     Args:
-        directions: (n, s) u_i, the candidates.
+        directions: (n, s) u_i, the candidates; or a list of blocks of so many rows together.
         target: (s,) t.
         members: (C,) rows of the group.
-        allowed: (n, C) Which row may replace which member; of rows outside the group.
+        kinds: (n,) A member can be replaced by a row of the same kind; None if by every row.
         weights: (n,) a_i > 0; None for equal weights.
         criterion: As in `match`.
+        allowed: (n,) Rows that can replace a member; None if all can.
 
     Returns:
         (C,) rows, -1 where none is allowed; and (C,) the distance or the cosine of the group with
         that row in the member's place, NaN where there is none. A distance is that of the mean from
         t, divided by |t|.
     """
-    group = _Group(directions, target, members, len(members), weights, criterion)
+    group = _group(directions, target, members, len(members), weights, criterion, allowed)
     group.fixed = 0
-    gap = np.where(allowed & group.outside[:, None], group.exchanges(), np.inf)  # (n, C)
-    rows = np.argmin(gap, axis=0) if len(gap) else np.zeros(len(members), dtype=np.int64)
-    best = gap[rows, np.arange(len(members))] if len(gap) else np.full(len(members), np.inf)
+    rows, best = group.best_exchanges(kinds)
     length = float(np.sqrt(group.target_squared)) or 1.0
     if criterion == "distance":
         value = np.sqrt(np.maximum(best + group.target_squared, 0.0)) / length
@@ -114,6 +112,25 @@ def replacements(
         value = -best / length
     found = np.isfinite(best)
     return np.where(found, rows, -1), np.where(found, value, np.nan)
+
+
+def _group(
+    directions: FloatArray | list[FloatArray],
+    target: FloatArray,
+    first: IntArray,
+    count: int,
+    weights: FloatArray | None,
+    criterion: Criterion,
+    allowed: BoolArray | None,
+) -> _Group | BlockGroup:
+    """The group of the first members: with all products where there are few rows."""
+    if isinstance(directions, list):
+        return BlockGroup(directions, target, first[:count], weights, criterion, allowed)
+    if len(directions) > ROWS:
+        blocks = [directions[start : start + ROWS] for start in range(0, len(directions), ROWS)]
+        return BlockGroup(blocks, target, first[:count], weights, criterion, allowed)
+    count = min(count, len(directions))
+    return _Group(directions, target, first[:count], count, weights, criterion, allowed)
 
 
 class _Sums(NamedTuple):
@@ -136,6 +153,7 @@ class _Group:
         count: int,
         weights: FloatArray | None,
         criterion: Criterion,
+        allowed: BoolArray | None,
     ) -> None:
         n = len(directions)
         self.criterion = criterion
@@ -144,23 +162,23 @@ class _Group:
             directions if weights is None else weights[:, None] * directions
         )  # (n, s) a_i u_i
         self.squares = np.einsum("ns,ns->n", self.rows, self.rows)  # (n,) |a_i u_i|^2
-        longest = float(self.squares.max(initial=0.0))
-        self.shortest = max(_ROUNDING * longest, np.finfo(np.float64).tiny)  # of |S|^2
+        self.shortest = shortest_sum(float(self.squares.max(initial=0.0)))
         self.aims = self.rows @ target  # (n,) (a_i u_i)'t
         self.target_squared = target @ target  # |t|^2
         self.fixed = len(first)  # the first members, which are never swapped
         self.members = list(first)
         self.products = np.empty((n, count))  # (n, C) of each row with each member
         self.products[:, : self.fixed] = self.rows @ self.rows[self.members].T
-        self.outside = np.ones(n, dtype=bool)  # (n,) rows that are not in the group
+        # (n,) rows that are not in the group, and could be
+        self.outside = np.ones(n, dtype=bool) if allowed is None else allowed.copy()
         self.outside[self.members] = False
 
     def add_best(self) -> None:
         """Add the row that makes the gap smallest."""
         now = self._sums()
         squared = now.squared + 2 * now.with_rows + self.squares
-        gap = self._gap(squared, now.aim + self.aims, now.weight + self.weights)  # (n,)
-        self._put(int(np.argmin(np.where(self.outside, gap, np.inf))), len(self.members))
+        gaps = self._gap(squared, now.aim + self.aims, now.weight + self.weights)  # (n,)
+        self._put(int(np.argmin(np.where(self.outside, gaps, np.inf))), len(self.members))
 
     def exchanges(self) -> FloatArray:
         """(n, C') the gap with each row in the place of each member that is not fixed."""
@@ -172,18 +190,31 @@ class _Group:
         squared = without + 2 * cross + self.squares[:, None]
         aim = now.aim - self.aims[out] + self.aims[:, None]
         weight = now.weight - self.weights[out] + self.weights[:, None]
-        gap: FloatArray = self._gap(squared, aim, weight)
-        return gap
+        gaps: FloatArray = self._gap(squared, aim, weight)
+        return gaps
+
+    def best_exchanges(self, kinds: IntArray | None) -> tuple[IntArray, FloatArray]:
+        """(C',) the row that would replace each member best, of its kind, and the gap then."""
+        out = self.members[self.fixed :]
+        outside = self.outside[:, None]
+        if kinds is not None:
+            outside = outside & (kinds[:, None] == kinds[out])
+        if not len(outside):
+            return np.zeros(len(out), dtype=np.int64), np.full(len(out), np.inf)
+        gaps = np.where(outside, self.exchanges(), np.inf)  # (n, C')
+        rows = np.argmin(gaps, axis=0)
+        return rows, gaps[rows, np.arange(len(out))]
 
     def swap_best(self) -> bool:
         """Make the exchange that makes the gap smallest; False if none helps."""
         now = self._sums()
         out = self.members[self.fixed :]
-        gap = self.exchanges()
-        gap[~self.outside] = np.inf
-        row, leaving = divmod(int(np.argmin(gap)), len(out))
-        rounding = _ROUNDING * self._scale(now)
-        if not gap[row, leaving] < self._gap(now.squared, now.aim, now.weight) - rounding:
+        gaps = self.exchanges()
+        gaps[~self.outside] = np.inf
+        row, leaving = divmod(int(np.argmin(gaps)), len(out))
+        scale = gap_scale(self.criterion, now.squared, now.weight, self.target_squared)
+        now_gap = self._gap(now.squared, now.aim, now.weight)
+        if not gaps[row, leaving] < now_gap - ROUNDING * scale:
             return False
         self.outside[out[leaving]] = True
         self._put(row, self.fixed + leaving)
@@ -206,13 +237,4 @@ class _Group:
         self.outside[row] = False
 
     def _gap(self, squared: Any, aim: Any, weight: Any) -> Any:
-        """What is made small, from |S|^2, S't and A."""
-        if self.criterion == "distance":
-            return squared / weight**2 - 2 * aim / weight
-        return -aim / np.sqrt(np.maximum(squared, self.shortest))
-
-    def _scale(self, now: _Sums) -> float:
-        """The size of the numbers that a gap is the difference of."""
-        if self.criterion == "distance":
-            return float(self.target_squared + now.squared / now.weight**2)
-        return float(np.sqrt(self.target_squared))
+        return gap(self.criterion, squared, aim, weight, self.shortest)

@@ -10,21 +10,31 @@ The schedule is that of the paper's Sec. 4.5:
 
 What is done with the learnt process is left to the subclass (`choose`). While not a single loss
 change was measured, there is nothing to choose with, and the choice stays uniform.
+
+A measurement asks everyone who is available, as in the paper, or a sample of them (`sampled.py`).
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedcor.checks import check_at_least, check_fraction, check_positive
+from fedcor.describe import NEWER
 from fedcor.gp import Samples, covariance_similarity, fit, forecast
 from fedcor.rules import fill, seats_of
 from fedcor.selectors.base import extend_clients, uniform
+from fedcor.selectors.sampled import (
+    count_asked,
+    explored,
+    first_embedding,
+    is_seen,
+    whom_to_ask,
+)
 from fedcor.types import (
     Array,
     BoolArray,
@@ -69,6 +79,8 @@ class ProcessSelector(ABC):
     warmup_steps: int = 150
     refit_steps: int = 100
     gp_learning_rate: float = 0.01
+    probe_fraction: float = field(default=1.0, kw_only=True, metadata={NEWER: True})
+    probe_clients: int | None = field(default=None, kw_only=True, metadata={NEWER: True})
 
     def __post_init__(self) -> None:
         for key in ("clients_per_round", "interval", "samples_per_refit", "dimension"):
@@ -78,13 +90,23 @@ class ProcessSelector(ABC):
         check_fraction("discount", self.discount, closed=True)
         check_positive("noise", self.noise)
         check_positive("gp_learning_rate", self.gp_learning_rate)
+        check_fraction("probe_fraction", self.probe_fraction, closed=True)
+        check_positive("probe_fraction", self.probe_fraction)
+        if self.probe_clients is not None:
+            check_at_least("probe_clients", self.probe_clients, 1)
+
+    @property
+    def probes_sample(self) -> bool:
+        """Whether loss changes are asked of a sample of the available clients."""
+        return self.probe_fraction < 1.0 or self.probe_clients is not None
 
     def memory_bytes(self, clients: int, parameters: int | None) -> dict[str, float]:
         """What some settings cost: setting -> bytes."""
-        # While samples are measured, they are there as a list, as an array, and joined to others.
+        # While samples are measured, they are there as a list, and joined to others. A fit holds
+        # the embedding before and after it, and two moments of each number.
         return {
-            "samples_per_refit": 24.0 * self.samples_per_refit * clients,
-            "dimension": 24.0 * self.dimension * clients,
+            "samples_per_refit": 16.0 * self.samples_per_refit * clients,
+            "dimension": 32.0 * self.dimension * clients,
         }
 
     def init(self, population: Population) -> State:
@@ -137,9 +159,14 @@ class ProcessSelector(ABC):
 
         It holds while every refit has measured something.
         """
+        asked = None
+        if self.probes_sample:
+            wanted = count_asked(clients, self.probe_fraction, self.probe_clients)
+            asked = min(max(wanted, self.clients_per_round), clients)
         if round < self.warmup:
-            return Questions(candidates=1, adopted=True)
-        return Questions(candidates=0 if round % self.interval else self.samples_per_refit)
+            return Questions(candidates=1, adopted=True, asked=asked)
+        candidates = 0 if round % self.interval else self.samples_per_refit
+        return Questions(candidates=candidates, asked=asked) if candidates else Questions()
 
     @abstractmethod
     def choose(self, state: State, federation: Federation) -> IntArray:
@@ -158,11 +185,15 @@ class ProcessSelector(ABC):
         return "refit" if len(measured) and measured[-1] == t else ""
 
     def join(self, state: State, population: Population) -> State:
-        """The state with new clients: each has the mean embedding until its losses are measured."""
+        """The state with new clients: each has the mean embedding until its losses are measured.
+
+        Where a sample is asked, that may be long. Then they have the prior, as all who were not
+        seen yet.
+        """
         X, count = state["embedding"], population.count
         if len(X):
-            average = np.repeat(X.mean(axis=0, keepdims=True), count - len(X), axis=0)
-            X = np.concatenate([X, average])
+            new = X.mean(axis=0) if not self.probes_sample else np.zeros(X.shape[1])
+            X = np.concatenate([X, np.tile(new, (count - len(X), 1))])
         return {
             **state,
             "embedding": X,
@@ -176,6 +207,50 @@ class ProcessSelector(ABC):
         if seats is None:
             return uniform(rng, federation.available, self.clients_per_round)
         return fill(seats, lambda seats, clients: uniform(rng, clients, seats.count))
+
+    def _fill_seats(
+        self,
+        state: State,
+        federation: Federation,
+        pick: Callable[[IntArray, int, IntArray], IntArray],
+        *,
+        one_by_one: bool = False,
+    ) -> IntArray:
+        """(C,) clients: those that the process picks, then those that are explored.
+
+        Args:
+            state: A state that has been fitted at least once.
+            federation: Says who may be chosen, and keeps the rules.
+            pick: `pick(clients, count, taken)` names `count` of the `clients`, the best first,
+                beside those who have taken a seat.
+            one_by_one: Whether each pick depends on those before.
+        """
+        X, seats = state["embedding"], seats_of(federation)
+
+        def ask(clients: IntArray, count: int, taken: IntArray) -> IntArray:
+            if not self.probes_sample:
+                return pick(clients, count, taken)
+            new = explored(federation.rng, X, clients, count, taken)
+            seen = clients[is_seen(X[clients])]
+            return np.concatenate([pick(seen, min(count, len(clients)) - len(new), taken), new])
+
+        if seats is None:
+            nobody = federation.available[:0]
+            return ask(federation.available, self.clients_per_round, nobody)
+        return fill(
+            seats,
+            lambda seats, clients: ask(clients, seats.count, seats.taken),
+            one_by_one=one_by_one,
+        )
+
+    def _measure(self, federation: Federation, selections: list[IntArray]) -> list[FloatArray]:
+        """The (N,) loss changes that each selection would make, of everyone or of a sample."""
+        if not self.probes_sample:  # a user's own federation may have no second argument
+            return [federation.loss_changes(selection) for selection in selections]
+        available, rng = federation.available, federation.rng
+        count = count_asked(len(available), self.probe_fraction, self.probe_clients)
+        asked = whom_to_ask(rng, available, selections, count)
+        return [federation.loss_changes(*one) for one in zip(selections, asked, strict=True)]
 
     def _learn(
         self,
@@ -191,23 +266,27 @@ class ProcessSelector(ABC):
         """
         t = int(state["round"])
         X: FloatArray = state["embedding"]
-        if not len(X):
-            shape = (len(federation.weights), self.dimension)
-            X = federation.rng.standard_normal(shape) / math.sqrt(self.dimension)
-        measured = np.array([federation.loss_changes(s) for s in selections])  # (S, N)
-        answered = np.isfinite(measured).any(axis=1)
-        measured = measured[answered]  # at least one client answered
-        samples = np.concatenate([state["samples"], measured])
-        rounds = np.concatenate([state["sample_rounds"], np.full(len(measured), t)])
+        clients = len(federation.weights)
+        if not len(X) and self.probes_sample:
+            X = np.zeros((clients, self.dimension))
+        elif not len(X):
+            X = first_embedding(federation.rng, clients, self.dimension)
+        measured = self._measure(federation, selections)
+        if self.probes_sample:
+            seen = np.any([np.isfinite(one) for one in measured], axis=0)
+            X = _start_new(X, seen, federation.rng)
+        answered = np.array([np.isfinite(one).any() for one in measured], dtype=bool)
+        usable = [[one] for one, some in zip(measured, answered, strict=True) if some]
+        samples = np.concatenate([state["samples"], *usable])
+        rounds = np.concatenate([state["sample_rounds"], np.full(len(usable), t)])
+        del measured, usable  # of many clients, a copy is large
 
-        used = (rounds == t) | _in_last_rounds(rounds, t, history)
+        used = _of_last_rounds(rounds, t, history)
         recent = Samples(samples[used], self.discount ** (t - rounds[used]))
-        # Losses that diverge may overflow the fit. The embedding then stays as it was.
-        with np.errstate(all="ignore"):
-            fitted = fit(X, recent, self.noise**2, steps, self.gp_learning_rate)
+        fitted = self._refit(X, recent, steps)
 
         longest = max(self.warmup_history, self.history, 1)
-        kept = _in_last_rounds(rounds, t + 1, longest)
+        kept = _of_last_rounds(rounds, t + 1, longest)
         return {
             **state,
             "embedding": fitted if np.isfinite(fitted).all() else X,
@@ -216,6 +295,21 @@ class ProcessSelector(ABC):
             "picked": np.zeros_like(state["picked"]),
             "tried": _as_rows(selections)[answered],
         }
+
+    def _refit(self, X: FloatArray, samples: Samples, steps: int) -> FloatArray:
+        """(N, d) the embedding after a fit to the samples.
+
+        Clients that are in no sample have no gradient: they are left out, which changes nothing.
+        """
+        s2, rate = self.noise**2, self.gp_learning_rate
+        who = np.isfinite(samples.Y).any(axis=0)
+        # Losses that diverge may overflow the fit. The embedding then stays as it was.
+        with np.errstate(all="ignore"):
+            if who.all():
+                return fit(X, samples, s2, steps, rate)
+            fitted = X.copy()
+            fitted[who] = fit(X[who], Samples(samples.Y[:, who], samples.w), s2, steps, rate)
+        return fitted
 
     def details(
         self, before: State, state: State, federation: Federation, chosen: IntArray
@@ -239,11 +333,12 @@ class ProcessSelector(ABC):
             return {}
         if not is_fitted(before) or len(X) != len(Y):
             return {"fitted": np.array([1])}
-        s2, found = self.noise**2, []
+        s2, found, seen = self.noise**2, [], is_seen(X)
         for y, who in zip(state["samples"][new], state["tried"], strict=True):
             trained = np.zeros(len(y), dtype=bool)
             trained[who[who >= 0]] = True
-            found.append(forecast(X, s2, y, trained))
+            # Nothing was foretold of clients that were never seen before.
+            found.append(forecast(X, s2, np.where(seen, y, np.nan), trained))
         told = [one for one in found if one is not None]
         similarity = {"similarity": np.array([covariance_similarity(X, Y, s2)])}
         if not told:
@@ -261,6 +356,14 @@ class ProcessSelector(ABC):
         }
 
 
+def _start_new(X: FloatArray, answered: BoolArray, rng: np.random.Generator) -> FloatArray:
+    """The embedding in which those who answered for the first time have a start for the fit."""
+    new = answered & ~is_seen(X)
+    X = X.copy()
+    X[new] = first_embedding(rng, int(new.sum()), X.shape[1])
+    return X
+
+
 def _as_rows(selections: list[IntArray]) -> IntArray:
     """(S, C) one selection a row, filled up with -1."""
     rows = np.full((len(selections), max(map(len, selections), default=0)), -1)
@@ -269,7 +372,11 @@ def _as_rows(selections: list[IntArray]) -> IntArray:
     return rows
 
 
-def _in_last_rounds(rounds: IntArray, before: int, count: int) -> BoolArray:
-    """(m,) which samples are from the last `count` measured rounds before round `before`."""
+def _of_last_rounds(rounds: IntArray, before: int, count: int) -> slice:
+    """The samples of the last `count` measured rounds before round `before`, and of later ones.
+
+    The samples are in the order of their rounds, so these are the last ones: nothing is copied.
+    """
     measured = np.unique(rounds[rounds < before])
-    return np.isin(rounds, measured[max(0, len(measured) - count) :])
+    first = np.append(measured, before)[max(0, len(measured) - count)]
+    return slice(int(np.searchsorted(rounds, first)), None)

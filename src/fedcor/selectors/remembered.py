@@ -26,6 +26,14 @@ from fedcor.rules import seated, seats_of
 from fedcor.selectors.base import asks_nothing, extend_clients, fraction_of, uniform
 from fedcor.selectors.matching import Criterion, match, replacements
 from fedcor.selectors.sketch import count_sketch
+from fedcor.selectors.table import (
+    ROWS,
+    extend_table,
+    put_table,
+    replace_rows,
+    table_blocks,
+    table_rows,
+)
 from fedcor.types import (
     BoolArray,
     Federation,
@@ -72,7 +80,7 @@ class RememberingSelector(ABC):
         if self.sketch == "head" or (self.sketch == "full" and parameters is None):
             return {}
         size = parameters if self.sketch == "full" else self.sketch
-        return {"sketch": 4.0 * clients * int(size or 0)}
+        return {"sketch": 8.0 * clients * int(size or 0)}
 
     @abstractmethod
     def choose_known(
@@ -95,18 +103,20 @@ class RememberingSelector(ABC):
         Where some clients have a seat already, the group is matched together with them.
         """
         taken = seated_known(state, federation)
-        pool = np.union1d(known, taken)
-        rows = match(
-            state["directions"][pool],
+        pool = np.union1d(known, taken) if len(taken) else known
+        rows = _Pool.of(state, pool)
+        group = match(
+            rows.directions,
             self.target(state, federation.weights),
-            np.flatnonzero(np.isin(pool, [*taken, *first])),
+            rows.find(np.unique(np.concatenate([taken, first]))),
             wanted + len(taken),
             swaps,
-            state["shares"][pool],
+            rows.shares,
             criterion,
+            rows.allowed,
         )
-        group = pool[rows]
-        return group[~np.isin(group, taken)]
+        clients = rows.clients[group]
+        return clients[~np.isin(clients, taken)]
 
     def rivals(
         self,
@@ -131,21 +141,18 @@ class RememberingSelector(ABC):
         ready = federation.available[~self.resting(before)[federation.available]]
         chosen_now = state["asked"][ready] == before["round"]
         others = ready[(state["seen"][ready] >= 0) & ~chosen_now]
-        pool = np.concatenate([members, others])
-        allowed = np.ones((len(pool), len(members)), dtype=bool)
+        pool = _Pool.of(state, np.concatenate([members, others]))
         seats = seats_of(federation)
-        if seats is not None:
-            cells = seats.groups.cell_of[pool]
-            allowed = cells[:, None] == cells[: len(members)]
         rows, values = replacements(
-            state["directions"][pool],
+            pool.directions,
             self.target(state, federation.weights),
-            np.arange(len(members)),
-            allowed,
-            state["shares"][pool],
+            pool.find(members),
+            None if seats is None else seats.groups.cell_of[pool.clients],
+            pool.shares,
             criterion,
+            pool.allowed,
         )
-        return np.where(rows < 0, -1, pool[rows]), values
+        return np.where(rows < 0, -1, pool.clients[rows]), values
 
     def new_per_round(self, count: int) -> int:
         """How many of `count` clients may be new ones, while there are any."""
@@ -164,7 +171,8 @@ class RememberingSelector(ABC):
         count = population.count
         return {
             "round": np.array(0),
-            "directions": np.empty((count, 0)),  # (N, s) u_k; no columns before the first update
+            # (N, s) u_k, in blocks where clients are many; no columns before the first update
+            "directions": np.empty((count, 0)),
             "shares": np.ones(count),  # (N,) a_k
             "seen": np.full(count, -1),  # (N,) round of the last usable update, -1 for never
             "asked": np.full(count, -1),  # (N,) round in which it was last chosen
@@ -174,12 +182,11 @@ class RememberingSelector(ABC):
 
     def join(self, state: State, population: Population) -> State:
         """The state with new clients, which the next sweep brings in."""
-        count, known = population.count, state["directions"]
+        count = population.count
         # A state of an earlier version does not say it: all that it has were there.
-        founders = state.get("founders", np.array(len(known)))
+        founders = state.get("founders", np.array(len(state["seen"])))
         return {
-            **state,
-            "directions": np.concatenate([known, np.zeros((count - len(known), known.shape[1]))]),
+            **extend_table(state, "directions", count),
             "shares": extend_clients(state["shares"], count, 1.0),
             "seen": extend_clients(state["seen"], count, -1),
             "asked": extend_clients(state["asked"], count, -1),
@@ -196,7 +203,7 @@ class RememberingSelector(ABC):
         new, known = ready[~seen], ready[seen]
         most = self.new_per_round(count)
         joined = new[new >= int(state.get("founders", len(state["seen"])))]
-        chosen = uniform(rng, np.setdiff1d(new, joined), most)
+        chosen = uniform(rng, new[: len(new) - len(joined)], most)  # the others joined last
         if len(joined) and len(chosen) < most:
             share = min(self.joined_per_round(count), most - len(chosen))
             chosen = np.concatenate([chosen, uniform(rng, joined, share)])
@@ -234,8 +241,12 @@ class RememberingSelector(ABC):
         """
         weights = np.where(state["seen"] >= 0, weights * self.ageing_weights(state), 0.0)
         total = float(weights.sum())
-        target: FloatArray = weights @ state["directions"] / (total if total > 0 else 1.0)
-        return target
+        blocks, start = table_blocks(state, "directions"), 0
+        target: FloatArray = np.zeros(blocks[0].shape[1])
+        for block in blocks:
+            target += weights[start : start + len(block)] @ block
+            start += len(block)
+        return target / (total if total > 0 else 1.0)
 
     def observe(self, state: State, outcome: Outcome) -> State:
         """The state with the directions of those who delivered; unusable updates are ignored."""
@@ -246,17 +257,18 @@ class RememberingSelector(ABC):
         usable &= np.isfinite(weights) & (weights > 0)
         if not usable.any():
             return state
-        state = {key: value.copy() for key, value in state.items()}
-        if state["directions"].shape[1] != directions.shape[1]:
+        shares, seen, failed = (state[key].copy() for key in ("shares", "seen", "failed"))
+        if table_blocks(state, "directions")[0].shape[1] != directions.shape[1]:
             # The first update, or the model has changed its size: nothing else is known.
-            state["directions"] = np.zeros((len(state["seen"]), directions.shape[1]))
-            state["seen"][:] = -1
+            state = put_table(state, "directions", [np.empty((0, directions.shape[1]))])
+            state = extend_table(state, "directions", len(seen))
+            seen[:] = -1
         clients = outcome.participated[usable]
-        state["directions"][clients] = directions[usable]
-        state["shares"][clients] = weights[usable]
-        state["seen"][clients] = int(state["round"]) - 1
-        state["failed"][clients] = 0
-        return state
+        shares[clients] = weights[usable]
+        seen[clients] = int(state["round"]) - 1
+        failed[clients] = 0
+        state = replace_rows(state, "directions", clients, directions[usable])
+        return {**state, "shares": shares, "seen": seen, "failed": failed}
 
     def read_directions(self, outcome: Outcome) -> FloatArray:
         """(m, s) u_k of those who delivered."""
@@ -265,6 +277,42 @@ class RememberingSelector(ABC):
         if not isinstance(self.sketch, str):
             directions = count_sketch(directions, self.sketch)
         return directions
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """What is remembered of some clients, as `matching` takes it.
+
+    Attributes:
+        clients: The client of each row.
+        directions: Their rows; of many clients, in blocks.
+        shares: The weight of each row.
+        allowed: Which rows are of these clients; None if all are.
+    """
+
+    clients: IntArray
+    directions: FloatArray | list[FloatArray]
+    shares: FloatArray
+    allowed: BoolArray | None = None
+
+    @classmethod
+    def of(cls, state: State, clients: IntArray) -> _Pool:
+        """Of `clients`: where they are most of a large population, nothing is copied."""
+        count = len(state["seen"])
+        if len(clients) <= ROWS or 2 * len(clients) < count:
+            rows = table_rows(state, "directions", clients)
+            return cls(clients, rows, state["shares"][clients])
+        allowed = np.zeros(count, dtype=bool)
+        allowed[clients] = True
+        blocks = table_blocks(state, "directions")
+        return cls(np.arange(count), blocks, state["shares"], allowed)
+
+    def find(self, clients: IntArray) -> IntArray:
+        """The rows of some of these clients."""
+        if self.allowed is not None:
+            return clients
+        order = np.argsort(self.clients, kind="stable")
+        return order[np.searchsorted(self.clients, clients, sorter=order)]
 
 
 def seated_known(state: State, federation: Federation) -> IntArray:

@@ -8,7 +8,13 @@ import numpy as np
 
 from fedcor.checks import check_at_least
 from fedcor.config import plain_keywords
-from fedcor.selectors.base import StatelessSelector, asks_nothing, extend_clients, uniform
+from fedcor.selectors.base import (
+    StatelessSelector,
+    asks_nothing,
+    extend_clients,
+    longest_ago,
+    uniform,
+)
 from fedcor.types import Federation, IntArray, Outcome, Population, State
 
 __all__ = ["Full", "Random", "RoundRobin"]
@@ -90,8 +96,8 @@ class RoundRobin:
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
         """(C,) clients that were chosen longest ago, and the state in which they were chosen."""
         available, asked = federation.available, state["asked"].copy()
-        order = np.lexsort((federation.rng.random(len(available)), asked[available]))
-        chosen = available[order[: self.clients_per_round]]
+        draws = federation.rng.random(len(available))
+        chosen = available[longest_ago(asked[available], self.clients_per_round, draws)]
         asked[chosen] = int(state["round"])
         return chosen, {"round": np.array(int(state["round"]) + 1), "asked": asked}
 

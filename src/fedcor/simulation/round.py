@@ -46,6 +46,7 @@ class _Candidate(NamedTuple):
     memory: State  # the optimiser's, if this model is adopted
     version: int | None  # in the ledger; None if no client received it
     losses: FloatArray  # (N,) NaN where unknown
+    asked: BoolArray  # (N,) who was asked for that loss
 
 
 class SimulatedRound:
@@ -136,21 +137,31 @@ class SimulatedRound:
         """(N,) l_k(w^t) of all who have reported it; NaN where it is unknown. It asks nothing."""
         return self._known.copy()
 
-    def loss_changes(self, selection: IntArray) -> FloatArray:
-        """(N,) change of every loss if `selection` trained; see `Federation.loss_changes`."""
+    def loss_changes(self, selection: IntArray, clients: IntArray | None = None) -> FloatArray:
+        """(N,) change of each loss if `selection` trained; see `Federation.loss_changes`."""
         changes = np.full(len(self.weights), np.nan)
-        before = self.losses(self.available)
+        wanted = self.available if clients is None else np.unique(clients)
+        before = self.losses(wanted)
         participants, weights = self._train(selection)
         if len(participants):
             key = (participants.tobytes(), weights.tobytes())
             if key not in self._candidates:
                 model, memory = self._aggregate(participants, weights)
                 version = self.ledger.new_version()
-                losses = np.full(len(self.weights), np.nan)
-                losses[self.available] = self._ask(version, model, self.available)
-                self._candidates[key] = _Candidate(model, memory, version, losses)
-            changes[self.available] = self._candidates[key].losses[self.available] - before
+                self._candidates[key] = self._candidate(model, memory, version)
+            candidate = self._candidates[key]
+            new = wanted[~candidate.asked[wanted]]
+            if len(new) and candidate.version is not None:
+                candidate.losses[new] = self._ask(candidate.version, candidate.model, new)
+                candidate.asked[new] = True
+            changes[wanted] = candidate.losses[wanted] - before
         return changes
+
+    def _candidate(self, model: Tensor, memory: State, version: int | None) -> _Candidate:
+        """A model of which no loss is known."""
+        clients = len(self.weights)
+        unknown, nobody = np.full(clients, np.nan), np.zeros(clients, dtype=bool)
+        return _Candidate(model, memory, version, unknown, nobody)
 
     def close(self, chosen: IntArray, state: State) -> tuple[SimulationState, Outcome]:
         """Train the chosen clients, aggregate, and end the round.
@@ -179,12 +190,11 @@ class SimulatedRound:
             adopted = self._last_good()
         elif not len(participants):
             # Nobody delivered: the model stays, and so does what is known of it.
-            adopted = _Candidate(self._model, self._memory, CURRENT, self._known)
+            adopted = _Candidate(self._model, self._memory, CURRENT, self._known, self._asked)
         elif key in self._candidates:
             adopted = self._candidates[key]
         else:
-            unknown = np.full(len(self.weights), np.nan)
-            adopted = _Candidate(*self._aggregate(participants, weights), None, unknown)
+            adopted = self._candidate(*self._aggregate(participants, weights), None)
         sizes = self._engine.population.sizes[participants].astype(np.float64)
         outcome = Outcome(
             self.round,
@@ -231,7 +241,7 @@ class SimulatedRound:
         assert good is not None
         model = parameters_of(good, engine.vector.trained)
         memory = init_optimiser(self._optimiser, engine.population, model)
-        return _Candidate(good, memory, None, np.full(len(self.weights), np.nan))
+        return self._candidate(good, memory, None)
 
     def _ask(self, version: int, model: Tensor, clients: IntArray) -> FloatArray:
         """Each client's loss of `model`; NaN for unusable answers, and where none came in time."""

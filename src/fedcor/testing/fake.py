@@ -40,6 +40,7 @@ class FakeFederation:
         population: Who is in the federation.
         asked: The clients of each call of `losses`, in order.
         tried: The selection of each call of `loss_changes`, in order.
+        probed: The clients that each of these calls asked, in order.
 
     Example:
         >>> federation = FakeFederation(np.array([[0.0], [2.0]]))
@@ -79,6 +80,7 @@ class FakeFederation:
         self.rng = stream(seed, "select", 0)
         self.asked: list[IntArray] = []
         self.tried: list[IntArray] = []
+        self.probed: list[IntArray] = []
 
     @classmethod
     def example(cls, clients: int = 12, **options: Any) -> FakeFederation:
@@ -114,14 +116,17 @@ class FakeFederation:
         self.asked.append(np.asarray(clients))
         return np.where(self.answering[clients], self.loss_of(self.model)[clients], np.nan)
 
-    def loss_changes(self, selection: IntArray) -> FloatArray:
-        """(N,) change of every client's loss if `selection` trained now; NaN where unknown."""
+    def loss_changes(self, selection: IntArray, clients: IntArray | None = None) -> FloatArray:
+        """(N,) change of each client's loss if `selection` trained now; NaN where unknown."""
+        asked = self.available if clients is None else np.asarray(clients)
         self._check(selection)
+        self._check(asked)
         self.tried.append(np.asarray(selection))
+        self.probed.append(asked)
         delivered = selection[self.answering[selection]]
         changes = np.full(len(self.centres), np.nan)
         if len(delivered):
-            known = self.available[self.answering[self.available]]
+            known = asked[self.answering[asked]]
             candidate = self.trained(delivered).mean(axis=0)
             changes[known] = (self.loss_of(candidate) - self.loss_of(self.model))[known]
         return changes

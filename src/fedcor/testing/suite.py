@@ -103,6 +103,7 @@ def _check_questions(selector: Selector, clients: int, rounds: int) -> None:
             return
         federation.asked.clear()
         federation.tried.clear()
+        federation.probed.clear()
         chosen, state = selector.select(state, federation)
         asked, tried = sum(map(len, federation.asked)), len(federation.tried)
         assert asked == planned.losses, (
@@ -112,6 +113,12 @@ def _check_questions(selector: Selector, clients: int, rounds: int) -> None:
         assert tried == planned.candidates, (
             f"round {t}: tried {tried} candidates, not {planned.candidates} as questions says"
         )
+        wanted = clients if planned.asked is None else planned.asked
+        for one in federation.probed:
+            assert len(np.unique(one)) == wanted, (
+                f"round {t}: asked {len(np.unique(one))} clients for a candidate's sake, not "
+                f"{wanted} as questions says"
+            )
         assert not planned.adopted or set(chosen) == set(federation.tried[0]), (
             f"round {t}: chose others than it had tried; questions says that it is adopted"
         )

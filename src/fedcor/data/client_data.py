@@ -1,0 +1,180 @@
+"""Clients whose data is made or read when it is needed: a population too large to be held.
+
+Anything with `sizes` and `load(client)` is one. What a round needs is loaded in that round: the
+data of the clients that train, and of those that are asked for a loss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from fedcor.data.datasets import Dataset, Samples
+from fedcor.data.own_samples import as_samples, check_same_shapes, count_of, to_array
+from fedcor.describe import Described, describe, describe_array
+from fedcor.errors import ConfigError, DataError
+from fedcor.types import Array, IntArray
+
+__all__ = [
+    "ClientData",
+    "PerClient",
+    "as_client_data",
+    "check_loaded",
+    "describe_clients",
+    "is_client_data",
+]
+
+
+class ClientData(Protocol):
+    """Clients whose data is made or read when it is needed. A user's own is any such object.
+
+    Three more attributes are optional:
+
+    `test_data`
+        `(x_test, y_test)`. Without it, the experiment needs `test_data`.
+    `classes`
+        K, the number of labels, which are 0 .. K-1; else one more than the largest in the test
+        data. Targets that are floats are those of a regression.
+    `names`
+        N texts, the clients' own ids, which records show.
+
+    `load` must return the same each time: a run that is resumed loads it again. A dataclass is
+    described in records by its parameters; so is an object with `describe()`, by what that returns.
+
+    Example:
+        >>> class Noise:
+        ...     sizes = np.full(1000, 20)
+        ...     test_data = np.zeros((5, 3)), np.arange(5) % 2
+        ...     def load(self, client):
+        ...         rng = np.random.default_rng(client)
+        ...         return rng.standard_normal((20, 3)), rng.integers(0, 2, size=20)
+        >>> data, clients = as_client_data(Noise())
+        >>> data.shape, data.classes, len(clients.sizes)
+        ((3,), 2, 1000)
+    """
+
+    @property
+    def sizes(self) -> IntArray:
+        """(N,) The number of samples of each client, at least 1."""
+        ...
+
+    def load(self, client: int) -> tuple[Any, Any]:
+        """The samples of a client, (n_k, ...), and their labels or targets, (n_k,)."""
+        ...
+
+
+def is_client_data(given: Any) -> bool:
+    """Whether it is an object with `sizes` and `load(client)`."""
+    return (
+        not isinstance(given, type)
+        and callable(getattr(given, "load", None))
+        and hasattr(given, "sizes")
+    )
+
+
+def as_client_data(
+    given: ClientData, test_data: Any = None, name: str = "own clients"
+) -> tuple[Dataset, ClientData]:
+    """The data set that a model is made for and tested on, without training samples; and clients.
+
+    Args:
+        given: As the user gave it.
+        test_data: `(x_test, y_test)`; None for that of `given`.
+        name: What the data is called in records.
+
+    Raises:
+        DataError: The sizes, the names or the test data cannot be used.
+    """
+    sizes = np.asarray(to_array("sizes", given.sizes))
+    if sizes.ndim != 1 or not len(sizes) or sizes.dtype.kind not in "iu" or sizes.min() < 1:
+        raise DataError(
+            "sizes must be one whole number per client, at least 1: how many samples it has"
+        )
+    test = getattr(given, "test_data", None) if test_data is None else test_data
+    if not isinstance(test, tuple | list) or len(test) != 2:
+        raise DataError(
+            "there is no test data: give test_data=(x_test, y_test), or the attribute test_data"
+        )
+    x, y = as_samples("x_test", test[0]), _targets("y_test", test[1])
+    if count_of(x) != len(y):
+        raise DataError(f"x_test has {count_of(x)} samples, but y_test has {len(y)}")
+    classes = None
+    if y.dtype.kind == "i":
+        classes = int(getattr(given, "classes", None) or y.max() + 1)
+        _check_labels("y_test", y, classes)
+    names = tuple(str(one) for one in getattr(given, "names", ()))
+    if names and (len(names) != len(sizes) or len(set(names)) < len(names)):
+        raise DataError(f"names must be {len(sizes)} different texts, one per client")
+    empty = {k: a[:0] for k, a in x.items()} if isinstance(x, dict) else cast(Array, x)[:0]
+    return Dataset(name, empty, y[:0], x, y, classes, client_names=names), given
+
+
+def check_loaded(
+    data: Dataset, client: int, size: int, loaded: tuple[Any, Any]
+) -> tuple[Samples, Array]:
+    """What `load` gave, in the types of the test data. Raises DataError if it does not fit."""
+    try:
+        if not isinstance(loaded, tuple | list) or len(loaded) != 2:
+            raise DataError(f"load returned a {type(loaded).__name__}, not (x, y)")
+        x, y = as_samples("x", loaded[0]), _targets("y", loaded[1])
+        check_same_shapes(x, data.test_x)
+        if count_of(x) != size or len(y) != size:
+            raise DataError(
+                f"load gave {count_of(x)} samples and {len(y)} labels, but sizes says {size}"
+            )
+        if (y.dtype.kind == "f") != (data.classes is None) or y.shape[1:] != data.test_y.shape[1:]:
+            raise DataError(f"y is {y.dtype} {y.shape[1:]}, but y_test is of another kind")
+        if data.classes is not None:
+            _check_labels("y", y, data.classes)
+    except DataError as error:
+        raise DataError(f"client {client}: {error}") from None
+    return x, y
+
+
+def _targets(key: str, given: Any) -> Array:
+    """Labels as int64, numbers as float32."""
+    array = to_array(key, given)
+    if array.ndim < 1 or array.dtype.kind not in "buif":
+        raise DataError(f"{key} must hold labels 0 .. K-1, or numbers; it is of type {array.dtype}")
+    if array.dtype.kind != "f":
+        return array.astype(np.int64)
+    if not np.isfinite(array).all():
+        raise DataError(f"{key} has values that are missing (NaN) or not finite")
+    return array.astype(np.float32)
+
+
+def _check_labels(key: str, labels: Array, classes: int) -> None:
+    if labels.ndim != 1 or (len(labels) and not 0 <= labels.min() <= labels.max() < classes):
+        raise DataError(f"{key} must have one label per sample, from 0 to {classes - 1}")
+
+
+@dataclass(frozen=True)
+class PerClient(Described):
+    """The partition of clients that bring their own data: there is nothing to divide.
+
+    Args:
+        clients: N.
+    """
+
+    clients: int
+
+    def split(self, labels: Array, rng: np.random.Generator) -> list[IntArray]:  # noqa: ARG002
+        """Refused: there are no samples to divide."""
+        raise ConfigError("partition", "per client", "cannot be used with data that is not loaded")
+
+    def describe(self) -> dict[str, Any]:
+        """The number of clients."""
+        return {"kind": "per client", "clients": self.clients}
+
+
+def describe_clients(given: ClientData) -> dict[str, Any]:
+    """What a record says of them: parameters if they are known, and the digest of the sizes."""
+    own = getattr(given, "describe", None)
+    if callable(own) or dataclasses.is_dataclass(given):
+        made = own() if callable(own) else describe(given)
+    else:
+        made = describe(type(given))
+    return {"clients": made, "sizes": describe_array(given.sizes)}

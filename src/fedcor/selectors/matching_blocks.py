@@ -1,0 +1,208 @@
+"""Matching among very many rows, in blocks: what is kept grows with n and C, not with n times C.
+
+Notation as in `matching.py`, and
+    V       sums of groups that a row may join, one a row: S itself, or S without a member  (m, s)
+
+A group that row i joins has |V_j + a_i u_i|^2 = |V_j|^2 + 2 a_i u_i'V_j + |a_i u_i|^2. So a further
+member costs one pass over all rows, as m = 1, and an exchange one product of all rows with V. From
+`COMPILED_FROM` rows on, the pass is a compiled one (`matching_compiled.py`) where Numba is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from fedcor.selectors.gaps import ROUNDING, Criterion, gap, gap_scale, shortest_sum
+from fedcor.types import BoolArray, FloatArray, IntArray
+
+__all__ = ["BlockGroup"]
+
+COMPILED_FROM = 100_000  # below, a run would hardly win back the seconds in which Numba compiles
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Groups that a row may join, and the best row for each so far.
+
+    Attributes:
+        V: (m, s) sum of a_i u_i over each group.
+        squared: (m,) |V_j|^2.
+        aims: (m,) V_j't.
+        weights: (m,) sum of a_i over each group.
+        kinds: (m,) what the row must be; zero if it can be any.
+        rows: (m,) the row with the smallest gap so far, -1 for none. Changed in place.
+        gaps: (m,) that gap, or the one that must be beaten. Changed in place.
+    """
+
+    V: FloatArray
+    squared: FloatArray
+    aims: FloatArray
+    weights: FloatArray
+    kinds: IntArray
+    rows: IntArray
+    gaps: FloatArray
+
+
+class BlockGroup:
+    """The group while it is built.
+
+    Args:
+        blocks: The rows u_i, (n, s) together; all blocks but the last are equally long.
+        target: (s,) t.
+        first: Rows that are members from the start.
+        weights: (n,) a_i; None for equal weights.
+        criterion: What is made small.
+        allowed: (n,) Rows that can become members; None if all can.
+    """
+
+    def __init__(
+        self,
+        blocks: list[FloatArray],
+        target: FloatArray,
+        first: IntArray,
+        weights: FloatArray | None,
+        criterion: Criterion,
+        allowed: BoolArray | None,
+    ) -> None:
+        n = sum(map(len, blocks))
+        self.blocks, self.criterion = blocks, criterion
+        self.weights = np.ones(n) if weights is None else weights  # (n,) a_i
+        self.squares, self.aims = np.empty(n), np.empty(n)  # (n,) |a_i u_i|^2 and (a_i u_i)'t
+        self._improve = _compiled_pass() if n >= COMPILED_FROM else None
+        self._starts = np.cumsum([0, *map(len, blocks)])
+        for rows, U in self._each_block():
+            a = self.weights[rows]
+            self.squares[rows] = a * a * np.einsum("ns,ns->n", U, U)
+            self.aims[rows] = a * (U @ target)
+        self.shortest = shortest_sum(float(self.squares.max(initial=0.0)))
+        self.target_squared = float(target @ target)
+        self.fixed = len(first)  # the first members, which are never swapped
+        self.members: list[int] = first.tolist()
+        # (n,) rows that are not in the group, and could be
+        self.outside = np.ones(n, dtype=bool) if allowed is None else allowed.copy()
+        self.outside[self.members] = False
+
+    def add_best(self) -> None:
+        """Add the row that makes the gap smallest."""
+        S, aim, weight = self._sums()
+        groups = self._groups(S[None], np.array([aim]), np.array([weight]), np.inf)
+        self._search(groups, None)
+        row = int(groups.rows[0])
+        row = row if row >= 0 else int(np.argmax(self.outside))  # if no gap is a number
+        self.members.append(row)
+        self.outside[row] = False
+
+    def best_exchanges(
+        self, kinds: IntArray | None, below: float = np.inf
+    ) -> tuple[IntArray, FloatArray]:
+        """(C',) the row that would replace each member best, of its kind, and the gap then.
+
+        Row -1 for a member that no row replaces with a gap below `below`.
+        """
+        S, aim, weight = self._sums()
+        out = self.members[self.fixed :]
+        V = S - self._rows(out)
+        groups = self._groups(V, aim - self.aims[out], weight - self.weights[out], below)
+        if kinds is not None:
+            groups.kinds[:] = kinds[out]
+        self._search(groups, kinds)
+        return groups.rows, np.where(groups.rows < 0, np.inf, groups.gaps)
+
+    def swap_best(self) -> bool:
+        """Make the exchange that makes the gap smallest; False if none helps."""
+        S, aim, weight = self._sums()
+        squared = float(S @ S)
+        rounding = ROUNDING * gap_scale(self.criterion, squared, weight, self.target_squared)
+        now = float(gap(self.criterion, squared, aim, weight, self.shortest))
+        rows, gaps = self.best_exchanges(None, now - rounding)
+        leaving = int(np.lexsort((rows, gaps))[0])
+        if rows[leaving] < 0:
+            return False
+        place = self.fixed + leaving
+        self.outside[self.members[place]] = True
+        self.members[place] = int(rows[leaving])
+        self.outside[self.members[place]] = False
+        return True
+
+    def _each_block(self) -> list[tuple[slice, FloatArray]]:
+        edges = self._starts.tolist()
+        rows = (slice(start, end) for start, end in zip(edges[:-1], edges[1:], strict=True))
+        return list(zip(rows, self.blocks, strict=True))
+
+    def _rows(self, rows: list[int]) -> FloatArray:
+        """(m, s) a_i u_i of some rows."""
+        found = np.empty((len(rows), self.blocks[0].shape[1]))
+        blocks = np.searchsorted(self._starts, rows, side="right") - 1
+        for j, (row, block) in enumerate(zip(rows, blocks.tolist(), strict=True)):
+            found[j] = self.weights[row] * self.blocks[block][row - self._starts[block]]
+        return found
+
+    def _sums(self) -> tuple[FloatArray, float, float]:
+        """S, S't and A."""
+        members = self.members
+        S = self._rows(members).sum(axis=0)
+        return S, float(self.aims[members].sum()), float(self.weights[members].sum())
+
+    def _groups(self, V: FloatArray, aims: FloatArray, weights: FloatArray, below: float) -> _Sums:
+        m = len(V)
+        squared = np.einsum("ms,ms->m", V, V)
+        nothing = np.zeros(m, dtype=np.int64)
+        return _Sums(V, squared, aims, weights, nothing, nothing - 1, np.full(m, below))
+
+    def _search(self, groups: _Sums, kinds: IntArray | None) -> None:
+        """Find the best row for each group."""
+        none = np.zeros(len(self.outside) if kinds is None else 0, dtype=np.int64)
+        for rows, U in self._each_block():
+            kind = none[rows] if kinds is None else kinds[rows]
+            given = (self.weights[rows], self.squares[rows], self.aims[rows], self.outside[rows])
+            found = (groups.kinds, groups.rows, groups.gaps)
+            sums = (groups.V, groups.squared, groups.aims, groups.weights)
+            if self._improve is not None:
+                direction = self.criterion == "direction"
+                limits = (direction, self.shortest, rows.start)
+                self._improve(U, *given, kind, *sums, *found, *limits)
+            else:
+                _improve(U, *given, kind, *sums, *found, self.criterion, self.shortest, rows.start)
+
+
+def _improve(
+    U: FloatArray,
+    a: FloatArray,
+    squares: FloatArray,
+    aims: FloatArray,
+    outside: BoolArray,
+    kinds: IntArray,
+    V: FloatArray,
+    V_squared: FloatArray,
+    V_aims: FloatArray,
+    V_weights: FloatArray,
+    V_kinds: IntArray,
+    best_rows: IntArray,
+    best_gaps: FloatArray,
+    criterion: Criterion,
+    shortest: float,
+    start: int,
+) -> None:
+    """Search a block of rows, the first of which is row `start`, for better ones."""
+    squared = V_squared + 2 * a[:, None] * (U @ V.T) + squares[:, None]  # (n, m)
+    gaps = gap(criterion, squared, V_aims + aims[:, None], V_weights + a[:, None], shortest)
+    gaps = np.where(outside[:, None] & (kinds[:, None] == V_kinds), gaps, np.inf)
+    rows = np.argmin(gaps, axis=0)
+    found = gaps[rows, np.arange(len(V))]
+    better = found < best_gaps
+    best_rows[better], best_gaps[better] = start + rows[better], found[better]
+
+
+@cache
+def _compiled_pass() -> Callable[..., None] | None:
+    """`matching_compiled.improve`; None where Numba is not installed."""
+    try:
+        from fedcor.selectors.matching_compiled import improve
+    except ImportError:
+        return None
+    compiled: Callable[..., None] = improve
+    return compiled

@@ -1,0 +1,134 @@
+"""The pass of `matching_blocks.py` over very many rows, compiled with Numba.
+
+It finds what `_improve` there finds, but for rounding errors. Whether a row can beat the best one
+so far is decided without a root or a quotient, for many rows at once; the gap itself is computed
+only where it can.
+
+Only `matching_blocks.py` imports this module, and only for very many rows: Numba takes seconds to
+import and compile. Nothing compiled is kept on disk.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from fedcor.types import BoolArray, FloatArray, IntArray
+
+__all__ = ["improve"]
+
+_NUMBERS = 16_384  # so many products at a time stay in the cache
+_LARGEST = 512  # rows at a time
+_ROUNDING = 1e-12
+
+
+@njit(error_model="numpy", fastmath={"reassoc", "contract"})
+def _row_products(U: FloatArray, v: FloatArray, z: FloatArray) -> None:
+    for i in range(z.size):
+        total = 0.0
+        for k in range(v.size):
+            total += U[i, k] * v[k]
+        z[i] = total
+
+
+@njit(error_model="numpy", fastmath={"contract"})
+def _may_align(
+    z: FloatArray,
+    a: FloatArray,
+    squares: FloatArray,
+    aims: FloatArray,
+    squared: float,
+    aim: float,
+    shortest: float,
+    floor: float,
+) -> bool:
+    """Whether (S't)^2 reaches `floor` times |S|^2 for a row with S't > 0."""
+    above = 0
+    for i in range(z.size):
+        length = squared + 2.0 * (a[i] * z[i]) + squares[i]
+        length = length if length > shortest else shortest
+        towards = aim + aims[i]
+        towards = towards if towards > 0.0 else 0.0
+        above += 1 if towards * towards >= floor * length else 0
+    return above > 0
+
+
+@njit(error_model="numpy", fastmath={"contract"})
+def _may_be_close(
+    z: FloatArray,
+    a: FloatArray,
+    squares: FloatArray,
+    aims: FloatArray,
+    squared: float,
+    aim: float,
+    weight: float,
+    best: float,
+) -> bool:
+    """Whether |S|^2 - 2 S't A is at most `best` times A^2 for a row, but for rounding errors."""
+    below = 0
+    for i in range(z.size):
+        length = squared + 2.0 * (a[i] * z[i]) + squares[i]
+        total = weight + a[i]
+        twice = 2.0 * (aim + aims[i]) * total
+        bound = best * total * total
+        rounding = _ROUNDING * (length + abs(twice) + abs(bound))
+        below += 1 if length - twice - bound <= rounding else 0
+    return below > 0
+
+
+@njit(error_model="numpy")
+def improve(
+    U: FloatArray,
+    a: FloatArray,
+    squares: FloatArray,
+    aims: FloatArray,
+    outside: BoolArray,
+    kinds: IntArray,
+    V: FloatArray,
+    V_squared: FloatArray,
+    V_aims: FloatArray,
+    V_weights: FloatArray,
+    V_kinds: IntArray,
+    best_rows: IntArray,
+    best_gaps: FloatArray,
+    direction: bool,
+    shortest: float,
+    start: int,
+) -> None:
+    """Search a block of rows for better ones; arguments as in `matching_blocks`."""
+    m = len(V)
+    size = min(_LARGEST, max(16, _NUMBERS // m))
+    one = np.empty((1, size))
+    for first in range(0, len(U), size):
+        rows = slice(first, min(first + size, len(U)))
+        if m == 1:
+            products = one[:, : rows.stop - first]
+            _row_products(U[rows], V[0], products[0])
+        else:
+            products = np.dot(V, U[rows].T)  # (m, rows)
+        for j in range(m):
+            z, best = products[j], best_gaps[j]
+            of_rows = (z, a[rows], squares[rows], aims[rows])
+            if direction and best < 0.0:
+                floor = best * best * (1.0 - _ROUNDING)
+                may = _may_align(*of_rows, V_squared[j], V_aims[j], shortest, floor)
+            elif direction or best == np.inf:
+                may = True
+            else:
+                may = _may_be_close(*of_rows, V_squared[j], V_aims[j], V_weights[j], best)
+            if not may:
+                continue
+            for i in range(first, rows.stop):
+                if not outside[i] or kinds[i] != V_kinds[j]:
+                    continue
+                length = V_squared[j] + 2.0 * (a[i] * z[i - first]) + squares[i]
+                aim = V_aims[j] + aims[i]
+                if direction:
+                    gap = -aim / math.sqrt(max(length, shortest))
+                else:
+                    weight = V_weights[j] + a[i]
+                    gap = length / (weight * weight) - 2.0 * aim / weight
+                if gap < best_gaps[j]:
+                    best_rows[j], best_gaps[j] = start + i, gap
