@@ -16,7 +16,9 @@ from fedcor.types import Array, FloatArray, IntArray, State
 
 __all__ = ["ROWS", "extend_table", "put_table", "replace_rows", "table_blocks", "table_rows"]
 
-ROWS = 4096  # in a block
+# In a block. Smaller ones would be read more slowly, since they get no huge pages of memory: that
+# costs more in a choice than it saves in a copy.
+ROWS = 32_768
 
 
 def table_blocks(state: State, name: str) -> list[Array]:
