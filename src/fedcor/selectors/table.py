@@ -16,9 +16,9 @@ from fedcor.types import Array, FloatArray, IntArray, State
 
 __all__ = ["ROWS", "extend_table", "put_table", "replace_rows", "table_blocks", "table_rows"]
 
-# In a block. Smaller ones would be read more slowly, since they get no huge pages of memory: that
-# costs more in a choice than it saves in a copy.
-ROWS = 32_768
+# In a block. Larger ones are read faster in a choice (they get huge pages of memory), but then most
+# rounds of many clients would copy the whole table.
+ROWS = 4096
 
 
 def table_blocks(state: State, name: str) -> list[Array]:
