@@ -134,7 +134,7 @@ def _terms(
         Xb = X[rows][who]
         XX += Xb.T @ Xb
         YX += part @ Xb
-    A_inv = np.linalg.inv(s2 * np.eye(d) + XX)
+    A_inv = np.asarray(np.linalg.inv(s2 * np.eye(d) + XX), dtype=np.float64)
     B = YX @ A_inv
     return A_inv, B, w[:, None] * B, w.sum()
 
