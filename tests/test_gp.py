@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +12,15 @@ from hypothesis import strategies as st
 from scipy.optimize import approx_fprime
 from scipy.stats import multivariate_normal
 
-from fedcor.gp import Samples, fit, log_likelihood, log_likelihood_gradient, select, select_proxy
+from fedcor.gp import (
+    Samples,
+    fit,
+    log_likelihood,
+    log_likelihood_gradient,
+    select,
+    select_proxy,
+    take_apart,
+)
 
 
 def dense_algorithm_1(X, p, alpha, s2, count, candidates):
@@ -66,6 +75,77 @@ def assert_same_choice(problem):
 @given(problems())
 def test_selection_equals_dense_algorithm_1(problem):
     assert_same_choice(problem)
+
+
+@settings(deadline=None)
+@given(problems(), st.integers(1, 5))
+def test_the_compiled_selection_equals_dense_algorithm_1(problem, block):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedcor.gp.posterior.COMPILED_FROM", 0)
+        patch.setattr("fedcor.gp.blocks.BLOCK", block)
+        assert_same_choice(problem)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_compiled_selection_equals_numpys_with_thousands_of_clients(seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    N = 3_000 + 700 * seed
+    X, p = rng.standard_normal((N, 2 + 4 * seed)) * 0.3, rng.dirichlet(np.ones(N))
+    candidates = np.arange(N) if seed % 2 else np.sort(rng.permutation(N)[: N // 2])
+    problem = X, p, 0.9 ** rng.integers(0, 5, size=N), 1e-4, 40, candidates
+    with_numpy = select(*problem, earlier=np.setdiff1d(np.arange(N), candidates)[:3])
+    monkeypatch.setattr("fedcor.gp.posterior.COMPILED_FROM", 0)
+    compiled = select(*problem, earlier=np.setdiff1d(np.arange(N), candidates)[:3])
+    assert np.array_equal(compiled.clients, with_numpy.clients)
+    assert compiled.gain == pytest.approx(with_numpy.gain, rel=1e-9)
+    again = select(*problem, earlier=np.setdiff1d(np.arange(N), candidates)[:3])
+    assert np.array_equal(again.gain, compiled.gain)  # to the last bit
+    # Reasons are of the same passes.
+    picks = with_numpy.clients
+    ours = take_apart(*problem[:4], picks, candidates)
+    monkeypatch.setattr("fedcor.gp.posterior.COMPILED_FROM", 10**9)
+    theirs = take_apart(*problem[:4], picks, candidates)
+    assert np.array_equal(ours.runner_up, theirs.runner_up)
+    assert ours.gain == pytest.approx(theirs.gain, rel=1e-9)
+    assert ours.margin == pytest.approx(theirs.margin, abs=1e-9 * theirs.gain.max())
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_compiled_pass_finds_the_first_of_equal_gains_and_negative_ones(sign, monkeypatch):
+    """Two groups of 2,000 equal clients, all of whose gains are negative if weights are."""
+    X = np.repeat(np.array([[1.0, 0.1], [0.2, 0.9]]), 2_000, axis=0)
+    problem = X, np.full(4_000, sign / 4_000), np.ones(4_000), 1e-2, 6, np.arange(4_000)
+    with_numpy = select(*problem)
+    monkeypatch.setattr("fedcor.gp.posterior.COMPILED_FROM", 0)
+    compiled = select(*problem)
+    assert compiled.gain == pytest.approx(with_numpy.gain, rel=1e-9)
+    assert len(np.unique(compiled.clients)) == 6
+    assert np.sign(compiled.gain[0]) == sign
+
+
+def test_where_no_gain_is_a_number_the_compiled_pass_still_names_different_clients(monkeypatch):
+    monkeypatch.setattr("fedcor.gp.posterior.COMPILED_FROM", 0)
+    p = np.full(300, np.nan)
+    picks = select(np.ones((300, 2)), p, np.ones(300), 0.01, 3, np.arange(300))
+    assert picks.clients.tolist() == [0, 1, 2]
+
+
+def test_without_numba_many_clients_are_chosen_from_as_well(monkeypatch):
+    from fedcor.gp import posterior
+
+    rng = np.random.default_rng(0)
+    problem = rng.standard_normal((500, 3)), np.full(500, 1 / 500), np.ones(500), 0.01
+    expected = select(*problem, 9, np.arange(500))
+    monkeypatch.setattr(posterior, "COMPILED_FROM", 0)
+    monkeypatch.delitem(sys.modules, "fedcor.gp.compiled", raising=False)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    posterior._compiled_pass.cache_clear()
+    try:
+        found = select(*problem, 9, np.arange(500))
+    finally:
+        posterior._compiled_pass.cache_clear()
+    assert np.array_equal(found.clients, expected.clients)
+    assert np.array_equal(found.gain, expected.gain)
 
 
 @given(problems(), st.integers(1, 5))

@@ -109,9 +109,7 @@ def log_likelihood_gradient(X: FloatArray, samples: Samples, s2: float) -> Float
     return gradient
 
 
-def _gradient(
-    X: FloatArray, groups: list[Group], s2: float
-) -> Iterator[tuple[slice, FloatArray]]:
+def _gradient(X: FloatArray, groups: list[Group], s2: float) -> Iterator[tuple[slice, FloatArray]]:
     """The gradient at X, block by block of clients.
 
     A block's rows of X may change once its gradient is there.
@@ -136,7 +134,7 @@ def _terms(
         Xb = X[rows][who]
         XX += Xb.T @ Xb
         YX += part @ Xb
-    A_inv = np.linalg.inv(s2 * np.eye(d) + XX)
+    A_inv = np.asarray(np.linalg.inv(s2 * np.eye(d) + XX), dtype=np.float64)
     B = YX @ A_inv
     return A_inv, B, w[:, None] * B, w.sum()
 

@@ -106,5 +106,6 @@ def select_proxy(
     Returns:
         (C,) ids, the largest sum first.
     """
-    score = X[candidates] @ (p @ X) + s2 * p[candidates]  # (n,)
+    Xc, pc = of_candidates(candidates, X, p)
+    score = Xc @ (p @ X) + s2 * pc  # (n,)
     return candidates[np.argsort(-score, kind="stable")[:count]]

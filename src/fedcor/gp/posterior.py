@@ -66,6 +66,8 @@ class Posterior:
         self.A, self.v = np.eye(X.shape[1]), v.copy()
         self.variance, self.benefit = np.empty(len(X)), np.empty(len(X))
         self._pass = _compiled_pass() if len(X) >= COMPILED_FROM else None
+        if self._pass is not None:
+            self.X = np.ascontiguousarray(X)
         for rows in blocks(len(X)):
             Xb = X[rows]
             self.variance[rows] = np.einsum("nd,nd->n", Xb, Xb) + s2

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedcor.checks import check_at_least, check_fraction, check_positive
 from fedcor.config import plain_keywords
-from fedcor.selectors.base import asks_nothing, extend_clients, fraction_of, uniform
+from fedcor.selectors.base import asks_nothing, extend_clients, fraction_of, uniform, without
 from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, Reasons, State
 
 __all__ = ["AFL"]
@@ -107,7 +107,7 @@ class AFL:
         by_valuation = np.argsort(-keys)[: fraction_of(1 - self.alpha3, count)]
         chosen = available[kept[by_valuation]]
         # 3. Fill the round uniformly.
-        rest = np.setdiff1d(available, chosen)
+        rest = without(federation.available, chosen)
         return np.concatenate([chosen, uniform(rng, rest, count - len(chosen))]), state
 
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:

@@ -23,7 +23,7 @@ import numpy as np
 
 from fedcor.checks import check_at_least, check_positive
 from fedcor.config import plain_keywords
-from fedcor.selectors.base import longest_ago, spread, uniform
+from fedcor.selectors.base import longest_ago, spread, uniform, without
 from fedcor.selectors.remembered import RememberingSelector, seated_known
 from fedcor.selectors.table import table_rows
 from fedcor.types import Array, Federation, IntArray, Reasons, State
@@ -83,8 +83,7 @@ class Aligned(RememberingSelector):
         first = known[longest_ago(state["asked"][known], seats, draws)]
         if not self.target(state, federation.weights).any():
             # Nothing points anywhere: a part of the model that is not trained.
-            others = np.setdiff1d(known, first)
-            more = uniform(federation.rng, others, wanted - len(first))
+            more = uniform(federation.rng, without(known, first), wanted - len(first))
             return np.concatenate([first, more])
         return self.match_known(state, federation, known, first, wanted, self.swaps, "direction")
 

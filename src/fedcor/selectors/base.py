@@ -25,6 +25,7 @@ __all__ = [
     "longest_ago",
     "spread",
     "uniform",
+    "without",
 ]
 
 
@@ -66,7 +67,7 @@ def fraction_of(fraction: float, count: int) -> int:
 def longest_ago(asked: IntArray, count: int, ties: FloatArray | None = None) -> IntArray:
     """Positions of the `count` smallest numbers (all, if there are fewer), the smallest first.
 
-    Only those near them are sorted: with many clients, a sort of all is slow.
+    Only those near them are put in order: with many clients, that of all would be slow.
 
     Args:
         asked: (n,) when each was last chosen.
@@ -78,9 +79,19 @@ def longest_ago(asked: IntArray, count: int, ties: FloatArray | None = None) -> 
     """
     near = np.arange(len(asked))
     if 0 < count < len(asked):
-        near = np.flatnonzero(asked <= np.partition(asked, count - 1)[count - 1])
+        last = np.sort(asked)[count - 1]  # quicker than a partition where many are equal
+        near, equal = np.flatnonzero(asked < last), np.flatnonzero(asked == last)
+        missing = count - len(near)
+        if ties is not None and missing < len(equal):
+            equal = equal[ties[equal] <= np.partition(ties[equal], missing - 1)[missing - 1]]
+        near = np.concatenate([near, equal])
     keys = (asked[near],) if ties is None else (ties[near], asked[near])
     return near[np.lexsort(keys)[:count]]
+
+
+def without(clients: IntArray, others: IntArray) -> IntArray:
+    """Those of `clients` who are not among `others`, in their order."""
+    return clients[~np.isin(clients, others)]
 
 
 def spread(columns: Mapping[str, Array], known: BoolArray) -> dict[str, FloatArray]:

@@ -8,11 +8,13 @@ Notation as in `matching.py`: S = sum_K a_i u_i and A = sum_K a_i over the group
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-__all__ = ["ROUNDING", "Criterion", "gap", "gap_scale", "shortest_sum"]
+from fedcor.types import BoolArray, FloatArray, IntArray
+
+__all__ = ["ROUNDING", "Criterion", "Groups", "Rows", "gap", "gap_scale", "shortest_sum"]
 
 Criterion: TypeAlias = Literal["distance", "direction"]
 
@@ -20,6 +22,53 @@ Criterion: TypeAlias = Literal["distance", "direction"]
 # end. A sum of rows whose squared length is below this fraction of the longest row's is zero but
 # for rounding errors, and has no direction.
 ROUNDING = 1e-12
+
+
+class Rows(NamedTuple):
+    """Rows that may join a group, some of n.
+
+    Attributes:
+        U: (n, s) u_i.
+        weights: (n,) a_i.
+        squares: (n,) |a_i u_i|^2.
+        aims: (n,) (a_i u_i)'t.
+        outside: (n,) which of them can join.
+        kinds: (n,) what kind of row each is.
+    """
+
+    U: FloatArray
+    weights: FloatArray
+    squares: FloatArray
+    aims: FloatArray
+    outside: BoolArray
+    kinds: IntArray
+
+    def part(self, rows: slice) -> Rows:
+        """Some of the rows."""
+        a, squares, aims = self.weights[rows], self.squares[rows], self.aims[rows]
+        return Rows(self.U[rows], a, squares, aims, self.outside[rows], self.kinds[rows])
+
+
+class Groups(NamedTuple):
+    """Groups that a row may join, and the best row for each so far.
+
+    Attributes:
+        V: (m, s) sum of a_i u_i over each group.
+        weights: (m,) sum of a_i over each group.
+        squares: (m,) |V_j|^2.
+        aims: (m,) V_j't.
+        kinds: (m,) of what kind the row must be.
+        rows: (m,) the row with the smallest gap so far, -1 for none. Changed in place.
+        gaps: (m,) that gap, or the one that must be beaten. Changed in place.
+    """
+
+    V: FloatArray
+    weights: FloatArray
+    squares: FloatArray
+    aims: FloatArray
+    kinds: IntArray
+    rows: IntArray
+    gaps: FloatArray
 
 
 def shortest_sum(longest: float) -> float:
@@ -34,7 +83,7 @@ def gap(criterion: Criterion, squared: Any, aim: Any, weight: Any, shortest: flo
     return -aim / np.sqrt(np.maximum(squared, shortest))
 
 
-def gap_scale(criterion: Criterion, squared: float, weight: float, target_squared: float) -> float:
+def gap_scale(criterion: Criterion, squared: Any, weight: Any, target_squared: Any) -> float:
     """The size of the numbers that a gap is the difference of."""
     if criterion == "distance":
         return float(target_squared + squared / weight**2)

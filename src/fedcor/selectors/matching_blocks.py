@@ -5,46 +5,24 @@ Notation as in `matching.py`, and
 
 A group that row i joins has |V_j + a_i u_i|^2 = |V_j|^2 + 2 a_i u_i'V_j + |a_i u_i|^2. So a further
 member costs one pass over all rows, as m = 1, and an exchange one product of all rows with V. From
-`COMPILED_FROM` rows on, the pass is a compiled one (`matching_compiled.py`) where Numba is installed.
+`COMPILED_FROM` rows on, the pass is a compiled one (`matching_compiled.py`) where there is Numba.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 
-from fedcor.selectors.gaps import ROUNDING, Criterion, gap, gap_scale, shortest_sum
+from fedcor.selectors.gaps import ROUNDING, Criterion, Groups, Rows, gap, gap_scale, shortest_sum
 from fedcor.types import BoolArray, FloatArray, IntArray
 
 __all__ = ["BlockGroup"]
 
 COMPILED_FROM = 100_000  # below, a run would hardly win back the seconds in which Numba compiles
-
-
-@dataclass(frozen=True)
-class _Sums:
-    """Groups that a row may join, and the best row for each so far.
-
-    Attributes:
-        V: (m, s) sum of a_i u_i over each group.
-        squared: (m,) |V_j|^2.
-        aims: (m,) V_j't.
-        weights: (m,) sum of a_i over each group.
-        kinds: (m,) what the row must be; zero if it can be any.
-        rows: (m,) the row with the smallest gap so far, -1 for none. Changed in place.
-        gaps: (m,) that gap, or the one that must be beaten. Changed in place.
-    """
-
-    V: FloatArray
-    squared: FloatArray
-    aims: FloatArray
-    weights: FloatArray
-    kinds: IntArray
-    rows: IntArray
-    gaps: FloatArray
+_NUMBERS = 65_536  # gaps that are computed at a time
 
 
 class BlockGroup:
@@ -69,7 +47,7 @@ class BlockGroup:
         allowed: BoolArray | None,
     ) -> None:
         n = sum(map(len, blocks))
-        self.blocks, self.criterion = blocks, criterion
+        self.blocks, self.criterion = [np.ascontiguousarray(block) for block in blocks], criterion
         self.weights = np.ones(n) if weights is None else weights  # (n,) a_i
         self.squares, self.aims = np.empty(n), np.empty(n)  # (n,) |a_i u_i|^2 and (a_i u_i)'t
         self._improve = _compiled_pass() if n >= COMPILED_FROM else None
@@ -129,8 +107,7 @@ class BlockGroup:
         return True
 
     def _each_block(self) -> list[tuple[slice, FloatArray]]:
-        edges = self._starts.tolist()
-        rows = (slice(start, end) for start, end in zip(edges[:-1], edges[1:], strict=True))
+        rows = (slice(start, end) for start, end in pairwise(self._starts.tolist()))
         return list(zip(rows, self.blocks, strict=True))
 
     def _rows(self, rows: list[int]) -> FloatArray:
@@ -147,58 +124,43 @@ class BlockGroup:
         S = self._rows(members).sum(axis=0)
         return S, float(self.aims[members].sum()), float(self.weights[members].sum())
 
-    def _groups(
-        self, V: FloatArray, aims: FloatArray, weights: FloatArray, below: float
-    ) -> _Sums:
-        m = len(V)
-        squared = np.einsum("ms,ms->m", V, V)
-        nothing = np.zeros(m, dtype=np.int64)
-        return _Sums(V, squared, aims, weights, nothing, nothing - 1, np.full(m, below))
+    def _groups(self, V: FloatArray, aims: FloatArray, weights: FloatArray, below: float) -> Groups:
+        """The groups, with no row found for them yet; its gap must be below `below`."""
+        squares, kinds = np.einsum("ms,ms->m", V, V), np.zeros(len(V), dtype=np.int64)
+        return Groups(V, weights, squares, aims, kinds, kinds - 1, np.full(len(V), below))
 
-    def _search(self, groups: _Sums, kinds: IntArray | None) -> None:
+    def _search(self, groups: Groups, kinds: IntArray | None) -> None:
         """Find the best row for each group."""
-        none = np.zeros(len(self.outside) if kinds is None else 0, dtype=np.int64)
+        if kinds is None:
+            kinds = np.zeros(len(self.outside), dtype=np.int64)
         for rows, U in self._each_block():
-            kind = none[rows] if kinds is None else kinds[rows]
-            given = (self.weights[rows], self.squares[rows], self.aims[rows], self.outside[rows])
-            found = (groups.kinds, groups.rows, groups.gaps)
-            sums = (groups.V, groups.squared, groups.aims, groups.weights)
+            a, squares, aims = self.weights[rows], self.squares[rows], self.aims[rows]
+            block = Rows(U, a, squares, aims, self.outside[rows], kinds[rows])
             if self._improve is not None:
                 direction = self.criterion == "direction"
-                limits = (direction, self.shortest, rows.start)
-                self._improve(U, *given, kind, *sums, *found, *limits)
+                self._improve(block, groups, direction, self.shortest, rows.start)
             else:
-                _improve(U, *given, kind, *sums, *found, self.criterion, self.shortest, rows.start)
+                _improve(block, groups, self.criterion, self.shortest, rows.start)
 
 
 def _improve(
-    U: FloatArray,
-    a: FloatArray,
-    squares: FloatArray,
-    aims: FloatArray,
-    outside: BoolArray,
-    kinds: IntArray,
-    V: FloatArray,
-    V_squared: FloatArray,
-    V_aims: FloatArray,
-    V_weights: FloatArray,
-    V_kinds: IntArray,
-    best_rows: IntArray,
-    best_gaps: FloatArray,
-    criterion: Criterion,
-    shortest: float,
-    start: int,
+    block: Rows, groups: Groups, criterion: Criterion, shortest: float, start: int
 ) -> None:
     """Search a block of rows, the first of which is row `start`, for better ones."""
-    squared = V_squared + 2 * a[:, None] * (U @ V.T) + squares[:, None]  # (n, m)
-    gaps = gap(
-        criterion, squared, V_aims + aims[:, None], V_weights + a[:, None], shortest
-    )
-    gaps = np.where(outside[:, None] & (kinds[:, None] == V_kinds), gaps, np.inf)
-    rows = np.argmin(gaps, axis=0)
-    found = gaps[rows, np.arange(len(V))]
-    better = found < best_gaps
-    best_rows[better], best_gaps[better] = start + rows[better], found[better]
+    size = max(16, _NUMBERS // len(groups.V))
+    for first in range(0, len(block.U), size):
+        part = block.part(slice(first, first + size))
+        a = part.weights[:, None]
+        squared = groups.squares + 2 * a * (part.U @ groups.V.T) + part.squares[:, None]  # (n, m)
+        aims = groups.aims + part.aims[:, None]
+        gaps = gap(criterion, squared, aims, groups.weights + a, shortest)
+        can = part.outside[:, None] & (part.kinds[:, None] == groups.kinds)
+        gaps = np.where(can, gaps, np.inf)
+        rows = np.argmin(gaps, axis=0)
+        found = gaps[rows, np.arange(len(groups.V))]
+        better = found < groups.gaps
+        groups.rows[better] = start + first + rows[better]
+        groups.gaps[better] = found[better]
 
 
 @cache

@@ -15,7 +15,8 @@ import math
 import numpy as np
 from numba import njit
 
-from fedcor.types import BoolArray, FloatArray, IntArray
+from fedcor.selectors.gaps import Groups, Rows
+from fedcor.types import FloatArray
 
 __all__ = ["improve"]
 
@@ -79,56 +80,39 @@ def _may_be_close(
 
 
 @njit(error_model="numpy")
-def improve(
-    U: FloatArray,
-    a: FloatArray,
-    squares: FloatArray,
-    aims: FloatArray,
-    outside: BoolArray,
-    kinds: IntArray,
-    V: FloatArray,
-    V_squared: FloatArray,
-    V_aims: FloatArray,
-    V_weights: FloatArray,
-    V_kinds: IntArray,
-    best_rows: IntArray,
-    best_gaps: FloatArray,
-    direction: bool,
-    shortest: float,
-    start: int,
-) -> None:
+def improve(block: Rows, groups: Groups, direction: bool, shortest: float, start: int) -> None:
     """Search a block of rows for better ones; arguments as in `matching_blocks`."""
-    m = len(V)
+    m = len(groups.V)
     size = min(_LARGEST, max(16, _NUMBERS // m))
     one = np.empty((1, size))
-    for first in range(0, len(U), size):
-        rows = slice(first, min(first + size, len(U)))
+    for first in range(0, len(block.U), size):
+        rows = slice(first, min(first + size, len(block.U)))
+        a, squares, aims = block.weights[rows], block.squares[rows], block.aims[rows]
         if m == 1:
             products = one[:, : rows.stop - first]
-            _row_products(U[rows], V[0], products[0])
+            _row_products(block.U[rows], groups.V[0], products[0])
         else:
-            products = np.dot(V, U[rows].T)  # (m, rows)
+            products = np.dot(groups.V, block.U[rows].T)  # (m, rows)
         for j in range(m):
-            z, best = products[j], best_gaps[j]
-            of_rows = (z, a[rows], squares[rows], aims[rows])
+            z, best, squared, aim = products[j], groups.gaps[j], groups.squares[j], groups.aims[j]
             if direction and best < 0.0:
                 floor = best * best * (1.0 - _ROUNDING)
-                may = _may_align(*of_rows, V_squared[j], V_aims[j], shortest, floor)
+                may = _may_align(z, a, squares, aims, squared, aim, shortest, floor)
             elif direction or best == np.inf:
                 may = True
             else:
-                may = _may_be_close(*of_rows, V_squared[j], V_aims[j], V_weights[j], best)
+                may = _may_be_close(z, a, squares, aims, squared, aim, groups.weights[j], best)
             if not may:
                 continue
-            for i in range(first, rows.stop):
-                if not outside[i] or kinds[i] != V_kinds[j]:
+            for i in range(z.size):
+                row = first + i
+                if not block.outside[row] or block.kinds[row] != groups.kinds[j]:
                     continue
-                length = V_squared[j] + 2.0 * (a[i] * z[i - first]) + squares[i]
-                aim = V_aims[j] + aims[i]
+                length, towards = squared + 2.0 * (a[i] * z[i]) + squares[i], aim + aims[i]
                 if direction:
-                    gap = -aim / math.sqrt(max(length, shortest))
+                    gap = -towards / math.sqrt(max(length, shortest))
                 else:
-                    weight = V_weights[j] + a[i]
-                    gap = length / (weight * weight) - 2.0 * aim / weight
-                if gap < best_gaps[j]:
-                    best_rows[j], best_gaps[j] = start + i, gap
+                    weight = groups.weights[j] + a[i]
+                    gap = length / (weight * weight) - 2.0 * towards / weight
+                if gap < groups.gaps[j]:
+                    groups.rows[j], groups.gaps[j] = start + row, gap

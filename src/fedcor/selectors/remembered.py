@@ -23,7 +23,7 @@ import numpy as np
 from fedcor.checks import check_at_least, check_one_of
 from fedcor.guard import LARGEST_LOSS
 from fedcor.rules import seated, seats_of
-from fedcor.selectors.base import asks_nothing, extend_clients, fraction_of, uniform
+from fedcor.selectors.base import asks_nothing, extend_clients, fraction_of, uniform, without
 from fedcor.selectors.matching import Criterion, match, replacements
 from fedcor.selectors.sketch import count_sketch
 from fedcor.selectors.table import (
@@ -213,7 +213,7 @@ class RememberingSelector(ABC):
             chosen = np.concatenate([chosen, group])
         for others in (new, available):  # where too few are known, or ready
             if len(chosen) < count:
-                more = uniform(rng, np.setdiff1d(others, chosen), count - len(chosen))
+                more = uniform(rng, without(others, chosen), count - len(chosen))
                 chosen = np.concatenate([chosen, more])
         asked, failed = state["asked"].copy(), state["failed"].copy()
         asked[chosen] = t

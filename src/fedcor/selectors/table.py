@@ -24,7 +24,7 @@ def table_blocks(state: State, name: str) -> list[Array]:
     if name in state:
         whole = state[name]
         return [whole[start : start + ROWS] for start in range(0, max(len(whole), 1), ROWS)]
-    blocks = []
+    blocks: list[Array] = []
     while (block := state.get(f"{name}/{len(blocks)}")) is not None:
         blocks.append(block)
     return blocks
