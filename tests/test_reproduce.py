@@ -58,6 +58,7 @@ FIGURES = {
     "memory-stress": [],
     "memory-anatomy": [],
     "liars": [],
+    "liars-means": [],
 }
 
 
@@ -131,7 +132,10 @@ print({"torch", "matplotlib", "sklearn"} & set(sys.modules))
             "matplotlib",
             "matplotlib",
             "plot",
-            {"table1", "memory-ablation", "memory-stress", "memory-anatomy", "liars"},
+            {
+                *("table1", "memory-ablation", "memory-stress", "memory-anatomy"),
+                *("liars", "liars-means"),
+            },
         ),
         (
             "sklearn",

@@ -16,6 +16,7 @@ from fedcor.record import RunRecord, read_run
 from fedcor.report.estimates import mean_estimate
 from fedcor.report.liars import liars_share
 from fedcor.reproduce import GROUPS
+from fedcor.reproduce.liars import means as liars_means
 from fedcor.reproduce.liars import runs as liars_runs
 from fedcor.reproduce.liars import table as liars_table
 from fedcor.reproduce.liars.runs import ATTACKS, DEFENCES, SELECTORS, Cell, Measured, price_cells
@@ -136,3 +137,26 @@ def test_the_command_is_part_of_all():
 def test_a_damaged_header_has_no_liars(config):
     rounds = [{"selected": [0, 3]}]
     assert liars_share(RunRecord(None, {"seed": 1, "config": config}, rounds)) is None
+
+
+def test_the_robust_means_are_held_against_the_plain_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(liars_means, "UPDATES", ("nobody", "scale"))
+    monkeypatch.setattr(liars_means, "MEANS", {"fedavg": "mean", "multi_krum": "Multi-Krum"})
+    arguments = ["--quick", "--rounds", "8", "--out", str(tmp_path)]
+    assert main(["reproduce", "liars-means", *arguments]) == 0
+    saved = json.loads((tmp_path / "liars-means-digits.json").read_text())
+    cells = {(c["attack"], c["defence"], c["optimiser"]): c for c in saved["cells"]}
+    assert len(cells) == 2 * 2 * 2
+    runs = tmp_path / "runs" / "liars-digits" / "scale-defence-off"
+    accuracies = {}
+    for name in ("fedavg", "multi_krum"):
+        run = read_run(runs / f"random+{name}" / "seed-2")
+        assert run.header["config"]["optimiser"]["name"] == name
+        accuracies[name] = np.mean([row["test_accuracy"] for row in run.rounds])
+        assert cells["scale", "off", name]["accuracies"][1] == pytest.approx(accuracies[name])
+    assert accuracies["multi_krum"] > accuracies["fedavg"]  # thirtyfold updates are left out
+    paired = cells["scale", "off", "multi_krum"]["paired_to_mean"]
+    mean, krum = (cells["scale", "off", name]["accuracies"] for name in accuracies)
+    assert paired["mean"] == pytest.approx(np.mean(krum) - np.mean(mean))
+    page = (tmp_path / "liars-means-digits.md").read_text()
+    assert page.count("| scale | off |") == 2

@@ -20,7 +20,7 @@ SOURCE = Path(fedcor.__file__).parent
 ORDER = [
     "foreign", "errors", "types", "rng", "checks", "config", "plugins", "describe", "files",
     "guard", "privacy", "ledger", "header", "checkpoints", "record", "run_folder", "tracking",
-    "progress", "processes", "rules", "outliers", "turns", "defence", "health", "shield",
+    "progress", "cluster", "processes", "rules", "outliers", "turns", "defence", "health", "shield",
     "selection", "aggregation", "gp", "selectors", "testing", "tasks", "data", "traces", "clock",
     "faults", "liars", "optimisers", "schedules", "model_options", "experiments", "engine",
     "simulation", "build", "runner", "analysis", "report", "page", "results", "reproduce", "flower",
@@ -68,13 +68,16 @@ def test_imports_point_one_way():
                 assert other in GP_MAY_IMPORT, f"{path} imports {other}"
 
 
-def test_only_the_flower_room_imports_flower():
+def test_only_their_rooms_import_flower_ray_and_dask():
     for path in SOURCE.rglob("*.py"):
         nodes = list(ast.walk(parse(path)))
         modules = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
         modules += [a.name for n in nodes if isinstance(n, ast.Import) for a in n.names]
-        if any(name.split(".")[0] in ("flwr", "ray") for name in modules):
+        packages = {name.split(".")[0] for name in modules}
+        if "flwr" in packages:
             assert path.parent.name == "flower", path
+        if packages & {"ray", "distributed"}:
+            assert path.parent.name in ("flower", "cluster"), path
 
 
 def test_without_flower_the_room_says_what_to_install(monkeypatch, capsys):

@@ -6,6 +6,7 @@ What needs PyTorch is imported when it is called, so that mistakes are refused a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcor.checks import LARGEST_SEED, check_at_least, check_one_of, expand_home
+from fedcor.cluster import CLUSTERS, check_place
 from fedcor.config import suggests
 from fedcor.errors import ConfigError, DataError, FedcorError, MissingExtraError
 from fedcor.experiments import Experiment, Selectors, variants
@@ -44,6 +46,7 @@ def run(
     rounds: int | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
     engine: str = "simulator",
+    address: str | None = None,
     progress: bool | None = None,
     callbacks: Iterable[GivenCallback] = (),
 ) -> Result:
@@ -59,6 +62,8 @@ def run(
         rounds: None for the experiment's own.
         on_round: Called after each round with its record.
         engine: "simulator", or "flower" for Flower's simulation.
+        address: Of a Ray cluster that runs, for Flower's simulation; None for `RAY_ADDRESS`, else
+            for this machine.
         progress: False shows no progress; it is shown on a terminal and in a notebook.
         callbacks: What hears of the run while it goes on: objects with some of the methods of
             `fedcor.tracking.Callback`, classes of them, functions of a round's record, or names of
@@ -76,7 +81,10 @@ def run(
     folder = _folder(out, resume)
     told = check_callbacks(callbacks, folder)
     check_at_least("seed", seed, 0, LARGEST_SEED)
-    run_on_flower = _flower() if engine == "flower" else None
+    run_on_flower = _flower(address) if engine == "flower" else None
+    if address is not None and run_on_flower is None:
+        allowed = 'is of a cluster for Flower: choose engine="flower", or compare(backend=...)'
+        raise ConfigError("address", address, allowed)
     from fedcor.runner import run as run_on_simulator  # imports torch: after the checks
     from fedcor.runner import run_in_memory
 
@@ -106,8 +114,9 @@ def compare(
     rounds: int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    jobs: int = 1,
+    jobs: int | None = None,
     backend: str = "loky",
+    address: str | None = None,
     progress: bool | None = None,
     callbacks: Iterable[GivenCallback] = (),
 ) -> Result:
@@ -121,11 +130,16 @@ def compare(
         rounds: Of each run; None for the experiment's own.
         out: Folder of the runs, each in `out/<selector>/seed-<n>`; None to keep them in memory.
         resume: Whether runs that are in the folder already are resumed; else they are refused.
-        jobs: How many processes work at once; -1 for as many as there are processors.
+        jobs: How many processes work at once; -1 for as many as there are processors. By default
+            one; on a cluster, as many as it can run.
         backend: A backend of joblib. The default needs no `if __name__ == "__main__"` in a script.
+            "ray" and "dask" are clusters that run already.
+        address: Of the cluster; None for `RAY_ADDRESS` or `DASK_SCHEDULER_ADDRESS`, else for the
+            one that this process is connected to.
         progress: False shows no progress; it is shown on a terminal and in a notebook.
         callbacks: What hears of the runs, as in `run`. Of a name or a class, each run has an object
-            of its own; another object hears of all runs. In several processes, each has a copy.
+            of its own; another object hears of all runs. In several processes, each has a copy; on
+            a cluster, they are called here, when a part of a run has come back.
 
     Example:
         >>> import fedcor
@@ -134,18 +148,25 @@ def compare(
         [('random', 1), ('afl', 1), ('random', 2), ('afl', 2)]
     """
     made, seeds = _experiment(experiment, rounds), _check_seeds(seeds)
-    chosen, processes = variants(made, selectors), count_processes(jobs)
+    check_place(backend, address)
+    chosen, processes = variants(made, selectors), count_processes(jobs, backend)
+    place = _Place(processes, backend, address)
     folder = _folder(out, resume)
     told = check_callbacks(callbacks, folder)
     total = sum(one.rounds for one in chosen) * len(seeds)
     with _bar("rounds", total, progress) as update:
-        if folder is None:
+        if folder is None and backend not in CLUSTERS:
             work = [(one, seed) for seed in seeds for one in chosen]
-            return Result(_run_in_memory(work, processes, backend, update, told))
+            return Result(_run_in_memory(work, place, update, told))
         from fedcor.runner import compare_jobs
 
-        todo = compare_jobs(made, selectors, seeds, folder, resume=resume, callbacks=told)
-        return Result(_run_in_folder(todo, made.rounds, processes, backend, update))
+        # What comes back from a cluster is kept in files, here, until all of it is there.
+        with tempfile.TemporaryDirectory() as temporary:
+            where = folder or Path(temporary)
+            todo = compare_jobs(made, selectors, seeds, where, resume=resume, callbacks=told)
+            return Result(
+                _run_in_folder(todo, made.rounds, place, update, in_memory=folder is None)
+            )
 
 
 @suggests
@@ -238,8 +259,17 @@ def _bar(title: str, total: int, progress: bool | None) -> Iterator[Update]:
         yield update
 
 
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where runs go: how many at once, and to which backend."""
+
+    processes: int | None
+    backend: str
+    address: str | None
+
+
 def _run_in_folder(
-    todo: list[Job], rounds: int, processes: int, backend: str, update: Update
+    todo: list[Job], rounds: int, place: _Place, update: Update, *, in_memory: bool
 ) -> list[RunRecord]:
     from fedcor.runner import run_jobs
 
@@ -250,14 +280,13 @@ def _run_in_folder(
         update(done, f"{len(finished)}/{len(todo)} runs")
 
     with refresh(show):
-        finished.extend(run_jobs(todo, processes, backend))
-    return [_read(job.out, rounds) for job in todo]
+        finished.extend(run_jobs(todo, place.processes, place.backend, place.address))
+    return [_read(job.out, rounds, in_memory=in_memory) for job in todo]
 
 
 def _run_in_memory(
     work: list[tuple[Experiment, int]],
-    processes: int,
-    backend: str,
+    place: _Place,
     update: Update,
     callbacks: tuple[GivenCallback, ...],
 ) -> list[RunRecord]:
@@ -272,7 +301,7 @@ def _run_in_memory(
             update(done, f"{len(runs)}/{len(work)} runs")
 
         with refresh(show):
-            for task, run in map_each(_run_task, tasks, processes, backend):
+            for task, run in map_each(_run_task, tasks, place.processes, place.backend):
                 runs[task.index] = run
     return [runs[index] for index in range(len(work))]
 
@@ -316,11 +345,11 @@ def _read(folder: Path, rounds: int, *, in_memory: bool = False) -> RunRecord:
     )
 
 
-def _flower() -> Callable[..., None]:
+def _flower(address: str | None) -> Callable[..., None]:
     try:
         from fedcor.flower.bridge import run_on_flower
     except (MissingExtraError, ModuleNotFoundError) as error:
         # One extra has all that it needs, whatever was missing first.
         package = error.package if isinstance(error, MissingExtraError) else error.name
         raise MissingExtraError(package or "flwr", "flower-sim") from error
-    return run_on_flower
+    return functools.partial(run_on_flower, address=address)

@@ -1,4 +1,4 @@
-"""A function called on many items, in several processes at once.
+"""A function called on many items, in several processes at once, here or on a cluster.
 
 joblib runs the processes. Its default backend, loky, needs no `if __name__ == "__main__"` in a
 user's script, and takes functions and classes that a script or a notebook defines.
@@ -21,6 +21,9 @@ import joblib
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
+from fedcor.cluster import CLUSTERS
+from fedcor.cluster.connect import connect
+from fedcor.cluster.errands import map_on
 from fedcor.errors import ConfigError, FedcorError, WorkerDiedError
 
 __all__ = ["count_processes", "for_each", "map_each"]
@@ -41,31 +44,45 @@ class _Turn:
 _turn = _Turn()
 
 
-def count_processes(jobs: int) -> int:
+def count_processes(jobs: int | None, backend: str = "loky") -> int | None:
     """How many processes `jobs` means, as in joblib: -1 is one per processor, -2 all but one.
+
+    On a cluster, -1 and None are all that it can run, which is not known yet: None. Here, None is
+    one process.
 
     >>> count_processes(3)
     3
     """
+    if backend in CLUSTERS and (jobs is None or jobs == -1):
+        return None
+    jobs = 1 if jobs is None else jobs
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs == 0:
         raise ConfigError("jobs", jobs, "must be a number of processes, or -1 for all processors")
     return jobs if jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + jobs)
 
 
 def for_each(
-    function: Callable[[T], object], items: Sequence[T], processes: int, backend: str = "loky"
+    function: Callable[[T], object],
+    items: Sequence[T],
+    processes: int | None,
+    backend: str = "loky",
+    address: str | None = None,
 ) -> Iterator[T]:
     """Call `function` on each of `items`, in up to `processes` processes; see `map_each`.
 
     Yields:
         Each item when its call is done, in the order in which they finish.
     """
-    for item, _ in map_each(_Silent(function), items, processes, backend):
+    for item, _ in map_each(_Silent(function), items, processes, backend, address):
         yield item
 
 
 def map_each(
-    function: Callable[[T], R], items: Sequence[T], processes: int, backend: str = "loky"
+    function: Callable[[T], R],
+    items: Sequence[T],
+    processes: int | None,
+    backend: str = "loky",
+    address: str | None = None,
 ) -> Iterator[tuple[T, R]]:
     """Call `function` on each of `items`, in up to `processes` processes.
 
@@ -78,8 +95,9 @@ def map_each(
     Args:
         function: What is called. What it returns is sent back.
         items: What it is called with, in this order.
-        processes: How many processes work at once, at most.
-        backend: A backend of joblib.
+        processes: How many processes work at once, at most; see `count_processes`.
+        backend: A backend of joblib; or "ray" or "dask", where all calls go to a cluster.
+        address: Of the cluster; see `fedcor.cluster.connect`.
 
     Yields:
         Each item with its result when its call is done, in the order in which they finish.
@@ -87,7 +105,11 @@ def map_each(
     Raises:
         WorkerDiedError: A worker process died. An error in a call is raised as it is.
     """
-    processes = min(processes, len(items))
+    if backend in CLUSTERS:
+        with connect(backend, address) as cluster:
+            yield from map_on(cluster, function, items, processes)
+        return
+    processes = min(1 if processes is None else processes, len(items))
     if processes <= 1:
         for item in items:
             yield item, function(item)

@@ -1,4 +1,9 @@
-"""Runs in folders: a single one, or many paired ones in several processes of one thread each."""
+"""Runs in folders: a single one, or many paired ones in several processes of one thread each.
+
+On a cluster, a run is computed in parts. A worker is sent the state after the last part, and sends
+back some rounds and the state after them; this process writes the folder, as it would have done
+alone. So a worker needs no folder, and one that is lost takes a part with it at most.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,19 @@ import dataclasses
 import itertools
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fedcor.build import build_simulation, client_names_of, experiment_header, one_thread
+from fedcor.cluster import CLUSTERS
+from fedcor.cluster.connect import connect
+from fedcor.cluster.errands import Errand, run_errands
 from fedcor.errors import ConfigError, FedcorError, RecordError, RunExistsError
 from fedcor.experiments import Experiment, Selectors, variants
 from fedcor.header import upgrade
@@ -26,6 +37,7 @@ from fedcor.types import Array
 __all__ = ["Job", "compare_jobs", "folder_name", "run", "run_in_memory", "run_jobs"]
 
 CHECKPOINT_EVERY = 10  # rounds
+FIRST_PART, LONGEST_PART = 0.5, 60.0  # seconds; each part of a run takes twice the one before
 
 
 def run(
@@ -224,11 +236,22 @@ def folder_name(selector: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", selector.replace(":", ".")).strip("-")
 
 
-def run_jobs(jobs: Sequence[Job], processes: int, backend: str = "loky") -> Iterator[Job]:
+def run_jobs(
+    jobs: Sequence[Job],
+    processes: int | None,
+    backend: str = "loky",
+    address: str | None = None,
+) -> Iterator[Job]:
     """Run all jobs, up to `processes` at once. Yields each job when it is finished.
 
     With one process, they run in this process. Whatever ends this generator early ends the worker
     processes; the unfinished runs can be resumed.
+
+    Args:
+        jobs: What to run.
+        processes: How many at once; see `fedcor.processes.count_processes`.
+        backend: A backend of joblib; or "ray" or "dask", for a cluster that runs.
+        address: Of the cluster; see `fedcor.cluster.connect`.
     """
     finished = [
         job for job in jobs if job.resume and count_rounds(job.out) >= job.experiment.rounds
@@ -237,11 +260,15 @@ def run_jobs(jobs: Sequence[Job], processes: int, backend: str = "loky") -> Iter
         _run_job(job)
         yield job
     left = [job for job in jobs if not any(job is one for one in finished)]
-    yield from for_each(_run_job, left, processes, backend)
+    if backend in CLUSTERS and left:
+        with connect(backend, address) as cluster:
+            yield from run_errands(cluster, ((job, _in_parts(job)) for job in left), processes)
+    else:
+        yield from for_each(_run_job, left, processes, backend)
 
 
 def _run_job(job: Job) -> None:
-    try:
+    with _naming(job):
         run(
             job.experiment,
             job.seed,
@@ -250,7 +277,70 @@ def _run_job(job: Job) -> None:
             callbacks=job.callbacks,
             root=job.root,
         )
+
+
+def _in_parts(job: Job) -> Errand:
+    """As `run`, but every round is computed elsewhere, some at a time."""
+    experiment, seed, out = job.experiment, job.seed, job.out
+    header, seconds = experiment_header(experiment, seed), FIRST_PART
+    with (
+        _naming(job),
+        open_run(out, header, resume=job.resume) as writer,
+        following(job.callbacks) as session,
+    ):
+        done, state, begun = writer.done, writer.checkpoint, False
+        while done < experiment.rounds:
+            part = yield partial(_run_part, experiment, seed, out, state, seconds)
+            if not begun:  # not before: only the data can tell that some settings cannot work
+                begun = True
+                writer.begin()
+                session.start(_started(writer, job.root))
+            for record in part.records:
+                writer.append(dataclasses.asdict(record))
+            writer.save(part.state)
+            for record in part.records:
+                session.round(record)
+            done, state = done + len(part.records), part.state
+            seconds = min(2 * seconds, LONGEST_PART)
+        if not begun:
+            session.start(_started(writer, job.root))
+        session.end()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some rounds of a run, and the state after them."""
+
+    records: list[RoundRecord]
+    state: Mapping[str, Array]
+
+
+def _run_part(
+    experiment: Experiment,
+    seed: int,
+    out: Path,
+    checkpoint: Mapping[str, Array] | None,
+    seconds: float,
+) -> _Part:
+    """The rounds after `checkpoint`, for as long as `seconds` allow; at least one."""
+    records: list[RoundRecord] = []
+    with one_thread():
+        simulation = build_simulation(experiment, seed)
+        start = _restore(checkpoint, simulation, out) if checkpoint else None
+        end = time.monotonic() + seconds
+        for record, state in simulation.run(experiment.rounds, start):  # noqa: B007
+            records.append(record)
+            if time.monotonic() >= end:
+                break
+        return _Part(records, state.to_arrays())
+
+
+@contextmanager
+def _naming(job: Job) -> Iterator[None]:
+    """Of many runs, an error says which."""
+    try:
+        yield
     except (ConfigError, RecordError):
         raise
-    except FedcorError as error:  # of many runs, say which
+    except FedcorError as error:
         raise FedcorError(f"{job.out}: {error}") from error

@@ -9,9 +9,11 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedcor.cli.dry_run import check_dry_run, print_runs
 from fedcor.cli.output import last_score, print_finished, print_who, warn_about_warmup
 from fedcor.cli.reports import (
     DEFAULT_PAGE,
@@ -20,7 +22,8 @@ from fedcor.cli.reports import (
     show_comparison,
     write_page,
 )
-from fedcor.errors import MissingExtraError
+from fedcor.cluster import check_place
+from fedcor.errors import ConfigError, MissingExtraError
 from fedcor.progress import refresh, show_download, show_rounds
 from fedcor.record import RoundRecord, count_rounds
 from fedcor.tracking import check_callbacks
@@ -70,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
     # Checked before torch is imported, so that a mistake is refused at once.
     experiment = load_experiment(options.experiment, _changes(options), options.selector)
     callbacks = check_callbacks(options.track, Path())
-    run_engine = _engine(options.engine)
+    run_engine = _engine(options.engine, options.address)
     warn_about_warmup(experiment)
     print_who(experiment)
     out = options.out or _default_folder(experiment, options.engine, options.seed)
@@ -98,6 +101,8 @@ def compare(options: argparse.Namespace) -> None:
     experiment = load_experiment(options.experiment, _changes(options), options.selectors[0])
     variants = [experiment.with_selector(name) for name in options.selectors]
     check_plot(options.plot)
+    check_dry_run(options)
+    check_place(options.backend, options.address)
     callbacks = check_callbacks(options.track, Path())
     from fedcor.runner import compare_jobs  # imports torch: after the checks
 
@@ -109,10 +114,13 @@ def compare(options: argparse.Namespace) -> None:
         options.selectors,
         options.seeds,
         out,
-        resume=options.resume,
+        resume=options.resume or options.dry_run,
         callbacks=callbacks,
     )
-    _run_all(jobs, options.jobs)
+    if options.dry_run:
+        print_runs(options, jobs)
+        return
+    _run_all(jobs, options.jobs, options.backend, options.address)
     if sys.stdout.isatty():
         print()
         show_comparison(out, options.plot, options.html)
@@ -129,6 +137,7 @@ def reproduce(options: argparse.Namespace) -> None:
     from fedcor.reproduce import reproduce as reproduce_experiment
 
     given = {"settings": options.settings} if options.settings else {}
+    check_place(options.backend, options.address)
     plan = Plan(
         options.out,
         show_rounds,
@@ -136,6 +145,8 @@ def reproduce(options: argparse.Namespace) -> None:
         seeds=options.seeds,
         rounds=options.rounds,
         jobs=options.jobs,
+        backend=options.backend,
+        address=options.address,
         selections=options.selections,
         device=options.device,
         track=check_callbacks(options.track, options.out),
@@ -183,7 +194,7 @@ def data_fetch(options: argparse.Namespace) -> None:
     print(path)
 
 
-def _engine(name: str) -> Callable[..., None]:
+def _engine(name: str, address: str | None) -> Callable[..., None]:
     """The function that runs an experiment on the engine called `name`."""
     if name == "flower":
         try:
@@ -192,7 +203,10 @@ def _engine(name: str) -> Callable[..., None]:
             # One extra has all that it needs, whatever was missing first.
             package = error.package if isinstance(error, MissingExtraError) else error.name
             raise MissingExtraError(package or "flwr", "flower-sim") from error
-        return run_on_flower
+        return partial(run_on_flower, address=address)
+    if address is not None:
+        allowed = "is of a Ray cluster for --engine flower; many runs go to one with fedcor compare"
+        raise ConfigError("address", address, allowed)
     from fedcor.runner import run as run_on_simulator
 
     return run_on_simulator
@@ -228,8 +242,18 @@ def _how_long(jobs: Sequence[Job], processes: int) -> str:
     return f", on {used} {'process' if used == 1 else 'processes'}: {time}"
 
 
-def _run_all(jobs: Sequence[Job], processes: int, *, quiet: bool = False) -> None:
+def _run_all(
+    jobs: Sequence[Job],
+    wanted: int | None,
+    backend: str = "loky",
+    address: str | None = None,
+    *,
+    quiet: bool = False,
+) -> None:
+    from fedcor.processes import count_processes
     from fedcor.runner import run_jobs
+
+    processes = count_processes(wanted, backend)
 
     terminal = sys.stdout.isatty()  # asked here: a live bar replaces stdout
     finished: list[Job] = []
@@ -240,7 +264,7 @@ def _run_all(jobs: Sequence[Job], processes: int, *, quiet: bool = False) -> Non
             update(done, f"{len(finished)}/{len(jobs)} runs")
 
         with refresh(show):
-            for job in run_jobs(jobs, processes):
+            for job in run_jobs(jobs, processes, backend, address):
                 finished.append(job)
                 if not quiet:
                     print_finished(job.out, terminal)

@@ -29,6 +29,7 @@ from fedcor.cli.examples import (
     WATCH_EXAMPLES,
 )
 from fedcor.cli.reports import DEFAULT_PAGE, DEFAULT_PLOT, explain, report, watch
+from fedcor.cluster import CLUSTERS
 from fedcor.data import available
 from fedcor.data.cache import SPECS
 from fedcor.experiments import preset_names
@@ -46,10 +47,12 @@ EXPERIMENT_FLAGS = {
     "training.rounds": "--rounds",
     "jobs": "--jobs",
     "callbacks": "--track",
+    "address": "--address",
+    "html": "--html",
 }
 PLAN_FLAGS = {key: f"--{key}" for key in ("dataset", "settings", "seeds", "jobs")}
 PLAN_FLAGS |= {"training.rounds": "--rounds", "training.device": "--device"}
-PLAN_FLAGS |= {"callbacks": "--track"}
+PLAN_FLAGS |= {"callbacks": "--track", "address": "--address"}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -116,6 +119,7 @@ def _add_run(actions: Any) -> None:
         default="simulator",
         help="flower: Flower's simulation, one virtual node per client (default: %(default)s)",
     )
+    _add_address(parser, "of a Ray cluster that runs, for --engine flower", "RAY_ADDRESS")
     parser.set_defaults(command=run)
 
 
@@ -132,6 +136,12 @@ def _add_compare(actions: Any) -> None:
     )
     _add_seeds(parser, 3)
     _add_jobs(parser)
+    _add_backend(parser)
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="run nothing, and print one `fedcor run` line per run, for a job array",
+    )
     _add_plot(parser, "OUT")
     _add_html(parser, "OUT")
     parser.set_defaults(command=compare)
@@ -183,7 +193,9 @@ def _add_seeds(parser: argparse.ArgumentParser, last: int) -> None:
 
 
 def _add_jobs(
-    parser: argparse.ArgumentParser, default: int = 1, default_name: str = "%(default)s"
+    parser: argparse.ArgumentParser,
+    default: int | None = None,
+    default_name: str = "1; on a cluster, as many as it can run",
 ) -> None:
     parser.add_argument(
         "--jobs",
@@ -191,6 +203,21 @@ def _add_jobs(
         default=default,
         help=f"number of processes, one thread each (default: {default_name})",
     )
+
+
+def _add_backend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--backend",
+        choices=["loky", *CLUSTERS],
+        default="loky",
+        help="where the processes are: loky for this machine; ray or dask for a cluster that runs "
+        "(default: %(default)s)",
+    )
+    _add_address(parser, "of the cluster", "RAY_ADDRESS or DASK_SCHEDULER_ADDRESS")
+
+
+def _add_address(parser: argparse.ArgumentParser, whose: str, default: str) -> None:
+    parser.add_argument("--address", metavar="HOST:PORT", help=f"{whose} (default: {default})")
 
 
 def _add_reproduce(actions: Any) -> None:
@@ -220,6 +247,7 @@ def _add_reproduce(actions: Any) -> None:
         help="random selections to measure per round (default: %(default)s)",
     )
     _add_jobs(parser)
+    _add_backend(parser)
     _add_track(parser)
     parser.add_argument(
         "--device", help="cpu, cuda, mps, or auto for what the machine has (default: cpu)"

@@ -18,6 +18,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fedcor.build import load_data, split_data
+from fedcor.cluster.address import find_address
+from fedcor.cluster.over_ray import RAY_ENVIRONMENT, connect_ray
 from fedcor.errors import ConfigError, MissingExtraError, RunExistsError
 from fedcor.experiments import Experiment
 from fedcor.faults import Faults
@@ -28,12 +30,11 @@ from fedcor.tracking import GivenCallback
 
 __all__ = ["run_on_flower", "simulate"]
 
-# No process that we start calls home, and Ray does not choose devices.
+# No process that we start calls home.
 _SILENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    **RAY_ENVIRONMENT,
 }
 
 
@@ -45,6 +46,7 @@ def run_on_flower(
     resume: bool = False,
     on_round: Callable[[RoundRecord], None] | None = None,
     callbacks: Sequence[GivenCallback] = (),
+    address: str | None = None,
 ) -> None:
     """Run `experiment` in the folder `out`, as `runner.run` does, with Flower as the engine.
 
@@ -56,6 +58,7 @@ def run_on_flower(
         resume: Whether a run that is already in `out` may be resumed.
         on_round: Called with the record of every finished round.
         callbacks: What else hears of the run; see `fedcor.tracking.Callback`.
+        address: Of a Ray cluster that runs; None for `RAY_ADDRESS`, else for this machine.
     """
     if experiment.faults != Faults():
         allowed = "are simulated by fedcor's own engine only; on Flower they are real"
@@ -70,6 +73,7 @@ def run_on_flower(
     check_optimiser(experiment.build_optimiser())
     if find_spec("ray") is None:
         raise MissingExtraError("ray", "flower-sim")
+    cluster = find_address("ray", address)
     if has_run(out) and not resume:
         raise RunExistsError(out)
     clients = experiment.clients or len(split_data(experiment, load_data(experiment), seed))
@@ -77,11 +81,20 @@ def run_on_flower(
         server_app(experiment, seed, out, on_round, callbacks),
         client_app(experiment, seed),
         clients,
+        cluster,
     )
 
 
-def simulate(server: ServerApp, client: ClientApp, nodes: int) -> None:
-    """Run both apps in Flower's simulation, with `nodes` virtual nodes. Logs only our warnings."""
+def simulate(server: ServerApp, client: ClientApp, nodes: int, cluster: str | None = None) -> None:
+    """Run both apps in Flower's simulation, with `nodes` virtual nodes. Logs only our warnings.
+
+    Args:
+        server: Runs in this process.
+        client: Runs in processes of Ray, one per processor.
+        nodes: How many virtual nodes.
+        cluster: Address of a Ray cluster that runs; None for a Ray on this machine alone, which
+            starts and ends with the simulation.
+    """
     os.environ.update({key: value for key, value in _SILENT.items() if key not in os.environ})
     from flwr.simulation import run_simulation  # reads the environment when it is imported
 
@@ -95,4 +108,12 @@ def simulate(server: ServerApp, client: ClientApp, nodes: int) -> None:
     }
     resources = {"num_cpus": 1, "num_gpus": 0.0}
     backend: Any = {"init_args": quiet, "client_resources": resources}
-    run_simulation(server, client, num_supernodes=nodes, backend_config=backend)
+    if cluster is not None:
+        connect_ray(cluster)  # Flower uses the connection that there is
+    try:
+        run_simulation(server, client, num_supernodes=nodes, backend_config=backend)
+    finally:
+        if cluster is not None:
+            import ray
+
+            ray.shutdown()

@@ -73,6 +73,9 @@ EXPERIMENTS: dict[str, Entry] = {
     "liars": Entry(
         "liars.table", "liars", "clients that lie, and a defence against them", ("torch",)
     ),
+    "liars-means": Entry(
+        "liars.means", "means", "clients that lie, and robust means of what they send", ("torch",)
+    ),
 }
 # What goes beyond the paper has packages of its own.
 _BEYOND = tuple(name for name, entry in EXPERIMENTS.items() if "." in entry.module)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +11,10 @@ import numpy as np
 
 from fedcor.analysis.candidates import loss_changes
 from fedcor.build import build_simulation, use_one_thread
+from fedcor.cluster import CLUSTERS
 from fedcor.experiments import Experiment
 from fedcor.files import save_arrays
-from fedcor.processes import for_each
+from fedcor.processes import for_each, map_each
 from fedcor.progress import refresh
 from fedcor.reproduce.plan import Plan
 from fedcor.rng import stream
@@ -52,6 +53,10 @@ class Measurement:
             changes: FloatArray = archive["changes"]
         return changes
 
+    def save(self, round: int, changes: FloatArray) -> None:
+        """Keep the loss changes of a round."""
+        save_arrays(self.file(round), {"changes": changes})
+
     @property
     def complete(self) -> bool:
         """Whether every round has been measured."""
@@ -77,24 +82,39 @@ def measure(plan: Plan, measurements: Sequence[Measurement]) -> None:
         plan.progress("rounds measured", len(files)) as update,
         refresh(lambda: update(sum(file.exists() for file in files), "")),
     ):
-        for _ in for_each(_measure_run, missing, plan.jobs):
-            pass
+        if plan.backend in CLUSTERS:
+            away = map_each(_measure_away, missing, plan.jobs, plan.backend, plan.address)
+            for measurement, found in away:
+                for round, changes in found.items():
+                    measurement.save(round, changes)
+        else:
+            for _ in for_each(_measure_run, missing, plan.jobs):
+                pass
 
 
 def _measure_run(measurement: Measurement) -> None:
-    """Follow a run of random selection, and measure in the rounds that are missing."""
+    """Measure in the rounds that are missing."""
+    missing = [round for round in measurement.rounds if not measurement.file(round).exists()]
+    for round, changes in _measure(measurement, missing):
+        measurement.save(round, changes)
+
+
+def _measure_away(measurement: Measurement) -> dict[int, FloatArray]:
+    """Measure in every round, on a machine that has no files of it."""
+    return dict(_measure(measurement, measurement.rounds))
+
+
+def _measure(measurement: Measurement, rounds: Sequence[int]) -> Iterator[tuple[int, FloatArray]]:
+    """Follow a run of random selection, and measure in some rounds."""
     use_one_thread()
     experiment, seed = measurement.experiment, measurement.seed
     simulation = build_simulation(dataclasses.replace(experiment, selector="random"), seed)
     state = simulation.start
-    for round in measurement.rounds:
+    for round in rounds:
         state = advance(simulation, round, state)
-        if measurement.file(round).exists():
-            continue
         selections = _random_selections(measurement, round, simulation.engine.population.count)
         rate = simulation.learning_rate.at(round)
-        changes = loss_changes(simulation.engine, state.model, round, rate, selections)
-        save_arrays(measurement.file(round), {"changes": changes})
+        yield round, loss_changes(simulation.engine, state.model, round, rate, selections)
 
 
 def advance(

@@ -61,7 +61,9 @@ class Plan:
         settings: some of `SETTINGS`, the paper's partitions
         seeds: of the runs, each for every selector
         rounds: of each run; None for the paper's number
-        jobs: processes
+        jobs: processes; None for one, and on a cluster for all that it can run
+        backend: where they are: loky for this machine; ray or dask for a cluster that runs
+        address: of the cluster; None for the one of the environment
         selections: random selections measured per round
         device: where to train: cuda, mps or auto; None for the processor
         track: trackers of each run, by name
@@ -74,7 +76,9 @@ class Plan:
     settings: Sequence[str] = SETTINGS
     seeds: Sequence[int] = (1, 2, 3, 4, 5)
     rounds: int | None = None
-    jobs: int = 1
+    jobs: int | None = 1
+    backend: str = "loky"
+    address: str | None = None
     selections: int = 1000
     device: str | None = None
     fresh_seeds: Sequence[int] = (6, 7, 8)

@@ -12,6 +12,7 @@ from fedcor.defence import Defence
 from fedcor.errors import ConfigError, RecordError
 from fedcor.experiments import Experiment, load_experiment
 from fedcor.liars import Liars
+from fedcor.report.estimates import Estimate, mean_estimate
 from fedcor.report.liars import liars_share
 from fedcor.reproduce.plan import Plan
 from fedcor.reproduce.variants import read_cut, run_shown
@@ -64,12 +65,14 @@ class Cell:
         attack: A key of `ATTACKS`.
         defence: A key of `DEFENCES`.
         selector: Registered name.
+        optimiser: Registered name; None for the one that the selector goes with.
     """
 
     data: str
     attack: str
     defence: str
     selector: str
+    optimiser: str | None = None
 
     def experiment(self, plan: Plan, rounds: int | None) -> Experiment:
         """What runs: the preset's rounds, or fewer if `rounds` or the plan says so."""
@@ -83,15 +86,20 @@ class Cell:
                 device=plan.device or preset.device,
                 liars=ATTACKS[self.attack],
                 defence=DEFENCES[self.defence],
+                optimiser={"name": self.optimiser} if self.optimiser else preset.optimiser,
             )
         except ConfigError as error:  # say which of many
-            raise error.under(f"{self.attack}, {self.selector}") from None
+            raise error.under(f"{self.attack}, {self._label}") from None
 
     def folder(self, plan: Plan, seed: int) -> Path:
         """Of its run on a seed."""
         name = f"{self.attack}-defence-{self.defence}"
         out = plan.out / "runs" / f"liars-{self.data}" / name
-        return out / self.selector / f"seed-{seed}"
+        return out / self._label / f"seed-{seed}"
+
+    @property
+    def _label(self) -> str:
+        return f"{self.selector}+{self.optimiser}" if self.optimiser else self.selector
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,11 @@ class Measured:
 
     accuracies: list[float]
     times_fair: list[float]
+
+    def minus(self, other: Measured) -> Estimate:
+        """The difference of mean accuracies, paired over seeds."""
+        pairs = zip(self.accuracies, other.accuracies, strict=True)
+        return mean_estimate([a - b for a, b in pairs])
 
 
 def table_cells(attacks: Sequence[str] = tuple(ATTACKS)) -> list[Cell]:

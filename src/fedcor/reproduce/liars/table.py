@@ -32,7 +32,7 @@ from fedcor.reproduce.liars.runs import (
 )
 from fedcor.reproduce.plan import Plan
 
-__all__ = ["liars"]
+__all__ = ["cell_text", "difference_text", "liars"]
 
 MOST_FAIR, MOST_PRICE = 1.5, 0.005  # the goals
 Cells = Mapping[Cell, Measured]
@@ -59,21 +59,15 @@ def liars(plan: Plan) -> list[Path]:
     return [plan.save("liars", numbers), plan.save_page("liars", page)]
 
 
-def _minus(one: Measured, other: Measured) -> Estimate:
-    """The paired difference of mean accuracies."""
-    pairs = zip(one.accuracies, other.accuracies, strict=True)
-    return mean_estimate([a - b for a, b in pairs])
-
-
 def _to_random(found: Cells, cell: Cell) -> Estimate:
     """Its accuracy minus random's under the same attack and defence."""
     random = Cell(cell.data, cell.attack, cell.defence, RANDOM)
-    return _minus(found[cell], found[random])
+    return found[cell].minus(found[random])
 
 
 def _to_off(found: Cells, cell: Cell) -> Estimate:
     """Its accuracy minus that without a defence."""
-    return _minus(found[cell], found[Cell(cell.data, cell.attack, OFF, cell.selector)])
+    return found[cell].minus(found[Cell(cell.data, cell.attack, OFF, cell.selector)])
 
 
 def _numbers(found: Cells, cell: Cell) -> dict[str, Any]:
@@ -93,12 +87,13 @@ def _attack_table(title: str, found: Cells) -> str:
     for attack in ATTACKS:
         for defence in DEFENCES:
             cells = [found[Cell("digits", attack, defence, name)] for name in SELECTORS]
-            rows.append([attack, defence, *map(_cell_text, cells)])
+            rows.append([attack, defence, *map(cell_text, cells)])
     head = ["who lies", "defence", *map(display_name, SELECTORS)]
     return markdown(title, head, rows)
 
 
-def _cell_text(measured: Measured) -> str:
+def cell_text(measured: Measured) -> str:
+    """`0.672 (1.01)`: the mean accuracy, and how often liars were chosen, relative to fair."""
     accuracy = mean_estimate(measured.accuracies).mean
     text = f"{accuracy:.3f}" if accuracy is not None else "–"
     share = mean_estimate(measured.times_fair).mean
@@ -109,7 +104,13 @@ def _below_table(found: Cells, plan: Plan) -> str:
     """With the defence: each selector minus random under the same attack."""
     others = [name for name in SELECTORS if name != RANDOM]
     rows = [
-        [attack, *(_text(_to_random(found, Cell("digits", attack, ON, name))) for name in others)]
+        [
+            attack,
+            *(
+                difference_text(_to_random(found, Cell("digits", attack, ON, name)))
+                for name in others
+            ),
+        ]
         for attack in ATTACKS
     ]
     title = f"digits, {plan.seeds_text}, with the defence: minus random under the same attack"
@@ -121,14 +122,14 @@ def _price_table(found: Cells, plan: Plan) -> str:
     rows = []
     for setting, label in PRICE_SETTINGS.items():
         cells = [Cell(f"fmnist-{setting}", NOBODY, ON, name) for name in SELECTORS]
-        rows.append([label, *(_text(_to_off(found, cell)) for cell in cells)])
+        rows.append([label, *(difference_text(_to_off(found, cell)) for cell in cells)])
     cells = [Cell("digits", NOBODY, ON, name) for name in SELECTORS]
-    rows.append(["digits", *(_text(_to_off(found, cell)) for cell in cells)])
+    rows.append(["digits", *(difference_text(_to_off(found, cell)) for cell in cells)])
     title = f"{plan.seeds_text}, nobody lies: with the defence minus without"
     return markdown(title, ["", *map(display_name, SELECTORS)], rows)
 
 
-def _text(estimate: Estimate) -> str:
+def difference_text(estimate: Estimate) -> str:
     """`+.012 [+.003, +.021]`."""
     given = (estimate.mean, estimate.low, estimate.high)
     mean, low, high = ("–" if value is None else f"{value:+.3f}" for value in given)
@@ -140,7 +141,7 @@ def _goals(found: Cells) -> list[dict[str, Any]]:
     attacks = [attack for attack in ATTACKS if attack != NOBODY]
     cells = [Cell("digits", attack, ON, name) for attack in attacks for name in SELECTORS]
     below = {
-        _name(cell): _text(_to_random(found, cell))
+        _name(cell): difference_text(_to_random(found, cell))
         for cell in cells
         if cell.selector != RANDOM and (_to_random(found, cell).mean or 0.0) < 0.0
     }
@@ -162,7 +163,7 @@ def _price_goals(found: Cells) -> list[dict[str, Any]]:
         for name in SELECTORS
     ]
     dear = {
-        f"{cell.data} {_name(cell)}": _text(_to_off(found, cell))
+        f"{cell.data} {_name(cell)}": difference_text(_to_off(found, cell))
         for cell in cells
         if (_to_off(found, cell).mean or 0.0) < -MOST_PRICE
     }

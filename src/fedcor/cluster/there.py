@@ -1,0 +1,122 @@
+"""What happens on a worker: versions are compared, a call is made, its error is sent back."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import platform
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Any
+
+from fedcor.errors import ConfigError, FedcorError, RecordError
+
+__all__ = ["DONE", "FAILED", "REFUSED", "answer", "entry", "pack"]
+
+DONE, FAILED, REFUSED = "done", "failed", "refused"
+_COMPARED = ("fedcor", "numpy", "torch")
+# A worker of Dask may have several threads, but a run sets what a whole process shares.
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def pack(function: Callable[[], object]) -> bytes:
+    """A call, with the classes that a script or a notebook defines."""
+    import cloudpickle
+
+    try:
+        payload: bytes = cloudpickle.dumps(function)
+    except Exception as error:
+        raise FedcorError(f"a job cannot be sent to a worker: {error}") from error
+    return payload
+
+
+def entry() -> Callable[[bytes], tuple[str, Any]]:
+    """The function that a worker is given.
+
+    It travels as code, not as a name, because it is the one to say that a worker has no fedcor, or
+    another one. So it uses nothing of this module.
+    """
+    own = {name: _version(name) for name in _COMPARED}
+    own["Python"], folder = ".".join(platform.python_version_tuple()[:2]), os.getcwd()
+
+    def enter(payload: bytes) -> tuple[str, Any]:
+        import platform
+        import socket
+        from importlib import metadata
+
+        wrong = []
+        for name, wanted in own.items():
+            try:
+                if name == "Python":
+                    found = ".".join(platform.python_version_tuple()[:2])
+                else:
+                    found = metadata.version(name).partition("+")[0]
+            except metadata.PackageNotFoundError:
+                found = "missing"
+            if found != wanted:
+                wrong.append(f"{name} is {found} there, {wanted} here")
+        if wrong:
+            return "refused", f"the worker on {socket.gethostname()}: {', '.join(wrong)}"
+        from fedcor.cluster.there import answer
+
+        return answer(folder, payload)
+
+    return enter
+
+
+def _version(name: str) -> str:
+    """Without what tells builds apart: a laptop may have no accelerator."""
+    return metadata.version(name).partition("+")[0]
+
+
+def answer(folder: str, payload: bytes) -> tuple[str, Any]:
+    """Make a call, in the folder of the caller where there is one of this name.
+
+    Returns:
+        `DONE` and the result, or `FAILED` and the error, pickled.
+    """
+    with _ONE_AT_A_TIME, _inside(folder):
+        try:
+            return DONE, pickle.loads(payload)()
+        except ModuleNotFoundError as error:
+            text = f"{_host()} lacks a module: {error}; install it there"
+            return FAILED, pickle.dumps(FedcorError(text))
+        except Exception as error:
+            return FAILED, _portable(error)
+
+
+@contextmanager
+def _inside(folder: str) -> Iterator[None]:
+    """Paths of data and modules of the user's may be relative."""
+    if not os.path.isdir(folder):
+        yield
+        return
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def _portable(error: Exception) -> bytes:
+    """An error as bytes, with the worker's name where it may be the worker's."""
+    import cloudpickle
+
+    if isinstance(error, ConfigError):
+        error = ConfigError(error.key, error.given, f"{error.allowed}, on {_host()}", error.hint)
+    elif isinstance(error, FedcorError) and not isinstance(error, RecordError):
+        error = FedcorError(f"{_host()}: {error}")
+    try:
+        packed: bytes = cloudpickle.dumps(error)
+        pickle.loads(packed)
+    except Exception:
+        return pickle.dumps(FedcorError(f"{type(error).__name__}: {error}"))
+    return packed
+
+
+def _host() -> str:
+    return f"the worker on {socket.gethostname()}"

@@ -1,0 +1,225 @@
+"""Runs in parts, on a cluster that is made up: what comes back, what is lost, what is refused."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedcor
+from fedcor import processes, runner
+from fedcor.cli import main
+from fedcor.cluster import there
+from fedcor.cluster.address import check_answer, find_address
+from fedcor.cluster.base import LostError
+from fedcor.cluster.errands import map_on
+from fedcor.errors import ConfigError, FedcorError, WorkerDiedError
+from fedcor.processes import count_processes
+from fedcor.reproduce import measuring
+from fedcor.reproduce.plan import Plan
+
+
+class MadeUp:
+    """A cluster in this process; `losses` are the numbers of the calls whose worker is lost."""
+
+    def __init__(self, losses=()):
+        self.losses, self.calls, self.cancelled = set(losses), 0, []
+        self.most = 0
+
+    def slots(self):
+        return 2
+
+    def submit(self, payload):
+        self.calls += 1
+        return self.calls, payload
+
+    def wait(self, calls):
+        self.most = max(self.most, len(calls))
+        return calls[:1]
+
+    def result(self, call):
+        number, payload = call
+        if number in self.losses:
+            raise LostError("gone")
+        return there.entry()(payload)
+
+    def cancel(self, calls):
+        self.cancelled += calls
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    cluster = MadeUp()
+
+    @contextmanager
+    def connect(backend, address):
+        yield cluster
+
+    monkeypatch.setattr(runner, "connect", connect)
+    monkeypatch.setattr(runner, "FIRST_PART", 0.0)  # a round per part
+    monkeypatch.setattr(runner, "LONGEST_PART", 0.0)
+    return cluster
+
+
+def lines(folder):
+    return {
+        str(path.relative_to(folder)): [
+            {key: value for key, value in json.loads(line).items() if key != "seconds"}
+            for line in path.read_text().splitlines()
+        ]
+        for path in sorted(Path(folder).rglob("rounds.jsonl"))
+    }
+
+
+def compare(small_data, out, *more):
+    command = f"compare digits --selectors random,fedcor --seeds 1,2 --rounds 12 {small_data}"
+    return main([*command.split(), "--out", str(out), *more])
+
+
+def test_parts_give_the_record_of_one_process_whatever_is_lost(small_data, made_up, tmp_path):
+    assert compare(small_data, tmp_path / "here") == 0
+    made_up.losses = {1, 2, 5, 9, 20, 21}
+    assert compare(small_data, tmp_path / "there", "--backend", "ray", "--address", "a:1") == 0
+    assert lines(tmp_path / "there") == lines(tmp_path / "here")
+    assert made_up.calls == 4 * 12 + 6
+    assert made_up.most == 2
+
+
+def test_an_end_halfway_can_be_resumed_here_or_there(small_data, made_up, tmp_path, capsys):
+    assert compare(small_data, tmp_path / "here") == 0
+    away = ("--backend", "dask", "--address", "a:1")
+    made_up.losses = set(range(10, 100))
+    assert compare(small_data, tmp_path / "there", *away) == 2
+    assert "4 workers were lost one after the other" in capsys.readouterr().err
+    assert made_up.cancelled
+    assert 0 < len(lines(tmp_path / "there")["random/seed-1/rounds.jsonl"]) < 13
+    made_up.losses, made_up.calls = set(), 0
+    assert compare(small_data, tmp_path / "there", *away, "--resume") == 0
+    assert 0 < made_up.calls < 4 * 12
+    assert lines(tmp_path / "there") == lines(tmp_path / "here")
+    assert compare(small_data, tmp_path / "there", "--resume") == 0
+
+
+def test_callbacks_hear_of_each_round_here(small_data, made_up):
+    told = []
+    name = small_data.rpartition("=")[2]
+    made = fedcor.experiment("digits", data=name, rounds=3)
+    result = fedcor.compare(
+        made, ["random"], [1], backend="ray", address="a:1", callbacks=[told.append]
+    )
+    assert [record.round for record in told] == [0, 1, 2]
+    assert [run.path for run in result.runs] == [None]
+
+
+def test_errors_of_a_call_come_back_as_they_are():
+    def work(number):
+        if number == 1:
+            raise ConfigError("rounds", -1, "must be at least 1")
+        raise KeyError("what")
+
+    for number, kind in ((1, ConfigError), (2, KeyError)):
+        with pytest.raises(kind):
+            list(map_on(MadeUp(), work, [number]))
+    assert sorted(map_on(MadeUp(losses={1}), abs, [-1, 2])) == [(-1, 1), (2, 2)]
+    with pytest.raises(WorkerDiedError):
+        list(map_on(MadeUp(losses=range(99)), abs, [1]))
+
+
+def test_other_versions_on_a_worker_are_refused(monkeypatch):
+    enter = there.entry()
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0.1")
+    status, said = enter(b"")
+    assert status == "refused"
+    assert "fedcor is 0.0.1 there" in said
+
+
+@pytest.mark.parametrize(
+    ("backend", "address"),
+    [
+        ("ray", "nonsense"),
+        ("ray", "tcp://a:1"),
+        ("ray", "a:99999"),
+        ("dask", "ray://a:1"),
+        ("dask", "auto"),
+        ("dask", ""),
+    ],
+)
+def test_what_is_no_address_is_refused(backend, address, tmp_path, capsys):
+    given = ["--backend", backend, "--address", address]
+    assert main(["compare", "digits", "--out", str(tmp_path / "x"), *given]) == 2
+    assert "--address" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_environment_may_say_the_address(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert find_address("ray", None) is None
+    monkeypatch.setenv("RAY_ADDRESS", "[::1]:6379")
+    assert find_address("ray", None) == "[::1]:6379"
+    assert find_address("ray", "auto") == "auto"
+
+
+@pytest.mark.parametrize("backend", ["ray", "dask"])
+def test_an_address_where_nobody_answers_is_refused(backend):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(FedcorError, match="no cluster answers"):
+        check_answer(backend, f"127.0.0.1:{port}")
+
+
+def test_jobs_on_a_cluster_are_as_many_as_it_runs():
+    assert count_processes(None, "ray") is None
+    assert count_processes(-1, "dask") is None
+    assert count_processes(3, "ray") == 3
+    assert count_processes(None) == 1
+
+
+def test_the_lines_of_a_dry_run_give_the_records_of_the_comparison(small_data, tmp_path, capsys):
+    out = tmp_path / "a folder"
+    more = ["--set", "selectors.fedcor.warmup=3"]
+    assert compare(small_data, out, *more, "--dry-run", "--jobs", "4") == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 4
+    assert not out.exists()
+    for line in printed:
+        program, *words = shlex.split(line)
+        assert program == "fedcor"
+        assert main(words) == 0
+    assert compare(small_data, tmp_path / "compared", *more) == 0
+    assert lines(out) == lines(tmp_path / "compared")
+    assert compare(small_data, out, *more, "--resume") == 0  # they are its own runs
+
+
+@pytest.mark.parametrize("flag", ["--plot", "--html"])
+def test_a_dry_run_refuses_what_needs_results(flag, tmp_path, capsys):
+    assert main(["compare", "digits", "--dry-run", flag]) == 2
+    assert flag in capsys.readouterr().err
+
+
+def test_measurements_come_back_as_those_made_here(tmp_path, monkeypatch):
+    @contextmanager
+    def connect(backend, address):
+        yield MadeUp(losses={1})
+
+    monkeypatch.setattr(processes, "connect", connect)
+    found = []
+    for backend, address in (("loky", None), ("ray", "a:1")):
+        plan = Plan(
+            tmp_path / backend,
+            lambda title, total: nullcontext(lambda done, note: None),
+            dataset="digits",
+            rounds=3,
+            selections=4,
+            backend=backend,
+            address=address,
+        )
+        experiment = plan.experiment("2spc", "random")
+        measurement = measuring.plan_measurement(plan, "x", experiment, [0, 2])
+        measuring.measure(plan, [measurement])
+        found.append([measurement.read(round) for round in (0, 2)])
+    assert np.array_equal(*found)
