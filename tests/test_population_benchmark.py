@@ -39,7 +39,10 @@ def test_a_run_of_a_population_is_measured(monkeypatch):
 def test_the_benchmark_of_a_population_runs():
     """As a script: its processes start anew."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--quick", "--json"], capture_output=True, text=True, check=True
+        [sys.executable, str(SCRIPT), "--quick", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     rows = json.loads(done.stdout)
     assert len(rows) == 6
