@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
-
-import numpy as np
-import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -29,29 +25,6 @@ def test_the_benchmarks_run(monkeypatch, capsys):
     results = json.loads(capsys.readouterr().out)
     assert len(results) == 14
     assert all(result["ratio"] > 0 for result in results)
-
-
-def test_a_run_of_a_population_is_measured(monkeypatch):
-    script = load("population", monkeypatch)
-    size = script.Size(300, 6, slice(1, 3), slice(4, 6))
-    found = script._run("random", size)
-    assert [len(one) for one in found] == [6, 6, 6]
-    rows = script._rows("random", size, *map(np.array, found))
-    seconds, memory, _ = found
-    assert rows[0].ratio == np.mean(seconds[4:6]) / np.mean(seconds[1:3])
-    assert rows[1].ratio == memory[-1] / memory[2] >= 1.0
-
-
-@pytest.mark.slow
-def test_the_benchmark_of_a_population_runs():
-    """As a script: its processes start anew."""
-    path = BENCHMARKS / "population.py"
-    done = subprocess.run(
-        [sys.executable, str(path), "--quick", "--json"], capture_output=True, text=True, check=True
-    )
-    rows = json.loads(done.stdout)
-    assert len(rows) == 6
-    assert all(row["ratio"] > 0 for row in rows)
 
 
 def test_the_benchmarks_of_many_clients_run(monkeypatch, capsys, tmp_path):

@@ -7,6 +7,7 @@ from flwr.app import Context, RecordDict
 from torch import nn
 
 import fedcor
+from fedcor.data import SyntheticPopulation
 from fedcor.errors import ConfigError, FedcorError
 from fedcor.flower.apps import client_app, server_app
 from fedcor.flower.bridge import run_on_flower
@@ -92,6 +93,23 @@ def test_flower_repeats_the_simulator_to_the_last_bit(optimiser, selector, chang
     assert {f"optimiser/{name}" for name in state} == kept
     for name, array in state.items():
         assert array.tobytes() == arrays[f"optimiser/{name}"].tobytes(), name
+
+
+def test_clients_that_load_their_data_and_probes_of_a_sample_repeat_the_simulator(tmp_path):
+    made = fedcor.Experiment(
+        SyntheticPopulation(CLIENTS, features=5, classes=3, samples=10, tested=40),
+        model="logistic",
+        rounds=ROUNDS,
+        batch_size=8,
+        local_steps=2,
+        learning_rate=0.05,
+        selector=fedcor.FedCor(2, warmup=2, interval=2, refit_steps=5, probe_clients=3),
+    )
+    run(made, 1, tmp_path / "simulator")
+    ours, theirs = read_run(tmp_path / "simulator").rounds, on_flower(made, tmp_path / "flower")
+    for mine, same in zip(ours, theirs, strict=True):
+        assert {key: mine[key] for key in SAME} == {key: same[key] for key in SAME}
+    assert max(entry["probed"] for entry in ours) == 6
 
 
 def test_a_run_that_was_killed_resumes_as_if_it_was_not(tmp_path):

@@ -209,6 +209,27 @@ def test_runs_with_sampled_probes_work_behind_a_shield_and_with_faults(defence):
     assert asked[4] == asked[5] == 0
 
 
+@pytest.mark.parametrize("kind", [FedCor, Proxy])
+def test_rules_are_kept_while_unseen_clients_are_explored(kind):
+    made = fedcor.experiment(
+        load_experiment("digits", ["training.rounds=14"], "fedcor"),
+        selector=kind(10, **SMALL, probe_clients=12),
+        tags={"site": {"a": "0-19", "b": "20-39", "c": "40-49"}},
+        rules=fedcor.Rules(at_least={"site": 2}, at_most={"site": 5}),
+    )
+    new = 0
+    for record, state in fedcor.simulate(made):
+        chosen = np.array(record.selected)
+        assert len(np.unique(chosen)) == 10
+        sites = np.bincount(np.digitize(chosen, [20, 40]), minlength=3)
+        assert sites.min() >= 2
+        assert sites.max() <= 5
+        assert not record.unmet
+        if record.round >= 4:
+            new += int((~is_seen(state.selector["embedding"][chosen])).sum())
+    assert new > 0
+
+
 # --- what is learnt -------------------------------------------------------------------------------
 
 
