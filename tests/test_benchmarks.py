@@ -1,24 +1,56 @@
-"""The benchmarks run. No test says how fast anything is: machines are shared."""
+"""The benchmarks run, and say truly whether a goal is reached. How fast anything is, no test says:
+machines are shared."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
+import math
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "run.py"
+import pytest
+from benchmarks.measure import Result, check, skipped
+from benchmarks.run import main
 
 
-def test_the_benchmarks_run(monkeypatch, capsys):
+def test_the_benchmarks_run(monkeypatch, capsys, tmp_path):
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.setenv(name, "1")  # the script sets them for good
-    spec = importlib.util.spec_from_file_location("benchmarks_run", SCRIPT)
-    benchmarks = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, benchmarks)
-    spec.loader.exec_module(benchmarks)
-
-    assert benchmarks.main(["--quick", "--json"]) == 0
+        monkeypatch.setenv(name, "1")  # the processes that are started inherit them
+    assert main(["--quick", "--json", "--out", str(tmp_path)]) == 0
     results = json.loads(capsys.readouterr().out)
-    assert len(results) == 14
+    assert len(results) == 21
     assert all(result["ratio"] > 0 for result in results)
+    written = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert written["results"] == results
+    assert written["machine"]["processor"]
+    table = (tmp_path / "results.md").read_text(encoding="utf-8")
+    assert all(result["what"] in table for result in results)
+
+
+@pytest.mark.parametrize(
+    ("goal", "ratio", "reached"),
+    [
+        ("at most 1.7", 1.7, True),
+        ("at most 1.7", 1.71, False),
+        ("at least 10", 9.9, False),
+        ("at least 10, as before", 10.0, True),
+        ("above 1", 1.0, False),
+        ("about 10: linear", 10.0, None),
+        ("", 3.0, None),
+        ("at most 2", math.nan, None),
+    ],
+)
+def test_a_goal_is_reached_or_not(goal, ratio, reached):
+    assert Result("a / b", ratio, goal, "").reached is reached
+
+
+def test_what_was_not_measured_has_no_ratio():
+    row = skipped("a / b", "at most 2", "no network").as_json()
+    assert row["ratio"] is None
+    assert "no network" in row["detail"]
+
+
+def test_different_results_are_not_timed():
+    check("same", [1.0, 2.0], [1.0, 2.0 + 1e-9], 1e-6)
+    with pytest.raises(SystemExit, match="differ by 1"):
+        check("other", [1.0, 2.0], [1.0, 3.0], 1e-6)
+    with pytest.raises(SystemExit, match="nan"):
+        check("not a number", [math.nan], [1.0], 1e-6)
