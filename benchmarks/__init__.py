@@ -2,7 +2,8 @@
 
 measure.py      a row of the table, its goal, timing in turn, the machine
 replay.py       the rounds of a run once more, by other means of training and evaluation
-fmnist.py       a round of the paper's MLP: against its matrix products, a plain loop, packages
+fmnist.py       a round of the paper's MLP: against its matrix products and a plain loop
+other_packages.py   the same round in FedLab and in Flower's simulation
 cifar.py        a round of the paper's CNN: against its matrix products and a plain loop
 own_module.py   a round of a user's own recurrent module
 grid.py         a whole comparison in one and in two processes

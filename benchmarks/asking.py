@@ -26,6 +26,7 @@ class EveryTenth(StatelessSelector):
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
         """(C,) clients drawn uniformly, and the unchanged state."""
+        rng, available = federation.rng, federation.available
         if federation.round % 10 == 0:
-            federation.loss_changes(uniform(federation, self.clients_per_round))
-        return uniform(federation, self.clients_per_round), state
+            federation.loss_changes(uniform(rng, available, self.clients_per_round))
+        return uniform(rng, available, self.clients_per_round), state

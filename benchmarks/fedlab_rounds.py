@@ -98,7 +98,7 @@ class Pipeline(StandalonePipeline):
 
     def next_round(self) -> None:
         done = len(self.seconds)
-        self.started = time.perf_counter()
+        self.started = time.process_time()
         if done < len(self.plan):
             self.handler.chosen = self.plan[done]["chosen"]
             self.trainer.dataset.round = self.plan[done]["number"]
@@ -113,7 +113,7 @@ class Pipeline(StandalonePipeline):
                 evaluate(model, criterion, dataset.get_dataloader(client, 0, "all"))
         total, _ = evaluate(model, criterion, self.test_loader)
         self.test_losses.append(total / len(self.test_loader))
-        self.seconds.append(time.perf_counter() - self.started)
+        self.seconds.append(time.process_time() - self.started)
         self.next_round()
 
 

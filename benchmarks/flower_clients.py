@@ -43,7 +43,7 @@ def plain_client_app(preset: str, seed: int) -> ClientApp:
         model = to_model(message.content["arrays"])
         config = message.content.config_records["config"]
         number, rate = int(config["server-round"]) - 1, float(config["lr"])
-        result = plain.train(model, Round(number, [client], 0, rate, 0.0, 0.0, model))
+        result = plain.train(model, Round(number, [client], 0, rate, 0.0, 0.0, 0.0, model))
         metrics = {
             "loss": plain.loss_of(client, model),
             "num-examples": size(context),

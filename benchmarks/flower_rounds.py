@@ -45,6 +45,7 @@ def main(preset: str, seed: int, selector: str, rounds: int, folder: Path, clien
         "seconds": [records[0].seconds, *later],
         "test_losses": [record.test_loss for record in records],
         "chosen": [record.selected for record in records],
+        "participated": [record.participated for record in records],
         "probed": [record.probed for record in records],
         "version": version("flwr"),
     }

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from benchmarks.measure import Result, best, check, flops_per_second, multiply, skipped
-from benchmarks.packages import MissingPackageError, run_fedlab, run_flower, run_flower_with_engine
+from benchmarks.measure import Result, best, check, flops_per_second, multiply
 from benchmarks.replay import PlainLoop, Round, amortised, our_rounds, replay
 from fedcor.build import build_simulation
 from fedcor.engine import build_model
@@ -40,21 +39,18 @@ def results(quick: bool) -> list[Result]:
 
     def also_multiply() -> None:
         nonlocal product
-        started = time.perf_counter()
+        started = time.process_time()
         work()
-        product = min(product, time.perf_counter() - started)
+        product = min(product, time.process_time() - started)
 
     ours = our_rounds(random, 3 if quick else 40, also_multiply)
     asked = our_rounds(fedcor, rounds, also_multiply)
     rate = flops_per_second(product)
-    rows = [
+    return [
         *_against_the_limit(ours, asked, rate),
         *_against_a_plain_loop(random, ours[:2] if quick else ours[:10], asked),
         *_losses_of_everyone(random, 1 if quick else 5, rate),
     ]
-    if not quick:
-        rows += _against_packages()
-    return rows
 
 
 def _against_the_limit(ours: Sequence[Round], asked: Sequence[Round], rate: float) -> list[Result]:
@@ -128,33 +124,6 @@ def _losses_of_everyone(simulation: Simulation, repeats: int, rate: float) -> li
             f"{ours * 1e3:.0f} against {limit * 1e3:.0f} ms; a plain loop {loop * 1e3:.0f} ms",
         )
     ]
-
-
-def _against_packages() -> list[Result]:
-    """FedLab and Flower's simulation: a random round, and questions to all every tenth round."""
-    rows = []
-    for selector, name, last in (
-        ("random", "random round", 15),
-        ("benchmarks.asking:EveryTenth", "all asked every tenth round", 31),
-    ):
-        ours = our_rounds(build_simulation(load_experiment(PRESET, selector=selector), SEED), last)
-        for package, goal, run in (
-            ("FedLab", "at least 5", run_fedlab),
-            ("Flower's simulation, plain PyTorch clients,", "at least 10", run_flower),
-            ("Flower's simulation, our engine in its clients,", "", run_flower_with_engine),
-        ):
-            what = f"FMNIST, {package} / ours, {name}"
-            try:
-                seconds, version = run(PRESET, SEED, selector, ours)
-            except MissingPackageError as error:
-                rows.append(skipped(what, goal, str(error)))
-                continue
-            # The first round has a start in it.
-            pick = statistics.median if selector == "random" else statistics.fmean
-            theirs, mine = pick(seconds[1:]), pick([round.seconds for round in ours[1:]])
-            detail = f"{theirs * 1e3:.0f} against {mine * 1e3:.1f} ms per round; {version}"
-            rows.append(Result(what, theirs / mine, goal, detail))
-    return rows
 
 
 def _module() -> nn.Module:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Result, skipped
+from benchmarks.measure import DifferentResultsError, Result, skipped
 
 SELECTORS = "random,afl,power_of_choice,fedcor"
 
@@ -34,7 +34,7 @@ def results(quick: bool) -> list[Result]:
                 return [skipped(what, goal, done.stderr.strip().splitlines()[-1])]
             records.append(read_records(out))
     if records[0] != records[1] or len(records[0]) != 8:
-        raise SystemExit("one and two processes gave other records, so no time is printed")
+        raise DifferentResultsError("one and two processes gave different records")
     one, two = seconds
     return [Result(what, one / two, goal, f"{one:.1f} against {two:.1f} s, start included")]
 

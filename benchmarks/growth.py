@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from benchmarks.measure import Result, machine
+from benchmarks.replay import our_rounds
 from fedcor.data import Dataset
 from fedcor.engine import Engine, Faults, FedAvg, LocalTraining, build_model
 from fedcor.selectors import FedCor, Random
@@ -48,10 +49,8 @@ def fedcor(chosen: int, dimension: int = 15) -> FedCor:
 
 def seconds(work: Simulation, rounds: int) -> tuple[float, float]:
     """The best ordinary round and the best round with questions to all clients; NaN if none."""
-    usual, asking = [], []
-    for record, _ in work.run(rounds):
-        if record.round >= 2:
-            (asking if record.probed else usual).append(record.seconds)
+    found = our_rounds(work, rounds)[2:]
+    usual, asking = ([r.seconds for r in found if bool(r.evaluations) == q] for q in (False, True))
     return min(usual), min(asking, default=float("nan"))
 
 

@@ -1,6 +1,8 @@
 """A row of the table and whether its goal is reached; timing in turn; the machine.
 
 Machines are shared: what is compared is measured in turn, and the best of several repeats is taken.
+What runs in one process is timed by the seconds that the processor worked for it, which other
+processes disturb little; on a quiet machine, they are those of the clock.
 """
 
 from __future__ import annotations
@@ -19,9 +21,22 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Result", "best", "check", "flops_per_second", "machine", "skipped"]
+__all__ = [
+    "DifferentResultsError",
+    "Result",
+    "best",
+    "check",
+    "flops_per_second",
+    "machine",
+    "multiply",
+    "skipped",
+]
 
 SIDE = 2048  # of the square matrices whose product is the machine's speed
+
+
+class DifferentResultsError(Exception):
+    """Two things that are to be compared do not give the same."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +86,14 @@ def skipped(what: str, goal: str, why: str) -> Result:
 
 
 def best(repeats: int, *works: Callable[[], object]) -> list[float]:
-    """Seconds of each: the best of `repeats`, in turn. The first of several does not count."""
+    """Processor seconds of each: the best of `repeats`, in turn, without the first of several."""
     seconds = [float("inf")] * len(works)
     for repeat in range(repeats):
         for i, work in enumerate(works):
-            started = time.perf_counter()
+            started = time.process_time()
             work()
             if repeat or repeats == 1:
-                seconds[i] = min(seconds[i], time.perf_counter() - started)
+                seconds[i] = min(seconds[i], time.process_time() - started)
     return seconds
 
 
@@ -97,11 +112,11 @@ def check(what: str, ours: Any, other: Any, tolerance: float) -> None:
     """Refuse to time two things that do not give the same.
 
     Raises:
-        SystemExit: They differ by more than `tolerance`.
+        DifferentResultsError: They differ by more than `tolerance`.
     """
     difference = float(np.max(np.abs(np.asarray(ours) - np.asarray(other)), initial=0.0))
     if not difference <= tolerance:
-        raise SystemExit(f"{what}: results differ by {difference:.3g}, so no time is printed")
+        raise DifferentResultsError(f"{what}: results differ by {difference:.3g}")
 
 
 def machine(packages: Sequence[str] = ("torch", "numpy")) -> dict[str, Any]:

@@ -17,10 +17,11 @@ import tempfile
 import venv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import check
+from benchmarks.measure import DifferentResultsError, check
 from benchmarks.replay import Round
 
 __all__ = ["MissingPackageError", "run_fedlab", "run_flower", "run_flower_with_engine"]
@@ -72,9 +73,17 @@ def run_flower(
     with tempfile.TemporaryDirectory() as name:
         arguments = [preset, str(seed), selector, str(len(rounds)), name, clients]
         found = _run(python, "benchmarks.flower_rounds", arguments)
-    check("Flower", [r.test_loss for r in rounds], found["test_losses"], 1e-3)
-    check("Flower's clients", [sorted(r.chosen) for r in rounds], np.sort(found["chosen"]), 0)
-    check("Flower's questions", [100 * r.evaluations for r in rounds], found["probed"], 0)
+    for r, chosen, came, probed, loss in zip(
+        rounds,
+        *(found[key] for key in ("chosen", "participated", "probed", "test_losses")),
+        strict=True,
+    ):
+        where = f"Flower, round {r.number}"
+        check(f"{where}, clients", sorted(r.chosen), sorted(chosen), 0)
+        if len(came) < len(chosen):
+            raise DifferentResultsError(f"{where}: {len(came)} of {len(chosen)} clients came back")
+        check(f"{where}, questions", 100 * r.evaluations, probed, 0)
+        check(f"{where}, test loss", r.test_loss, loss, 1e-3)
     return found["seconds"], f"Flower {found['version']}"
 
 
@@ -113,7 +122,7 @@ def _stamp(requirements: Sequence[str]) -> str:
     return " ".join((*requirements, sysconfig.get_path("purelib"))) + "\n"
 
 
-def _run(python: Path, module: str, arguments: Sequence[str]) -> dict[str, list[float]]:
+def _run(python: Path, module: str, arguments: Sequence[str]) -> dict[str, Any]:
     """What a module prints as JSON in its last line."""
     environment = {
         **os.environ,
@@ -130,5 +139,5 @@ def _run(python: Path, module: str, arguments: Sequence[str]) -> dict[str, list[
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise MissingPackageError(f"it failed here ({last})")
-    found: dict[str, list[float]] = json.loads(done.stdout.strip().splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found

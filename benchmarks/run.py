@@ -1,9 +1,10 @@
 """All benchmarks, as one table of ratios: `make bench`, or
 
     python -m benchmarks.run               everything, in less than ten minutes; writes
-                                           benchmarks/results.md and benchmarks/results.json
+                                           benchmarks/results.md, benchmarks/results.json, and
+                                           the table in docs/results/speed.md
     python -m benchmarks.run --out DIR     writes them there
-    python -m benchmarks.run --only fmnist,growth
+    python -m benchmarks.run --only fmnist,growth      prints those alone
     python -m benchmarks.run --quick       a test of the benchmarks: small sizes, too few repeats to
                                            trust; writes nothing without --out
     python -m benchmarks.run --json        prints JSON
@@ -28,11 +29,12 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS
 
 import torch
 
-from benchmarks.measure import Result, machine
+from benchmarks.measure import DifferentResultsError, Result, machine, skipped
 
 # Modules of this package with a function `results(quick) -> rows of what, ratio, goal, detail`.
 BENCHMARKS = (
     "fmnist",
+    "other_packages",
     "cifar",
     "own_module",
     "grid",
@@ -40,6 +42,8 @@ BENCHMARKS = (
     "selection",
 )
 HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "results" / "speed.md"
+MARKS = ("<!-- written by make bench -->\n", "<!-- end of what make bench writes -->\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,24 +58,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     started = time.perf_counter()
     rows: list[Result] = []
+    wrong = False
     for name in options.only.split(","):
         begun = time.perf_counter()
-        found = importlib.import_module(f"benchmarks.{name}").results(options.quick)
-        rows += [Result(row.what, row.ratio, row.goal, row.detail) for row in found]
+        try:
+            found = importlib.import_module(f"benchmarks.{name}").results(options.quick)
+        except DifferentResultsError as error:  # no time of it is printed
+            found = [skipped(f"**{name}**", "", f"{error}")]
+            wrong = True
+        found = [Result(row.what, row.ratio, row.goal, row.detail) for row in found]
+        rows += found
         print(f"{name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr)
+        for row in found:
+            print(f"    {row.what}: {row.ratio:.2f} ({row.detail})", file=sys.stderr)
     whole = {
         "machine": machine(),
         "seconds": round(time.perf_counter() - started),
         "results": [row.as_json() for row in rows],
     }
-    out = options.out or (None if options.quick else HERE)
+    everything = not options.quick and options.only == ",".join(BENCHMARKS)
+    out = options.out or (HERE if everything else None)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         text = json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
         (out / "results.json").write_text(text, encoding="utf-8")
         (out / "results.md").write_text(markdown(whole), encoding="utf-8")
+    if out == HERE:
+        page = with_table(PAGE.read_text(encoding="utf-8"), markdown(whole))
+        PAGE.write_text(page, encoding="utf-8")
     print(json.dumps(whole["results"], indent=2) if options.json else markdown(whole))
-    return 0
+    return 1 if wrong else 0
 
 
 def markdown(whole: dict[str, Any]) -> str:
@@ -90,6 +106,13 @@ def markdown(whole: dict[str, Any]) -> str:
         reached = {True: "yes", False: "**no**", None: ""}[row["reached"]]
         lines.append(f"| {row['what']} | {ratio} | {row['goal']} | {reached} | {row['detail']} |")
     return "\n".join(lines) + "\n"
+
+
+def with_table(page: str, table: str) -> str:
+    """The page with another table between its two marks."""
+    before, _, rest = page.partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    return f"{before}{MARKS[0]}\n{table}\n{MARKS[1]}{after}"
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import json
 import math
 
 import pytest
-from benchmarks.measure import Result, check, skipped
-from benchmarks.run import main
+from benchmarks.measure import DifferentResultsError, Result, check, skipped
+from benchmarks.run import HERE, PAGE, main, with_table
 
 
 def test_the_benchmarks_run(monkeypatch, capsys, tmp_path):
@@ -50,7 +50,13 @@ def test_what_was_not_measured_has_no_ratio():
 
 def test_different_results_are_not_timed():
     check("same", [1.0, 2.0], [1.0, 2.0 + 1e-9], 1e-6)
-    with pytest.raises(SystemExit, match="differ by 1"):
+    with pytest.raises(DifferentResultsError, match="differ by 1"):
         check("other", [1.0, 2.0], [1.0, 3.0], 1e-6)
-    with pytest.raises(SystemExit, match="nan"):
+    with pytest.raises(DifferentResultsError, match="nan"):
         check("not a number", [math.nan], [1.0], 1e-6)
+
+
+def test_the_page_has_the_table_that_was_written_last():
+    table, page = (path.read_text(encoding="utf-8") for path in (HERE / "results.md", PAGE))
+    assert with_table(page, table) == page
+    assert "another table" in with_table(page, "another table\n")

@@ -66,7 +66,7 @@ def check_clients(clients: IntArray, available: IntArray, round: int) -> IntArra
             f"round {round}: the selector returned {clients!r}, which is not a list of client ids"
         )
     clients = clients.astype(np.int64)
-    unavailable = np.setdiff1d(clients, available)
+    unavailable = np.unique(clients[~np.isin(clients, available)])
     if len(unavailable):
         raise FedcorError(
             f"round {round}: the selector chose clients that are not available: {unavailable}"
