@@ -110,7 +110,7 @@ def draw(growth: dict[str, Any], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     matplotlib.rcParams["svg.hashsalt"] = "growth"
     axes_of = {key: value for key, value in growth.items() if key != "machine"}
@@ -124,6 +124,8 @@ def draw(growth: dict[str, Any], path: Path) -> None:
                 panel.loglog(
                     x, [p[2] for p in points], "s--", color=colour, label="fedcor, asks all"
                 )
+        panel.set_xticks(x, [f"{value:,}" for value in x])
+        panel.xaxis.set_minor_locator(ticker.NullLocator())
         panel.set_xlabel(axis)
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("ms per round")

@@ -30,8 +30,8 @@ def results(quick: bool) -> list[Result]:
         ours = our_rounds(build_simulation(load_experiment(PRESET, selector=selector), SEED), last)
         for package, goal, run in (
             ("FedLab", "at least 5", run_fedlab),
-            ("Flower's simulation, plain PyTorch clients,", "at least 10", run_flower),
-            ("Flower's simulation, our engine in its clients,", "", run_flower_with_engine),
+            ("Flower's simulation (plain PyTorch clients)", "at least 10", run_flower),
+            ("Flower's simulation (our engine in its clients)", "", run_flower_with_engine),
         ):
             what = f"FMNIST, {package} / ours, {name}"
             try:
