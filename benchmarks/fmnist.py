@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import nn
 
 from benchmarks.measure import Result, best, check, flops_per_second, multiply
@@ -48,6 +49,7 @@ def results(quick: bool) -> list[Result]:
     rate = flops_per_second(product)
     return [
         *_against_the_limit(ours, asked, rate),
+        *_engine_alone(random, 2 if quick else 16),
         *_against_a_plain_loop(random, ours[:2] if quick else ours[:10], asked),
         *_losses_of_everyone(random, 1 if quick else 5, rate),
     ]
@@ -80,6 +82,26 @@ def _against_the_limit(ours: Sequence[Round], asked: Sequence[Round], rate: floa
             "",
             f"{mean * 1e3:.1f} against {usual * 1e3:.1f} ms",
         ),
+    ]
+
+
+def _engine_alone(simulation: Simulation, repeats: int) -> list[Result]:
+    """Training, mean and test of one round, without selection, checks and record."""
+    engine, model, chosen = simulation.engine, simulation.engine.initial_model, [3, 14, 15, 92, 65]
+
+    def one_round() -> None:
+        results = engine.train(model, chosen, 3, 0.005)
+        engine.test(model + torch.full((5,), 0.2) @ (results - model))
+
+    product, whole = best(repeats, multiply(), one_round)
+    limit = (TRAINING + 10_000 * FORWARD) / flops_per_second(product)
+    return [
+        Result(
+            "FMNIST, training and test of a round alone / matrix products",
+            whole / limit,
+            "at most 1.7",
+            f"{whole * 1e3:.1f} ms against {limit * 1e3:.1f} ms",
+        )
     ]
 
 

@@ -16,7 +16,7 @@ def test_the_benchmarks_run(monkeypatch, capsys, tmp_path):
         monkeypatch.setenv(name, "1")  # the processes that are started inherit them
     assert main(["--quick", "--json", "--out", str(tmp_path)]) == 0
     results = json.loads(capsys.readouterr().out)
-    assert len(results) == 21
+    assert len(results) == 22
     assert all(result["ratio"] > 0 for result in results)
     written = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert written["results"] == results

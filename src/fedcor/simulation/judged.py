@@ -63,7 +63,7 @@ class JudgedResults:
         lengths = self._lengths(changes)
         # Of the changes: two finite numbers can be too far apart for their type. The length of
         # finite numbers is finite, so all of them are looked at once.
-        finite: BoolArray = np.isfinite(lengths).all(axis=1)
+        finite: BoolArray = np.all(np.isfinite(lengths), axis=1)
         self._refuse("not finite", [k for k, ok in zip(clients, finite, strict=True) if not ok])
         rows = np.flatnonzero(finite)
         if not len(rows):
