@@ -66,10 +66,12 @@ format: .venv/ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Every benchmark as one table of ratios: benchmarks/results.md and .json, and the page that shows
+# them. FedLab and Flower get environments of their own when they are first needed.
 bench: .venv/ready
 	$(BIN)/fedcor data fetch fmnist
-	$(BIN)/python benchmarks/run.py
-	$(BIN)/python benchmarks/flower_overhead.py
+	$(BIN)/fedcor data fetch cifar10
+	$(BIN)/python -m benchmarks.run
 
 # Counted trials of crashes, disks, damaged files and bad input, one process per core: what was tried,
 # how often, what was lost. Also written to runs/torture.md and runs/torture.json.
@@ -100,7 +102,7 @@ package-test: package
 	cd "$$folder" && venv/bin/fedcor demo
 
 clean:
-	rm -rf .venv .venv-flower .venv-trackers build dist .coverage .coverage.* .pytest_cache .mypy_cache \
+	rm -rf .venv .venv-bench .venv-flower .venv-trackers build dist .coverage .coverage.* .pytest_cache .mypy_cache \
 	    .ruff_cache .hypothesis
 
 .venv/ready: pyproject.toml constraints.txt

@@ -1,7 +1,7 @@
 """A population of 10^5 clients of which 1 % can be reached: does a round cost the same at the end?
 
-    python benchmarks/population.py            about a minute
-    python benchmarks/population.py --quick    a test of this file: few clients and rounds
+    python -m benchmarks.population            about a minute
+    python -m benchmarks.population --quick    a test of this file: few clients and rounds
 
 The data of a client is drawn when it is needed. Each run is a process of its own. Time is that of
 the processor, which other work on the machine disturbs little; memory is the largest that the
@@ -25,6 +25,7 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS
 
 import numpy as np
 
+from benchmarks.measure import Result
 from fedcor import Aligned, Experiment, Faults, FedCor, Random, Selector, simulate
 from fedcor.data import SyntheticPopulation
 
@@ -50,16 +51,6 @@ class Size:
 
 FULL = Size(100_000, 200, slice(20, 70), slice(150, 200))
 QUICK = Size(2_000, 40, slice(10, 20), slice(30, 40))
-
-
-@dataclass(frozen=True)
-class Result:
-    """One line of the table: late rounds divided by early ones."""
-
-    what: str
-    ratio: float
-    goal: str
-    detail: str
 
 
 def results(quick: bool) -> list[Result]:

@@ -1,9 +1,9 @@
 """Selection among a million clients: its cost as ratios to this machine's own speed.
 
-    python benchmarks/scale.py                   every measurement; under two minutes
-    python benchmarks/scale.py --quick           a test of this file: few clients
-    python benchmarks/scale.py --json            the same as JSON
-    python benchmarks/scale.py --growth FILE     how cost grows with N, C and d, as JSON; a minute
+    python -m benchmarks.scale                    every measurement; under two minutes
+    python -m benchmarks.scale --quick            a test of this file: few clients
+    python -m benchmarks.scale --json             the same as JSON
+    python -m benchmarks.scale --growth FILE     how cost grows with N, C and d, as JSON; a minute
 
 Everything runs in one thread, and what is compared is one thread's work. Times are this thread's
 CPU seconds: on a shared machine they count what the work took, and not how long it waited for a
@@ -29,6 +29,7 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS
 
 import numpy as np
 
+from benchmarks.measure import DifferentResultsError, Result, best
 from fedcor import AFL, Aligned, Complement, FedCor, PowerOfChoice, Random, RoundRobin
 from fedcor.gp import Samples, fit, posterior, select, take_apart
 from fedcor.gp.blocks import blocks
@@ -41,31 +42,10 @@ from fedcor.types import Array, FloatArray, Outcome, Population, Selector, State
 S2, D, SKETCH, PICKS, SAMPLES = 1e-4, 15, 16, 100, 11
 
 
-@dataclass(frozen=True)
-class Result:
-    """One line of the table."""
-
-    what: str
-    ratio: float
-    goal: str
-    detail: str
-
-
-def best(repeats: int, *works: Callable[[], object]) -> list[float]:
-    """CPU seconds of each: the best of `repeats`, in turn."""
-    seconds = [float("inf")] * len(works)
-    for _ in range(repeats):
-        for i, work in enumerate(works):
-            started = time.process_time()
-            work()
-            seconds[i] = min(seconds[i], time.process_time() - started)
-    return seconds
-
-
 def check(right: bool, what: str) -> None:
     """Refuse to print the time of a wrong result."""
     if not right:
-        raise SystemExit(f"benchmarks/scale.py: {what} differs from its twin")
+        raise DifferentResultsError(f"{what} differs from its twin")
 
 
 def embedding(N: int, d: int = D) -> FloatArray:
@@ -357,8 +337,9 @@ def rounds(large: int, names: Sequence[str] = tuple(SELECTORS)) -> list[Result]:
 
 
 def _in_a_process(name: str, N: int) -> dict[str, float]:
-    command = [sys.executable, str(Path(__file__)), "--round", name, str(N)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "benchmarks.scale", "--round", name, str(N)]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout)
     return found
 

@@ -53,6 +53,19 @@ def test_the_kind_of_targets_decides_the_loss():
     assert task.predictions(numbers[:, None]) is None
 
 
+@pytest.mark.parametrize("classes", [2, 7, 10, 15, 16, 40])
+@pytest.mark.parametrize("samples", [1, 7, 16, 1000])
+@pytest.mark.parametrize("scale", [0.1, 30.0])
+def test_the_fast_cross_entropy_has_the_bits_of_torch(classes, samples, scale):
+    rng = np.random.default_rng(samples + classes)
+    outputs = torch.from_numpy(rng.normal(scale=scale, size=(samples, classes)).astype(np.float32))
+    targets = torch.from_numpy(rng.integers(classes, size=samples))
+    wanted = F.cross_entropy(outputs, targets, reduction="none")
+    assert torch.equal(build_task(classes=classes).losses(outputs, targets), wanted)
+    outputs.requires_grad_()
+    assert build_task(classes=classes).losses(outputs, targets).requires_grad
+
+
 def test_several_targets_per_sample_are_averaged():
     task, targets = build_task("mse", classes=None), torch.zeros(2, 3)
     outputs = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 3.0]])

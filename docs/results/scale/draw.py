@@ -1,5 +1,5 @@
 """The figure of docs/results/scale.md: `python docs/results/scale/draw.py` writes it beside this
-file, from growth.json, which `python benchmarks/scale.py --growth docs/results/scale/growth.json`
+file, from growth.json, which `python -m benchmarks.scale --growth docs/results/scale/growth.json`
 measures."""
 
 from __future__ import annotations

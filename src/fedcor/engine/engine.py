@@ -186,19 +186,29 @@ class Engine:
         """
         training = replace(self.local_training, learning_rate=learning_rate)
         steps = [training.local_steps] * len(clients) if steps is None else steps
+        groups = list(self._groups(steps))
+        trained = []
+        for group in groups:
+            x, y, rows = self.store.training([clients[i] for i in group])
+            work = [
+                Assignment(clients[i], round, self.seed, own, steps[i])
+                for i, own in zip(group, rows, strict=True)
+            ]
+            added = None if corrections is None else corrections[group]
+            trained.append(self._trainer(model, work, x, y, training, added))
+        if len(trained) == 1:
+            return trained[0]  # in the order of the clients, without a copy
         results = torch.empty(len(clients), self.vector.size, device=self.device)
-        for count in sorted(set(steps)):  # clients with equally many steps train together
+        for group, models in zip(groups, trained, strict=True):
+            results[group] = models
+        return results
+
+    def _groups(self, steps: Sequence[int]) -> Iterator[list[int]]:
+        """Which clients train at once, by position: clients with equally many steps."""
+        for count in sorted(set(steps)):
             same = [i for i, s in enumerate(steps) if s == count]
             at_once = _CLIENTS_AT_ONCE if self.device.type == "cpu" else len(same)
-            for group in (same[i : i + at_once] for i in range(0, len(same), at_once)):
-                x, y, rows = self.store.training([clients[i] for i in group])
-                work = [
-                    Assignment(clients[i], round, self.seed, own, count)
-                    for i, own in zip(group, rows, strict=True)
-                ]
-                added = None if corrections is None else corrections[group]
-                results[group] = self._trainer(model, work, x, y, training, added)
-        return results
+            yield from (same[i : i + at_once] for i in range(0, len(same), at_once))
 
     def losses(self, model: Tensor, clients: IntArray) -> FloatArray:
         """(len(clients),) l_k(model), the mean loss over each client's data."""

@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedcor.engine.batch import Batch
 from fedcor.engine.models import ClientDropout, ModelVector, mask_scale
@@ -116,26 +115,31 @@ class StackedTrainer:
         masks = [mask.to(x.device) for mask in self._masks(work, q)]
         rows, q = rows.to(x.device), q.to(x.device)
         steps, classes = len(rows), self.layers[-1].width
-        onehot = F.one_hot(y[rows], classes).to(x.dtype).view(steps, C, B, classes)
+        onehot = torch.zeros(rows.numel(), classes, dtype=x.dtype, device=x.device)
+        onehot = onehot.scatter_(1, y[rows].view(-1, 1), 1.0).view(steps, C, B, classes)
         tensors = [t.expand(C, *t.shape).clone() for t in self.vector.split(model)]
         W, b = tensors[0::2], [bias.unsqueeze(1) for bias in tensors[1::2]]
+        W_T = [Wi.transpose(1, 2) for Wi in W]  # views: they follow every update
         anchors = [(Wi.clone(), bi.clone()) for Wi, bi in zip(W, b, strict=True)] if mu else []
         e = [] if corrections is None else self.vector.split(corrections)
-        for step in range(steps):
+        # Written anew in every step, since new memory costs more than the arithmetic of a layer.
+        data = x.new_empty(C * B, x.shape[1])
+        h = [x.new_empty(C, B, layer.width) for layer in self.layers]
+        g = [torch.empty_like(hi) for hi in h[:-1]]
+        a = [data.view(C, B, -1), *h[:-1]]
+        per_step = zip(rows, zip(*masks, strict=True), onehot, q, strict=True)
+        for step_rows, mask, labels, weights in per_step:
             # Forward
-            a = [x.index_select(0, rows[step]).view(C, B, -1)]
-            g = []
+            torch.index_select(x, 0, step_rows, out=data)
             for i, layer in enumerate(self.layers):
-                h = torch.baddbmm(b[i], a[i], W[i].transpose(1, 2))
-                if not layer.relu:
-                    break
-                factor = (h > 0).to(h.dtype)
-                if layer.dropout:
-                    factor *= masks[i][step]
-                g.append(factor)
-                a.append(h.mul_(factor))
+                torch.baddbmm(b[i], a[i], W_T[i], out=h[i])
+                if layer.relu:
+                    torch.gt(h[i], 0.0, out=g[i])
+                    if layer.dropout:
+                        g[i].mul_(mask[i])
+                    h[i].mul_(g[i])
             # Backward and update
-            d = torch.softmax(h, dim=-1).sub_(onehot[step]).mul_(q[step])
+            d = torch.softmax(h[-1], dim=-1).sub_(labels).mul_(weights)
             for i in reversed(range(len(self.layers))):
                 d_before = torch.bmm(d, W[i]).mul_(g[i - 1]) if i else d
                 W[i].baddbmm_(d.transpose(1, 2), a[i], beta=decay, alpha=-eta)
@@ -183,10 +187,9 @@ class StackedTrainer:
             for step, n in enumerate(true_rows[:, c].tolist()):
                 for i, layer in dropping:
                     stop = start + n * layer.width
-                    drawn = draws[start:stop].reshape(n, layer.width)
-                    kept = masks[i][step, c, :n]
-                    np.greater_equal(drawn, layer.dropout, out=kept, casting="unsafe")
+                    masks[i][step, c, :n] = draws[start:stop].reshape(n, layer.width)
                     start = stop
-        for i, layer in dropping:
+        for i, layer in dropping:  # a draw below p, and the 0 of a row of weight 0, becomes 0
+            np.greater_equal(masks[i], layer.dropout, out=masks[i], casting="unsafe")
             masks[i] *= mask_scale(layer.dropout)
         return [torch.from_numpy(mask) for mask in masks]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcor.outliers import PARTS, NormLimits, judge, no_norms, remember
-from fedcor.types import FloatArray, IntArray, State
+from fedcor.types import BoolArray, FloatArray, IntArray, State
 
 __all__ = ["JudgedResults"]
 
@@ -60,13 +60,15 @@ class JudgedResults:
             results: (m, P + B) Their models.
         """
         changes = results - self._model
-        # Of the changes: two finite numbers can be too far apart for their type.
-        finite = torch.isfinite(changes).all(dim=1).cpu().numpy()
+        lengths = self._lengths(changes)
+        # Of the changes: two finite numbers can be too far apart for their type. The length of
+        # finite numbers is finite, so all of them are looked at once.
+        finite: BoolArray = np.all(np.isfinite(lengths), axis=1)
         self._refuse("not finite", [k for k, ok in zip(clients, finite, strict=True) if not ok])
         rows = np.flatnonzero(finite)
         if not len(rows):
             return
-        norms = self._lengths(changes)[rows] / self._units
+        norms = lengths[rows] / self._units
         earlier = np.array(list(self._norms.values())).reshape(-1, PARTS)
         verdict = judge(self._limits, self._past, norms, earlier)
         for at, row in enumerate(rows.tolist()):
