@@ -31,6 +31,7 @@ import numpy as np
 
 from fedcor import AFL, Aligned, Complement, FedCor, PowerOfChoice, Random, RoundRobin
 from fedcor.gp import Samples, fit, posterior, select, take_apart
+from fedcor.gp.blocks import blocks
 from fedcor.selection import decide, observe
 from fedcor.selectors import matching_blocks
 from fedcor.selectors.matching import Criterion, match
@@ -178,11 +179,11 @@ def refit(large: int, repeats: int) -> list[Result]:
     B, inverse = np.random.default_rng(2).standard_normal((SAMPLES, D)), np.eye(D)
 
     def products() -> None:
-        for start in range(0, large, ROWS):
-            Xb, Yb = X[start : start + ROWS], Y[:, start : start + ROWS]
+        for rows in blocks(large):
+            Xb, Yb = X[rows], Y[:, rows]
             _ = Xb.T @ Xb, Yb @ Xb
-        for start in range(0, large, ROWS):
-            Xb = X[start : start + ROWS]
+        for rows in blocks(large):
+            Xb = X[rows]
             R = B @ Xb.T
             _ = R.T @ B, Xb @ inverse
 
@@ -219,11 +220,10 @@ def matching(large: int, repeats: int) -> list[Result]:
     U = [rng.standard_normal((size, SKETCH)) + 0.1 for size in sizes]
     weights, first = rng.uniform(1, 5, size=large), np.array([0])
     target = sum(block.sum(axis=0) for block in U) / large
-    members = rng.standard_normal((10, SKETCH))
+    members, whole = rng.standard_normal((10, SKETCH)), np.concatenate(U)
 
     def read() -> None:
-        for block in U:
-            block.sum()
+        whole.reshape(-1).sum()
 
     def products() -> None:
         for block in U:

@@ -23,7 +23,7 @@ from fedcor.selectors.base import longest_ago, without
 from fedcor.selectors.fedcor import _annealing
 from fedcor.selectors.matching import match, replacements
 from fedcor.selectors.process import _of_last_rounds
-from fedcor.selectors.table import extend_table, replace_rows, table_blocks, table_rows
+from fedcor.selectors.table import ROWS, extend_table, replace_rows, table_blocks, table_rows
 from fedcor.testing import FakeFederation, check_selector
 from selector_helpers import play
 
@@ -67,8 +67,9 @@ def test_blocks_without_a_new_row_are_shared(monkeypatch):
 
 
 def in_blocks(patch, rows):
-    for module in ("table", "matching", "remembered"):
+    for module in ("table", "remembered"):
         patch.setattr(f"fedcor.selectors.{module}.ROWS", rows)
+    patch.setattr("fedcor.selectors.matching.FEW", rows)
 
 
 REMEMBERING = [
@@ -292,13 +293,13 @@ def test_matching_keeps_no_array_of_clients_times_members(selector):
     assert peak < 8 * N * 200 / 4
 
 
-def test_a_round_that_observes_ten_clients_copies_few_of_the_remembered_numbers():
+def test_a_round_that_observes_few_clients_copies_few_of_the_remembered_numbers():
     N, s, rng = 200_000, 16, np.random.default_rng(0)
-    selector, federation = Aligned(10, sketch=s), FakeFederation(np.zeros((N, 20)))
+    selector, federation = Aligned(2, sketch=s), FakeFederation(np.zeros((N, 20)))
     state = {**selector.init(federation.population), "directions": np.zeros((N, s))}
     state |= {"round": np.array(1)}
-    state = observe(selector, state, federation.train(rng.permutation(N)[:10]))
-    outcome = federation.train(rng.permutation(N)[:10])
+    state = observe(selector, state, federation.train(rng.permutation(N)[:2]))
+    outcome = federation.train(rng.permutation(N)[:2])
     gc.collect()
     tracemalloc.start()
     try:
@@ -307,8 +308,8 @@ def test_a_round_that_observes_ten_clients_copies_few_of_the_remembered_numbers(
     finally:
         tracemalloc.stop()
     blocks = sum(after[k] is not state[k] for k in after if k.startswith("directions/"))
-    assert 1 <= blocks <= 10 < math.ceil(N / 4096)
-    assert new < 8 * (10 * 4096 * s + 3.1 * N) + 1e5
+    assert 1 <= blocks <= 2 < math.ceil(N / ROWS)
+    assert new < 8 * (2 * ROWS * s + 3.1 * N) + 1e5
     assert peak < 1.1 * new
 
 

@@ -34,10 +34,11 @@ import numpy as np
 
 from fedcor.selectors.gaps import ROUNDING, Criterion, gap, gap_scale, shortest_sum
 from fedcor.selectors.matching_blocks import BlockGroup
-from fedcor.selectors.table import ROWS
 from fedcor.types import BoolArray, FloatArray, IntArray
 
 __all__ = ["Criterion", "match", "replacements"]
+
+FEW = 4096  # rows whose products with all members are kept
 
 
 def match(
@@ -124,10 +125,8 @@ def _group(
     allowed: BoolArray | None,
 ) -> _Group | BlockGroup:
     """The group of the first members: with all products where there are few rows."""
-    if isinstance(directions, list):
-        return BlockGroup(directions, target, first[:count], weights, criterion, allowed)
-    if len(directions) > ROWS:
-        blocks = [directions[start : start + ROWS] for start in range(0, len(directions), ROWS)]
+    if isinstance(directions, list) or len(directions) > FEW:
+        blocks = directions if isinstance(directions, list) else [directions]
         return BlockGroup(blocks, target, first[:count], weights, criterion, allowed)
     count = min(count, len(directions))
     return _Group(directions, target, first[:count], count, weights, criterion, allowed)

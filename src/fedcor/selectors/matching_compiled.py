@@ -21,7 +21,7 @@ from fedcor.types import FloatArray
 __all__ = ["improve"]
 
 _NUMBERS = 16_384  # so many products at a time stay in the cache
-_LARGEST = 512  # rows at a time
+_LARGEST = 128  # rows at a time
 _ROUNDING = 1e-12
 
 

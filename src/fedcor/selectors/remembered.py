@@ -299,7 +299,7 @@ class _Pool:
     def of(cls, state: State, clients: IntArray) -> _Pool:
         """Of `clients`: where they are most of a large population, nothing is copied."""
         count = len(state["seen"])
-        if len(clients) <= ROWS or 2 * len(clients) < count:
+        if count <= ROWS or 2 * len(clients) < count:
             rows = table_rows(state, "directions", clients)
             return cls(clients, rows, state["shares"][clients])
         allowed = np.zeros(count, dtype=bool)

@@ -16,7 +16,9 @@ from fedcor.types import Array, FloatArray, IntArray, State
 
 __all__ = ["ROWS", "extend_table", "put_table", "replace_rows", "table_blocks", "table_rows"]
 
-ROWS = 4096  # in a block
+# In a block. Larger ones are read faster in a choice (they get huge pages of memory), but then most
+# rounds of many clients would copy the whole table.
+ROWS = 4096
 
 
 def table_blocks(state: State, name: str) -> list[Array]:
