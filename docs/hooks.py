@@ -34,7 +34,8 @@ GROUPS = {
         "GeometricMedian", "MultiKrum",
     ],
     "Selectors": [
-        "FedCor", "Complement", "Random", "AFL", "PowerOfChoice", "Proxy", "Full", "build_selector",
+        "FedCor", "Complement", "Random", "AFL", "PowerOfChoice", "Oort", "Proxy", "Full",
+        "build_selector",
     ],
     "Writing a selector": ["Selector", "Federation", "Outcome", "Population", "State"],
     "Writing a federated optimiser": ["Optimiser", "Delivery"],

@@ -265,7 +265,7 @@ def test_flower_caps_too_and_resumes_with_the_counts(tmp_path):
     assert one(tmp_path / "parts", 10) == chosen
 
 
-@pytest.mark.parametrize("selector", ["random", "afl", "fedcor", "power_of_choice"])
+@pytest.mark.parametrize("selector", ["random", "afl", "fedcor", "power_of_choice", "oort"])
 def test_a_defended_experiment_is_the_same_on_flower(selector, tmp_path):
     defence = {"most_share": 1.25, "clip_reports": 1.0}
     one = experiment(fedcor.FedAvg(), selector, defence=defence)

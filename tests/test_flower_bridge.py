@@ -72,6 +72,7 @@ def end_of(out):
         (Momentum(weighted=True), "power_of_choice", {}),
         (Remembering(), "fedcor", {}),
         (Remembering(), "random", {"model": Normalised}),
+        (FedAvg(), "oort", {}),
     ],
     ids=lambda given: given if isinstance(given, str) else None,
 )

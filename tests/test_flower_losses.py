@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -16,7 +17,7 @@ from fedcor.flower import OptimiserStrategy, answers_probes, select_with
 from fedcor.flower.missing_loss import likely_losses
 from fedcor.record import read_checkpoint, read_run
 from fedcor.report.explain import explanation as explain
-from fedcor.selectors import AFL, FedCor, PowerOfChoice, Random, RoundRobin, build_selector
+from fedcor.selectors import AFL, FedCor, Oort, PowerOfChoice, Random, RoundRobin, build_selector
 from fedcor.types import selector_traits
 from flower_grid import (
     QUICK,
@@ -237,6 +238,7 @@ def test_a_federated_evaluation_is_a_loss_that_was_seen(tmp_path):
 
 def test_afl_declares_that_it_reads_reported_losses_and_the_others_do_not():
     assert selector_traits(AFL(3)).needs_losses
+    assert selector_traits(Oort(3)).needs_losses
     for selector in (Random(3), RoundRobin(3), FedCor(3), PowerOfChoice(3)):
         assert not selector_traits(selector).needs_losses
 
@@ -320,3 +322,65 @@ def test_a_selector_that_fails_is_still_blamed():
 
     with pytest.raises(FedcorError, match="round 1: the selector failed in select: KeyError"):
         run(Failing(3), MemoryGrid(numpy_app(), 6))
+
+
+# --- what else a train reply may say --------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Hearing(Random):
+    """Keeps what it is told."""
+
+    heard: list = dataclasses.field(default_factory=list)
+
+    def observe(self, state, outcome):
+        self.heard.append((outcome.losses, outcome.rms_losses, outcome.durations))
+        return state
+
+
+def heard(say):
+    """What a selector hears of one round in which client k adds the metrics `say(k)`."""
+
+    def saying(k):
+        def add(message, reply):
+            if is_training(message) and "metrics" in reply.content:
+                for name, value in say(k).items():
+                    reply.content["metrics"][name] = value
+            return reply
+
+        return add
+
+    grid, selector = MemoryGrid(numpy_app(), 4), Hearing(4)
+    grid.trouble = {k: saying(k) for k in range(4)}
+    run(selector, grid, rounds=1)
+    return selector.heard[0]
+
+
+def test_a_selector_hears_root_mean_square_losses_and_seconds_where_clients_say_them():
+    losses, rms, seconds = heard(lambda _k: {})
+    assert rms.tolist() == losses.tolist()
+    assert seconds is None
+    losses, rms, seconds = heard(lambda k: {"rms-loss": 5.0 + k, "train-seconds": 2.0 * k})
+    assert rms.tolist() == [5.0, 6.0, 7.0, 8.0]
+    assert seconds.tolist()[1:] == [2.0, 4.0, 6.0]
+    assert np.isnan(seconds[0])  # nobody trains in no time
+    losses, rms, seconds = heard(lambda k: {"rms-loss": 5.0} if k == 2 else {})
+    assert rms.tolist() == [*losses[:2], 5.0, losses[3]]
+
+
+def test_oort_runs_on_seconds_that_clients_measure(tmp_path):
+    grid = MemoryGrid(numpy_app(), 10)
+
+    def slow(k):
+        def add(message, reply):
+            if is_training(message) and "metrics" in reply.content:
+                reply.content["metrics"]["train-seconds"] = 1.0 + k
+            return reply
+
+        return add
+
+    grid.trouble = {k: slow(k) for k in range(10)}
+    run(Oort(3), grid, rounds=8, folder=tmp_path)
+    preferred = [line["details"].get("preferred") for line in lines(tmp_path)]
+    assert preferred[0] is None
+    assert all(1.0 <= one[0] <= 10.0 for one in preferred[1:])

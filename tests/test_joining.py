@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcor import AFL, Aligned, Complement, FedCor, PowerOfChoice, Proxy, RoundRobin
+from fedcor import AFL, Aligned, Complement, FedCor, Oort, PowerOfChoice, Proxy, RoundRobin
 from fedcor.testing import FakeFederation
 
 FOUNDERS, JOINING, CHOSEN = 12, 50, 4
@@ -43,6 +43,14 @@ def invaded(selector):
 def test_a_quarter_of_a_round_is_for_those_who_joined_and_never_trained(selector):
     for chosen in invaded(selector).values():
         assert [known for _, known in chosen].count(False) == 1
+
+
+def test_oort_explores_those_who_joined_in_no_more_seats_than_epsilon_says():
+    selector = Oort(CHOSEN, exploration=0.5, least_exploration=0.25, exploration_decay=0.9)
+    for chosen in invaded(selector).values():
+        assert [known for _, known in chosen].count(False) <= 2
+    late = [known for t, one in invaded(selector).items() if t >= 20 for _, known in one]
+    assert late.count(False) == len(late) // 4
 
 
 def test_in_the_first_sweep_founders_come_first_and_fill_the_rounds():

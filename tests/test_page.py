@@ -363,7 +363,7 @@ def test_thinned_bands_keep_their_peaks():
         assert mean == pytest.approx(np.nanmean(values[start:end]))
         assert low == pytest.approx(np.nanmin(values[start:end]) - 1)
         start = end
-    assert few.bytes.tolist() == (ends - 1).tolist()
+    assert few.bytes.tolist() == few.time.tolist() == (ends - 1).tolist()
 
 
 # --- how it is asked for ---

@@ -72,7 +72,7 @@ CHANGES = ["training.rounds=6", "partition.clients=20", "training.clients_per_ro
 CHANGES += ["selectors.fedcor.warmup=3"]
 
 
-@pytest.mark.parametrize("selector", ["random", "afl", "power_of_choice", "fedcor"])
+@pytest.mark.parametrize("selector", ["random", "afl", "power_of_choice", "fedcor", "oort"])
 def test_noise_changes_what_selectors_are_told_and_nothing_else(selector, tmp_path):
     plain = load_experiment("digits", CHANGES, selector)
     noisy = load_experiment("digits", [*CHANGES, "privacy.loss_noise=0.5"], selector)

@@ -38,6 +38,7 @@ from fedcor.reproduce.memory import ablation as memory_ablation
 from fedcor.reproduce.memory import runs as memory_runs
 from fedcor.reproduce.paper import TABLE_1
 from fedcor.reproduce.plan import _DIGITS
+from fedcor.reproduce.timed import table as timed_table
 
 FIGURES = {
     "table1": [],
@@ -59,6 +60,7 @@ FIGURES = {
     "memory-anatomy": [],
     "liars": [],
     "liars-means": [],
+    "time": ["time-digits"],
 }
 
 
@@ -83,6 +85,7 @@ def _fewer_steps():
             patch.setattr(module, "SELECTORS", ("random", "fedcor"))
             patch.setattr(module, "ATTACKS", {key: ATTACKS[key] for key in ("nobody", "flip")})
         patch.setattr(liars_runs.table_cells, "__defaults__", (("nobody", "flip"),))
+        patch.setattr(timed_table, "VARIANTS", timed_table.VARIANTS[:2])
         for setting, changes in _DIGITS.items():
             patch.setitem(_DIGITS, setting, [*changes, *fewer])
         yield

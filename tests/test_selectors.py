@@ -22,6 +22,7 @@ from fedcor import (
     Complement,
     FedCor,
     Full,
+    Oort,
     PowerOfChoice,
     Proxy,
     Random,
@@ -61,6 +62,8 @@ CONFORMING = [
     Aligned(3, sketch=4, swaps=0, longest_wait=0.5),
     Aligned(3, sketch="full"),
     RoundRobin(3),
+    Oort(3),
+    Oort(3, exploration=0.0, window=2, most_rounds=2),
 ]
 
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         Complement,
         FedCor,
         Full,
+        Oort,
         PowerOfChoice,
         Proxy,
         Random,
@@ -85,6 +86,7 @@ __all__ = [
     "GeometricMedian",
     "Liars",
     "MultiKrum",
+    "Oort",
     "Optimiser",
     "Outcome",
     "Population",
@@ -138,8 +140,8 @@ _NAMES = {
     "results": ("Result",),
     "rules": ("Rules",),
     "selectors": (
-        *("AFL", "Aligned", "Complement", "FedCor", "Full", "PowerOfChoice", "Proxy", "Random"),
-        "RoundRobin",
+        *("AFL", "Aligned", "Complement", "FedCor", "Full", "Oort", "PowerOfChoice", "Proxy"),
+        *("Random", "RoundRobin"),
         "build_selector",
     ),
     "types": (

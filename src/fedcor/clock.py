@@ -18,12 +18,13 @@ training. They follow each other, and a round takes as long as all of its stretc
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedcor.checks import check_between, check_positive
+from fedcor.checks import check_between, check_one_of, check_positive
 from fedcor.config import plain_keywords
 from fedcor.errors import ConfigError
 from fedcor.rng import stream
@@ -44,7 +45,8 @@ class Devices:
 
     Each is log-normal over the clients: what is given is the median, and a spread is the standard
     deviation of the logarithm. With a spread of 0, all clients are alike. The slowness of a client
-    has nothing to do with its bandwidth or its data; a trace file can say otherwise.
+    has nothing to do with its bandwidth, nor with its data unless `tied_to` says so; a trace file
+    can say anything.
 
     Args:
         seconds_per_step: seconds of one local step, the median client's.
@@ -52,6 +54,8 @@ class Devices:
         up: Mbit/s from a client to the server, the median client's.
         speed_spread: spread of the seconds per step.
         bandwidth_spread: spread of the bandwidth; `up` is to `down` as with the median client.
+        tied_to: `labels`: the same seconds per step are dealt out by each client's most frequent
+            label, the highest label to the slowest. None: at random.
 
     Example:
         >>> from fedcor.clock import device_speeds
@@ -65,6 +69,7 @@ class Devices:
     up: float = 5.0
     speed_spread: float = 0.0
     bandwidth_spread: float = 0.0
+    tied_to: Literal["labels"] | None = None
 
     def __post_init__(self) -> None:
         for key in ("seconds_per_step", "down", "up"):
@@ -72,6 +77,13 @@ class Devices:
             check_between(key, getattr(self, key), 1e-9, 1e9)
         for key in ("speed_spread", "bandwidth_spread"):
             check_between(key, getattr(self, key), 0.0, LARGEST_SPREAD)
+        if self.tied_to is not None:
+            check_one_of("tied_to", self.tied_to, ("labels",))
+
+    def describe(self) -> dict[str, Any]:
+        """As plain values for a record. What is newer than the first records is there if used."""
+        found = dataclasses.asdict(self)
+        return {key: value for key, value in found.items() if key != "tied_to" or value is not None}
 
 
 class Speeds(NamedTuple):
@@ -118,10 +130,19 @@ class Speeds(NamedTuple):
         return seconds
 
 
-def device_speeds(devices: Devices | DeviceTrace, seed: int, clients: int) -> Speeds:
+def device_speeds(
+    devices: Devices | DeviceTrace, seed: int, clients: int, labels: IntArray | None = None
+) -> Speeds:
     """How fast each of `clients` clients is: drawn from streams of the seed, or from a trace.
 
-    Raises ConfigError for a trace of another number of clients.
+    Args:
+        devices: The settings, or a trace.
+        seed: Fixes what is drawn.
+        clients: N.
+        labels: (N,) The most frequent label of each client, where devices are tied to it.
+
+    Raises:
+        ConfigError: The trace is of another number of clients.
     """
     if isinstance(devices, DeviceTrace):
         if len(devices.down) != clients:
@@ -129,6 +150,11 @@ def device_speeds(devices: Devices | DeviceTrace, seed: int, clients: int) -> Sp
             raise ConfigError("devices", devices.file, allowed)
         return Speeds(devices.seconds_per_step, devices.down * _BYTES, devices.up * _BYTES)
     slowness = _factors(seed, "device speed", devices.speed_spread, clients)
+    if devices.tied_to == "labels":
+        assert labels is not None
+        # The same factors in another order. Who was slower stays so among those of a label.
+        order = np.lexsort((slowness, labels))
+        slowness[order] = np.sort(slowness)
     band = _factors(seed, "device bandwidth", devices.bandwidth_spread, clients)
     down, up = devices.down * band * _BYTES, devices.up * band * _BYTES
     return Speeds(devices.seconds_per_step * slowness, down, up)

@@ -212,4 +212,4 @@ def _as_devices(given: Any) -> Devices | DeviceTrace | None:
 
 
 def _plain(value: Any) -> Any:
-    return dataclasses.asdict(value) if isinstance(value, Devices) else describe(value)
+    return value.describe() if isinstance(value, Devices) else describe(value)

@@ -62,7 +62,9 @@ def shield_outcome(defence: Defence, outcome: Outcome) -> Outcome:
     if not defence.clip_reports:
         return outcome
     return dataclasses.replace(
-        outcome, read_losses=lambda: clip_reports(outcome.losses, defence.clip_reports)
+        outcome,
+        read_losses=lambda: clip_reports(outcome.losses, defence.clip_reports),
+        read_rms_losses=lambda: clip_reports(outcome.rms_losses, defence.clip_reports),
     )
 
 

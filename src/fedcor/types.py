@@ -160,6 +160,7 @@ class Outcome:
         head: Where the parameters of the output layer are in an update; all of it if unknown.
         durations: (m,) Seconds until the update of each participant was back; None where the engine
             does not know it.
+        read_rms_losses: Computes `rms_losses`; None where the engine does not know it.
     """
 
     round: int
@@ -171,11 +172,18 @@ class Outcome:
     read_updates: Callable[[], Array]
     head: slice = field(default_factory=lambda: slice(None))
     durations: FloatArray | None = None
+    read_rms_losses: Callable[[], FloatArray] | None = None
 
     @cached_property
     def losses(self) -> FloatArray:
         """(m,) l_k(w^t) of each participant, before it trained; NaN where unusable."""
         return self.read_losses()
+
+    @cached_property
+    def rms_losses(self) -> FloatArray:
+        """(m,) Root mean square of the losses of each participant's samples, of w^t; NaN where
+        unusable. `losses` where the engine does not know it."""
+        return self.losses if self.read_rms_losses is None else self.read_rms_losses()
 
     @cached_property
     def updates(self) -> Array:
@@ -275,6 +283,8 @@ class SelectorTraits:
             hides.
         needs_losses: Whether it reads the losses that clients send with their updates
             (`Outcome.losses`). On Flower, a run in which nobody ever sends one ends with an error.
+        reads_rms_losses: Whether it reads `Outcome.rms_losses`. An experiment's clients on Flower
+            then send them.
         optimiser: Name of the federated optimiser that it goes with. It aggregates where nobody
             says how.
     """
@@ -285,6 +295,7 @@ class SelectorTraits:
     replacement: bool = False
     needs_updates: bool = False
     needs_losses: bool = False
+    reads_rms_losses: bool = False
     optimiser: str = "fedavg"
 
 

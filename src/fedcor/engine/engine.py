@@ -204,18 +204,29 @@ class Engine:
         """(len(clients),) l_k(model), the mean loss over each client's data."""
         return self._by_client(model, clients)[0]
 
+    def rms_losses(self, model: Tensor, clients: IntArray) -> FloatArray:
+        """(len(clients),) root mean square of the losses of each client's samples."""
+        return self._by_client(model, clients, power=2)[0] ** 0.5
+
     def accuracies(self, model: Tensor, clients: IntArray) -> FloatArray:
         """(len(clients),) accuracy of `model` on each client's data; NaN without classes."""
         return self._by_client(model, clients)[1]
 
-    def _by_client(self, model: Tensor, clients: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Mean loss and accuracy over each client's data, in one pass with large batches."""
+    def _by_client(
+        self, model: Tensor, clients: IntArray, power: int = 1
+    ) -> tuple[FloatArray, FloatArray]:
+        """Over each client's data, the mean of a power of the loss, and the accuracy.
+
+        In one pass with large batches.
+        """
         found: list[list[FloatArray]] = [[np.empty(0)], [np.empty(0)]]
         for x, y, sizes in self.store.measured(clients) if len(clients) else ():
             starts = np.cumsum(sizes) - sizes
-            for means, per_sample in zip(found, self._forward(model, x, y)[:2], strict=True):
-                sums = np.add.reduceat(per_sample.double().cpu().numpy(), starts)
-                means.append(sums / sizes)
+            each, correct = self._forward(model, x, y)[:2]
+            for means, per_sample in zip(
+                found, (each.double() ** power, correct.double()), strict=True
+            ):
+                means.append(np.add.reduceat(per_sample.cpu().numpy(), starts) / sizes)
         losses, accuracies = (np.concatenate(means) for means in found)
         return losses, accuracies
 

@@ -24,6 +24,7 @@ from fedcor.flower.delivery import Delivered
 from fedcor.flower.local_training import RATE, STEPS
 from fedcor.flower.numbering import flower_round, own_round
 from fedcor.flower.optimiser_strategy import Arrays, OptimiserStrategy
+from fedcor.flower.outcome import RMS_LOSS
 from fedcor.flower.settings import SelectionSettings
 from fedcor.flower.strategy import SelectingStrategy
 from fedcor.flower.tags import Tag
@@ -32,7 +33,14 @@ from fedcor.rules import Rules
 from fedcor.simulation import Simulation
 from fedcor.simulation.aggregate import next_model, parameters_of
 from fedcor.tracking import GivenCallback
-from fedcor.types import Optimiser, Population, Selector, State, optimiser_traits
+from fedcor.types import (
+    Optimiser,
+    Population,
+    Selector,
+    State,
+    optimiser_traits,
+    selector_traits,
+)
 
 __all__ = [
     "ExperimentStrategy",
@@ -147,6 +155,8 @@ def client_app(experiment: Experiment, seed: int) -> ClientApp:
                 RATE: rate,
             }
         )
+        if selector_traits(simulation.selector).reads_rms_losses:
+            metrics[RMS_LOSS] = float(simulation.engine.rms_losses(model, np.array([client]))[0])
         return Message(
             RecordDict({"arrays": to_record(result), "metrics": metrics}), reply_to=message
         )

@@ -19,7 +19,11 @@ from fedcor.flower.training import Training
 from fedcor.guard import screen_losses
 from fedcor.types import Array, FloatArray, IntArray, Outcome, selector_traits
 
-__all__ = ["check_losses", "read_outcome"]
+__all__ = ["RMS_LOSS", "SECONDS", "check_losses", "read_outcome"]
+
+# What a client may say in the metrics of its reply, beside its loss: the root mean square of its
+# samples' losses, and how long it took.
+RMS_LOSS, SECONDS = "rms-loss", "train-seconds"
 
 
 def check_losses(training: Training, participated: IntArray) -> None:
@@ -59,6 +63,10 @@ def read_outcome(
         reported = [number(metrics_of(content), *settings.loss_keys) for content in contents]
         return screen_losses(np.array(reported))[0]
 
+    def rms_losses() -> FloatArray:  # (m,) the mean loss of who does not send it
+        said = [number(metrics_of(content), RMS_LOSS, *settings.loss_keys) for content in contents]
+        return screen_losses(np.array(said))[0]
+
     def updates() -> FloatArray:  # (m, P)
         if settings.selection.secure_aggregation:
             raise FedcorError(
@@ -86,7 +94,16 @@ def read_outcome(
         read_losses=losses,
         read_updates=updates,
         head=_head([shape for _, shape, _ in layout.parts]),
+        durations=_durations([number(metrics_of(content), SECONDS) for content in contents]),
+        read_rms_losses=rms_losses,
     )
+
+
+def _durations(said: Sequence[float]) -> FloatArray | None:
+    """(m,) seconds as clients measured them, NaN where one does not say; None if nobody does."""
+    seconds = np.array(said, dtype=np.float64)
+    usable = np.isfinite(seconds) & (seconds > 0.0)
+    return np.where(usable, seconds, np.nan) if usable.any() else None
 
 
 def _head(shapes: Sequence[tuple[int, ...]]) -> slice:

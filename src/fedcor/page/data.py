@@ -44,6 +44,7 @@ COLOURS = {
     "afl": 3,
     "complement": 4,
     "aligned": 5,
+    "oort": 6,
 }
 PALETTE = 10
 
@@ -151,13 +152,20 @@ def _curves(experiment: ExperimentSummary, name: str) -> dict[str, Any]:
     """A selector's curves: what was spent, and each measure raw and smoothed."""
     by_seed, window = experiment.curves[name], _smoothing(experiment)
     first = next(iter(by_seed.values())).first_round
-    found: dict[str, Any] = {"rounds": [], "bytes": [], "seconds": [], "measures": []}
+    found: dict[str, Any] = {
+        "rounds": [],
+        "bytes": [],
+        "seconds": [],
+        "simulated": [],
+        "measures": [],
+    }
     for measure in _measures(experiment):
         rounds, raw = thinned(seed_means(by_seed, measure))
         smooth = thinned(seed_means(by_seed, measure, window))[1] if window > 1 else None
         found["rounds"] = rounds.tolist()
         found["bytes"] = compact_list(raw.bytes, 5)
         found["seconds"] = compact_list(raw.seconds, 5)
+        found["simulated"] = compact_list(raw.time, 5)
         found["measures"].append(
             {"raw": _band(raw), "smooth": None if smooth is None else _band(smooth)}
         )

@@ -9,7 +9,7 @@ from fedcor.report.compact import compact_table
 from fedcor.report.estimates import Estimate
 from fedcor.report.metrics import WINDOW
 from fedcor.report.names import clean
-from fedcor.report.numbers import bytes_text, percent, rounds_text
+from fedcor.report.numbers import bytes_text, percent, rounds_text, seconds_text
 from fedcor.report.ranking import ranking
 from fedcor.report.summary import ExperimentSummary, SelectorSummary
 
@@ -42,7 +42,11 @@ def table_data(experiment: ExperimentSummary) -> dict[str, Any]:
             {"key": "rounds", "title": f"first round at {percent(experiment.target)}"},
             {"key": "bytes_to", "title": "bytes to then"},
         ]
+    if experiment.target is not None and experiment.has_clock:
+        columns.append({"key": "time_to", "title": "simulated time to then"})
     columns.append({"key": "bytes", "title": "bytes in all"})
+    if experiment.has_clock:
+        columns.append({"key": "time", "title": "simulated time in all"})
     if len(experiment.selectors) > 1:
         title = f"mean {measure} minus {clean(experiment.baseline)}’s"
         columns.append({"key": "gap", "title": title})
@@ -57,6 +61,9 @@ def table_data(experiment: ExperimentSummary) -> dict[str, Any]:
         if experiment.target is not None:
             row["rounds"] = _reached(selector)
             row["bytes_to"] = _bytes(_mean(selector, "bytes_to_target"))
+        if experiment.has_clock:
+            row["time_to"] = _seconds(selector, "seconds_to_target")
+            row["time"] = _seconds(selector, "simulated_seconds")
         if len(experiment.selectors) > 1:
             row["gap"] = _gap(experiment, selector, cells[-1])
         rows.append(row)
@@ -83,6 +90,11 @@ def _spent(selector: SelectorSummary) -> float | int | None:
 
 def _bytes(count: float | int | None) -> list[Any]:
     return [count, "-" if count is None else bytes_text(count)]
+
+
+def _seconds(selector: SelectorSummary, key: str) -> list[Any]:
+    mean = compact(selector.estimates[key].mean, 6) if key in selector.estimates else None
+    return [mean, "-" if mean is None else seconds_text(mean)]
 
 
 def _gap(experiment: ExperimentSummary, selector: SelectorSummary, text: str) -> list[Any]:

@@ -22,6 +22,7 @@ _FIRST = ("client", "name", "others", "own", "annealing", "redundancy", "gain", 
 _SHOWN_ONCE = (
     "by_valuation",
     "kept",
+    "exploring",
     "overdue",
     "waited",
     "waited_alike",

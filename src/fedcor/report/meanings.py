@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedcor.report.numbers import seconds_text
+
 __all__ = ["MEANINGS", "PARTS", "PICK_DETAILS", "round_note", "what_is_missing"]
 
 MEANINGS = {
@@ -24,6 +26,13 @@ MEANINGS = {
     "by_valuation": "1 for a seat that is drawn by valuation, 0 for one that is drawn uniformly",
     "probability": "of being drawn for this seat, given those drawn before",
     "kept": "1 where the valuation was among the largest, who can be drawn by it; 0 where not",
+    "utility": "what it was drawn by: (statistical + uncertainty) x slowdown; - for one that is "
+    "explored",
+    "statistical": "samples x root mean square loss when it last took part, clipped, between 0 for "
+    "the smallest and 1 for the largest",
+    "uncertainty": "sqrt(weight x ln round / round in which it last took part)",
+    "slowdown": "(preferred duration / its duration) ^ penalty where it is slower; else 1",
+    "exploring": "1 for a client that never reported a loss, and is drawn for that",
     "distance": "of the group's mean update from everyone's after this pick, relative to the "
     "length of everyone's; - for a client's first training",
     "before": "the same before this pick",
@@ -72,9 +81,23 @@ def round_note(header: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
         if not isinstance(warmup, int):
             return ""
         return _WARM_UP if int(entry["round"]) < warmup else _UNFITTED
+    if selector == "oort":
+        return _oort_note(entry.get("details") or {})
     if selector in ("complement", "aligned") and silent:
         return _NEW_FIRST
     return (_PLAIN | _MATCHED).get(str(selector), "")
+
+
+def _oort_note(details: Mapping[str, Any]) -> str:
+    """How Oort's seats are dealt out."""
+    (epsilon,) = details.get("epsilon") or (None,)
+    (preferred,) = details.get("preferred") or (None,)
+    share = "some" if epsilon is None else f"{100 * epsilon:.3g} %"
+    note = f"{share} of the seats are for clients that never reported a loss, while there are any; "
+    note += "the others are drawn by utility among the best"
+    if preferred is not None:
+        note += f", where clients count for less that take longer than {seconds_text(preferred)}"
+    return note
 
 
 def what_is_missing(header: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:

@@ -40,6 +40,8 @@ def _reason(row: Mapping[str, Any], explanation: Mapping[str, Any]) -> str:
         return (explored if row.get("explored") else "") + _gain(row)
     if _known(row, "by_valuation", "valuation", "probability"):
         return _draw(row)
+    if _known(row, "exploring"):
+        return _utility(row)
     if _known(row, "loss") and explanation["selector"] == "power_of_choice":
         rivals = len(explanation["candidates"])
         of = f" of {rivals} candidates" if rivals else ""
@@ -76,6 +78,16 @@ def _draw(row: Mapping[str, Any]) -> str:
         return f"drawn by its valuation ({value}, {chance})."
     where = {1: ", among the largest", 0: ", too small for a seat by valuation"}
     return f"drawn uniformly ({chance}; {value}{where.get(row.get('kept', -1), '')})."
+
+
+def _utility(row: Mapping[str, Any]) -> str:
+    if row["exploring"]:
+        return "it never reported a loss, and is explored."
+    if not _known(row, "utility", "statistical", "uncertainty", "slowdown"):
+        return "it has taken part too often to be drawn by utility, and fills an empty seat."
+    worth = f"{_n(row['statistical'])} for its losses, {_n(row['uncertainty'])} for not being seen"
+    slow = f", times {_n(row['slowdown'])} since it is slow" if row["slowdown"] < 1 else ""
+    return f"drawn by its utility {_n(row['utility'])} ({worth}{slow})."
 
 
 def _match(row: Mapping[str, Any]) -> str:

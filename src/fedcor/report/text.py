@@ -15,6 +15,7 @@ _DISPLAY_NAMES = {
     "random": "Rand",
     "afl": "AFL",
     "power_of_choice": "Pow-d",
+    "oort": "Oort",
     "full": "everyone trains",
     "round_robin": "round-robin",
 }

@@ -51,4 +51,5 @@ def thinned(means: SeedMeans, most: int = MOST_POINTS) -> tuple[IntArray, SeedMe
         high=each(means.high, np.fmax),
         bytes=means.bytes[ends - 1],
         seconds=means.seconds[ends - 1],
+        time=means.time[ends - 1],
     )

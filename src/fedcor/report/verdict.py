@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fedcor.report.estimates import Difference
 from fedcor.report.names import clean, short_names
-from fedcor.report.numbers import numbers, percent, rounds_text
+from fedcor.report.numbers import numbers, percent, rounds_text, seconds_text
 from fedcor.report.pairs import bytes_ratio, difference, drops_values, paired_values
 from fedcor.report.ranking import not_clearly_behind, ranking
 from fedcor.report.summary import ExperimentSummary, SelectorSummary, Summary
@@ -190,12 +190,21 @@ class _Duel:
         reached, runs = selector.reached
         mean = selector.estimates["rounds_to_target"].mean
         if mean is not None:
-            return f"reaches {self._target} after {rounds_text(mean)} {_rounds(mean)}"
+            rounds = f"{rounds_text(mean)} {_rounds(mean)}"
+            return f"reaches {self._target} after {rounds}{self._time_to(selector)}"
         if reached:
             return f"reaches {self._target} on {reached} of {runs} seeds"
         if self._unfinished(selector):
             return f"has not reached {self._target} yet"
         return f"does not reach {self._target}"
+
+    def _time_to(self, selector: SelectorSummary, before: str = "") -> str:
+        """Simulated time to the target, in brackets, after `before`; empty without a clock."""
+        found = selector.estimates.get("seconds_to_target")
+        if found is None or found.mean is None:
+            return ""
+        of = "" if "simulated" in before else " of simulated time"
+        return f" ({seconds_text(found.mean)}{of})"
 
     def _reaches(self) -> str:
         """Both and the target; empty without one."""
@@ -214,7 +223,7 @@ class _Duel:
             text += "does "
         if mean is not None:
             unit = f" {_rounds(mean)}" if "after" not in text else ""
-            return f"{text}after {rounds_text(mean)}{unit}"
+            return f"{text}after {rounds_text(mean)}{unit}{self._time_to(self.rival, text)}"
         if theirs:
             return f"{text}on {theirs} of {runs}" + (" seeds" if "seeds" not in text else "")
         return text + ("has not yet" if rival_unfinished else "does not")

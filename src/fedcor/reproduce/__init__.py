@@ -76,6 +76,9 @@ EXPERIMENTS: dict[str, Entry] = {
     "liars-means": Entry(
         "liars.means", "means", "clients that lie, and robust means of what they send", ("torch",)
     ),
+    "time": Entry(
+        "timed.table", "time_to_accuracy", "time to accuracy, where clients differ in speed"
+    ),
 }
 # What goes beyond the paper has packages of its own.
 _BEYOND = tuple(name for name, entry in EXPERIMENTS.items() if "." in entry.module)

@@ -7,6 +7,7 @@ from fedcor.selectors.afl import AFL
 from fedcor.selectors.aligned import Aligned
 from fedcor.selectors.complement import Complement
 from fedcor.selectors.fedcor import FedCor, Proxy
+from fedcor.selectors.oort import Oort
 from fedcor.selectors.power_of_choice import PowerOfChoice
 from fedcor.selectors.registry import (
     DEFAULT_SELECTOR,
@@ -26,6 +27,7 @@ __all__ = [
     "Complement",
     "FedCor",
     "Full",
+    "Oort",
     "PowerOfChoice",
     "Proxy",
     "Random",

@@ -17,6 +17,7 @@ from fedcor.selectors.afl import AFL
 from fedcor.selectors.aligned import Aligned
 from fedcor.selectors.complement import Complement
 from fedcor.selectors.fedcor import FedCor, Proxy
+from fedcor.selectors.oort import Oort
 from fedcor.selectors.power_of_choice import PowerOfChoice
 from fedcor.selectors.simple import Full, Random, RoundRobin
 from fedcor.types import Selector
@@ -40,6 +41,7 @@ SELECTORS = Registry(
         "round_robin": RoundRobin,
         "afl": AFL,
         "power_of_choice": PowerOfChoice,
+        "oort": Oort,
         "fedcor": FedCor,
         "complement": Complement,
         "aligned": Aligned,

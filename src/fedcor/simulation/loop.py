@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedcor.aggregation import init_optimiser, state_bytes
-from fedcor.clock import Speeds, device_speeds
+from fedcor.clock import Devices, Speeds, device_speeds
 from fedcor.defence import Defence
 from fedcor.engine import Engine, Faults
 from fedcor.errors import FedcorError
@@ -125,7 +125,11 @@ class Simulation:
         """How fast clients are; None without a clock."""
         devices = self.faults.fixed_devices
         count = self.engine.population.count
-        return None if devices is None else device_speeds(devices, self.seed, count)
+        if devices is None:
+            return None
+        tied = isinstance(devices, Devices) and devices.tied_to == "labels"
+        labels = self.engine.majority_labels() if tied else None
+        return device_speeds(devices, self.seed, count, labels)
 
     def needed_at(self, round: int) -> int | None:
         """C, how many clients a round waits for where more are chosen; None for all of them."""

@@ -206,6 +206,8 @@ class SimulatedRound:
             read_updates=lambda: self._updates(participants),
             head=self._engine.vector.head,
             durations=self.attendance.durations(participants),
+            # One noisy number each: noise is sized for that.
+            read_rms_losses=None if self._noise.sigma else lambda: self._told_rms(participants),
         )
         self.ledger.close_round(adopted.version)
         holders = self.ledger.holders()
@@ -264,8 +266,15 @@ class SimulatedRound:
             everyone[clients] = np.where(np.isfinite(losses), losses, np.nan)
             rng = stream(self._seed, "loss noise", self.round, version)
             losses = self._noise.add(everyone, rng)[clients]
-        losses = self._liars.told(losses, self._lies[clients])
-        clean, refused = screen_losses(losses)
+        return self._received(losses, clients)
+
+    def _told_rms(self, clients: IntArray) -> FloatArray:
+        """The root mean square losses that clients report of the current model."""
+        return self._received(self._engine.rms_losses(self._model, clients), clients)
+
+    def _received(self, losses: FloatArray, clients: IntArray) -> FloatArray:
+        """What clients say that their losses are; NaN for unusable numbers, which are counted."""
+        clean, refused = screen_losses(self._liars.told(losses, self._lies[clients]))
         self.refused += refused
         return clean
 

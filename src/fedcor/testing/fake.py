@@ -31,6 +31,7 @@ class FakeFederation:
         seed: Fixes what `rng` draws.
         available: Ids that can be asked and chosen; everyone if they are not given.
         silent: Ids that can be chosen, but never answer and never deliver.
+        durations: (N,) seconds that each takes to train; without them, no time is measured.
 
     Attributes:
         model: (dim,) w^t, zero before the first round.
@@ -61,6 +62,7 @@ class FakeFederation:
         seed: int = 0,
         available: Iterable[int] | None = None,
         silent: Iterable[int] = (),
+        durations: FloatArray | None = None,
     ) -> None:
         everyone = np.arange(len(centres))
         self.centres = centres
@@ -72,6 +74,7 @@ class FakeFederation:
         )
         self.answering = ~np.isin(everyone, np.fromiter(silent, np.int64))
         self.available.flags.writeable = self.weights.flags.writeable = False
+        self.durations = durations
         self.model = np.zeros(centres.shape[1])
         self.round = 0
         self.rng = stream(seed, "select", 0)
@@ -148,6 +151,7 @@ class FakeFederation:
             aggregation_weights=np.ones(len(participated)),
             read_losses=lambda: losses,
             read_updates=lambda: updates,
+            durations=None if self.durations is None else self.durations[participated],
         )
         if len(delivered):
             self.model = self.trained(delivered).mean(axis=0)

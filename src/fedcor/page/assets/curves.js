@@ -15,14 +15,15 @@
     const now = Page.now;
     const redraw = (key) => (value) => { look[key] = value; Page.draw("curves"); focusBack(key, value); };
     const named = { accuracy: "Accuracy", loss: "Loss" };
-    const timed = now.series.some((s) => s.seconds.some((value) => value !== null));
+    const known = (key) => now.series.some((s) => s[key].some((value) => value !== null));
+    const times = [["seconds", "time"], ["simulated", "simulated time"]]
+      .filter(([key]) => known(key));
     const parts = [
       now.measures.length > 1 && segments("measure", "Show",
         now.measures.map((name, place) => [String(place), named[name] || name]), String(look.y),
         (value) => redraw("y")(Number(value))),
       segments("against", "against",
-        [["rounds", "rounds"], ["bytes", "bytes"], ...(timed ? [["seconds", "time"]] : [])],
-        look.x, redraw("x")),
+        [["rounds", "rounds"], ["bytes", "bytes"], ...times], look.x, redraw("x")),
       now.smooth > 1 && check(`${now.smooth}-round mean`, look.smooth, redraw("smooth")),
       check("log scale", look.log, redraw("log")),
     ];
@@ -93,8 +94,8 @@
       ticks: { stroke: grid, width: 1 }, font: "12px system-ui, sans-serif",
       labelFont: "12px system-ui, sans-serif", ...more });
     const xNames = { rounds: "communication round", bytes: "bytes sent down and up",
-      seconds: "time of the run" };
-    const xText = { rounds: (v) => String(v), bytes, seconds }[look.x];
+      seconds: "time of the run", simulated: "simulated time" };
+    const xText = { rounds: (v) => String(v), bytes, seconds, simulated: seconds }[look.x];
     const series = [{}], bands = [];
     for (const one of list) {
       const line = css(`--s${one.look}`);

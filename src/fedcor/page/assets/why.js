@@ -7,7 +7,7 @@
     ["redundant", "overlap", "--p3", "what earlier picks took off (lower bar) or added (upper bar)"],
   ];
   const WORDS = { distance: "distance", cosine: "cosine", loss: "loss", gain: "gain" };
-  const FLAGS = new Set(["by_valuation", "kept", "overdue"]);
+  const FLAGS = new Set(["by_valuation", "kept", "exploring", "overdue"]);
   const TITLES = { annealing: "annealing\u00a0×", change: "predicted change of its own loss" };
   const title = (name) => TITLES[name] || name.replaceAll("_", " ");
   const GAIN = "Gain: how much everyone’s loss is expected to fall if this client trains, given the " +

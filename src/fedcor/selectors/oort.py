@@ -1,0 +1,270 @@
+"""Oort (Lai et al., OSDI 2021): clients whose data are worth much and who are not too slow.
+
+Notation as in `utility.py`; further, epsilon is the share of a round that explores.
+
+    1. exploit  of those who have reported a loss, admit all with a utility of at least `cut_off`
+                times that of the (1 - epsilon) C-th best; draw (1 - epsilon) C in proportion to
+                their utility
+    2. explore  epsilon C of those who have not: the fast are likelier where the speed is known
+    3. pacer    every W rounds: if W rounds gained less utility than the W before them, slower
+                clients are preferred no less from now on
+
+The rule is the paper's Algorithm 1. Where it leaves a choice, docs/results/time.md says what the
+released code does, and what this does. Without a clock there are no durations: no client is slow,
+and the pacer rests. All that happens in a round costs O(N).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from fedcor.checks import check_at_least, check_between, check_fraction, check_positive
+from fedcor.config import plain_keywords
+from fedcor.selectors.base import asks_nothing, extend_clients, fraction_of, uniform
+from fedcor.selectors.utility import (
+    draw,
+    falls,
+    preferred_duration,
+    scaled,
+    slowdown,
+    uncertainty,
+)
+from fedcor.types import (
+    Array,
+    Federation,
+    FloatArray,
+    IntArray,
+    Outcome,
+    Population,
+    Reasons,
+    State,
+)
+
+__all__ = ["Oort"]
+
+
+class _Pool(NamedTuple):
+    """Those who can be exploited, and what each is worth."""
+
+    clients: IntArray  # (m,)
+    statistical: FloatArray  # (m,) clipped and scaled U_k
+    uncertainty: FloatArray  # (m,)
+    slowdown: FloatArray  # (m,)
+
+    @property
+    def utility(self) -> FloatArray:  # (m,)
+        return (self.statistical + self.uncertainty) * self.slowdown
+
+
+@plain_keywords
+@dataclass(frozen=True)
+class Oort:
+    """Oort (Lai et al., 2021): clients with large losses that do not hold a round up.
+
+    It asks the clients nothing: it uses the losses that participants send with their updates, and
+    how long they took. Where no time is measured, only the losses count. Defaults are the paper's
+    unless something else is said.
+
+    Args:
+        clients_per_round: C, the number of clients that train in a round.
+        exploration: epsilon of the first round, the share of clients that never reported a loss.
+            In [0, 1].
+        exploration_decay: Factor of epsilon after each round. In [0, 1].
+        least_exploration: epsilon falls to it and stays. In [0, 1].
+        cut_off: Share of the utility of the last of the best; whoever reaches it can be drawn. In
+            [0, 1].
+        clip: Quantile of the utilities; larger ones count as this. In [0, 1].
+        uncertainty: Weight of the logarithm in the term of those who were not seen for long.
+        penalty: alpha, the power of the factor of clients slower than preferred. 0 for none.
+        window: W, the rounds that the pacer compares with the W before.
+        percentile: Of the durations, the preferred one at the start, above 0 and at most 100.
+            FedScale's 30; in the paper, a duration.
+        percentile_step: What the pacer adds to it. The released code's 5; in the paper, seconds.
+        most_rounds: Who has taken part in so many rounds is no longer exploited; None for no limit,
+            as in the released code. The paper's runs have 10, of thousands of clients.
+
+    Example:
+        >>> from fedcor import Oort
+        >>> from fedcor.testing import FakeFederation
+        >>> federation = FakeFederation.example(clients=12)
+        >>> selector = Oort(clients_per_round=3)
+        >>> chosen, state = selector.select(selector.init(federation.population), federation)
+        >>> state = selector.observe(state, federation.train(chosen))
+        >>> int(np.isfinite(state["losses"]).sum())
+        3
+    """
+
+    clients_per_round: int
+    exploration: float = 0.9
+    exploration_decay: float = 0.98
+    least_exploration: float = 0.2
+    cut_off: float = 0.95
+    clip: float = 0.95
+    uncertainty: float = 0.1
+    penalty: float = 2.0
+    window: int = 20
+    percentile: float = 30.0
+    percentile_step: float = 5.0
+    most_rounds: int | None = None
+
+    needs_losses: ClassVar[bool] = True
+    reads_rms_losses: ClassVar[bool] = True
+    questions = asks_nothing
+
+    def __post_init__(self) -> None:
+        check_at_least("clients_per_round", self.clients_per_round, 1)
+        shares = ("exploration", "exploration_decay", "least_exploration", "cut_off", "clip")
+        for key in shares:
+            check_fraction(key, getattr(self, key), closed=True)
+        check_positive("uncertainty", self.uncertainty, zero=True)
+        check_positive("penalty", self.penalty, zero=True)
+        check_at_least("window", self.window, 1)
+        for key in ("percentile", "percentile_step"):
+            check_between(key, getattr(self, key), 0.0, 100.0)
+        if self.most_rounds is not None:
+            check_at_least("most_rounds", self.most_rounds, 1)
+
+    def init(self, population: Population) -> State:
+        """The state in which nobody has reported a loss."""
+        count = population.count
+        return {
+            "sizes": population.sizes.astype(np.float64),  # (N,) n_k
+            "losses": np.full(count, np.nan),  # (N,) root mean square, last reported; NaN before
+            "last": np.zeros(count, dtype=np.int64),  # (N,) L_k, 0 before
+            "times": np.zeros(count, dtype=np.int64),  # (N,) rounds that it took part in
+            "durations": np.full(count, np.nan),  # (N,) d_k, NaN while unknown
+            "gained": np.zeros(2 * self.window),  # (2W,) summed U_k of the last rounds
+            "percentile": np.array(self.percentile),  # where T is among the durations
+            "round": np.array(0),  # rounds that are over
+        }
+
+    def join(self, state: State, population: Population) -> State:
+        """The state with new clients: they never reported a loss, so they are explored."""
+        blank = self.init(population)
+        arrays = {
+            name: extend_clients(state[name], population.count, np.nan if kind == "f" else 0)
+            for name, kind in (("losses", "f"), ("last", "i"), ("times", "i"), ("durations", "f"))
+        }
+        return {**state, **arrays, "sizes": blank["sizes"]}
+
+    def epsilon(self, state: State) -> float:
+        """The share of this round that explores, if there is somebody to explore."""
+        decayed = self.exploration * self.exploration_decay ** int(state["round"])
+        return max(decayed, min(self.least_exploration, self.exploration))
+
+    def preferred(self, state: State) -> float:
+        """T, the preferred duration; infinite without a clock."""
+        return preferred_duration(state["durations"], float(state["percentile"]))
+
+    def _pool(self, state: State, available: IntArray) -> _Pool:
+        """Those of `available` who have reported a loss, and not taken part too often."""
+        known = np.isfinite(state["losses"][available])
+        if self.most_rounds is not None:
+            known &= state["times"][available] < self.most_rounds
+        clients, round = available[known], int(state["round"]) + 1
+        return _Pool(
+            clients,
+            scaled(state["sizes"][clients] * state["losses"][clients], self.clip),
+            uncertainty(self.uncertainty, round, state["last"][clients]),
+            slowdown(state["durations"][clients], self.preferred(state), self.penalty),
+        )
+
+    def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
+        """(C,) clients, those that are exploited first, and the unchanged state."""
+        rng, available = federation.rng, federation.available
+        count = min(self.clients_per_round, len(available))
+        pool = self._pool(state, available)
+        new = available[np.isnan(state["losses"][available])]
+        wanted = fraction_of(1 - self.epsilon(state), count)
+        # Seats that one side cannot fill go to the other.
+        exploit = min(max(wanted, count - len(new)), len(pool.clients))
+        explore = min(count - exploit, len(new))
+        chosen = np.concatenate(
+            [self._exploit(rng, pool, exploit), self._explore(rng, state, new, explore)]
+        )
+        rest = np.setdiff1d(available, chosen) if len(chosen) < count else available[:0]
+        return np.concatenate([chosen, uniform(rng, rest, count - len(chosen))]), state
+
+    def _exploit(self, rng: np.random.Generator, pool: _Pool, count: int) -> IntArray:
+        if not count:
+            return pool.clients[:0]
+        utility = pool.utility
+        last = float(-np.partition(-utility, count - 1)[count - 1])  # of the best `count`
+        admitted = utility >= self.cut_off * last
+        return draw(rng, pool.clients[admitted], utility[admitted], count)
+
+    def _explore(
+        self, rng: np.random.Generator, state: State, new: IntArray, count: int
+    ) -> IntArray:
+        # Of most of them nothing is known. Who was too late is known to be slow.
+        speed = slowdown(state["durations"][new], self.preferred(state), self.penalty)
+        return draw(rng, new, speed, count)
+
+    def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
+        """What each client is worth.
+
+        `utility` is what it was drawn by, (`statistical` + `uncertainty`) x `slowdown`; they are
+        NaN for one that was explored, for which `exploring` is 1.
+        """
+        pool = self._pool(state, federation.available)
+        place = np.searchsorted(pool.clients, chosen)
+        place = np.minimum(place, max(len(pool.clients) - 1, 0))
+        found = np.isin(chosen, pool.clients)
+        columns = {
+            "utility": pool.utility,
+            "statistical": pool.statistical,
+            "uncertainty": pool.uncertainty,
+            "slowdown": pool.slowdown,
+        }
+        given = {name: np.full(len(chosen), np.nan) for name in columns}
+        for name, values in columns.items():
+            given[name][found] = values[place[found]]
+        exploring = np.isnan(state["losses"][chosen]).astype(np.float64)
+        return {**given, "exploring": exploring}
+
+    def details(
+        self, before: State, state: State, federation: Federation, chosen: IntArray
+    ) -> Mapping[str, Array]:
+        """`epsilon`, the share that explores; `preferred`, T, where durations are known."""
+        said = {"epsilon": np.array([self.epsilon(state)])}
+        preferred = self.preferred(state)
+        return said | ({"preferred": np.array([preferred])} if np.isfinite(preferred) else {})
+
+    def observe(self, state: State, outcome: Outcome) -> State:
+        """The state with the losses and the durations of those who took part."""
+        came, round = outcome.participated, int(state["round"]) + 1
+        losses, last, times = (state[name].copy() for name in ("losses", "last", "times"))
+        told = np.isfinite(outcome.rms_losses)
+        losses[came[told]] = outcome.rms_losses[told]
+        last[came], times[came] = round, times[came] + 1
+        new = float((state["sizes"][came[told]] * losses[came[told]]).sum())
+        gained, percentile = np.append(state["gained"][1:], new), state["percentile"]
+        durations = self._durations(state, outcome)
+        if np.isfinite(durations).any() and falls(gained, round):
+            percentile = np.array(min(100.0, float(percentile) + self.percentile_step))
+        return {
+            **state,
+            "losses": losses,
+            "last": last,
+            "times": times,
+            "durations": durations,
+            "gained": gained,
+            "percentile": percentile,
+            "round": np.array(round),
+        }
+
+    def _durations(self, state: State, outcome: Outcome) -> FloatArray:
+        """(N,) d_k. Who did not deliver takes at least as long as the slowest who did."""
+        durations: FloatArray = state["durations"].copy()
+        took = outcome.durations
+        if took is None or not np.isfinite(took).any():
+            return durations
+        known = np.isfinite(took)
+        durations[outcome.participated[known]] = took[known]
+        missing = np.setdiff1d(outcome.selected, outcome.participated)
+        durations[missing] = np.fmax(durations[missing], np.nanmax(took))
+        return durations
