@@ -51,7 +51,7 @@ def probing(plan: Plan) -> list[Path]:
             f"{plan.dataset} {setting.upper()}, {plan.seeds_text}",
             [
                 *("", "mean accuracy", "− everyone asked", "− Rand"),
-                *("rounds to target", "bytes", "bytes / Rand's"),
+                *("rounds to target, − Rand", "bytes", "bytes / Rand's"),
             ],
             _rows(to_random[setting], to_everyone[setting]),
         )
