@@ -61,10 +61,10 @@ def test_the_python_of_a_page_runs(path, tmp_path):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_every_fedcor_command_in_a_document_parses(path):
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8").replace("\\\n", " ")
     commands = re.findall(
         r"(?:^|`|&& |do )"
-        r"(fedcor (?:demo|run|compare|reproduce|report|watch|explain|data)\b[^`\n;#&]*)",
+        r"(fedcor (?:demo|run|compare|reproduce|report|watch|explain|data)\b[^`\n;#&>|]*)",
         text,
         flags=re.MULTILINE,
     )
