@@ -17,7 +17,7 @@ SELECTORS = "random,afl,power_of_choice,fedcor"
 
 def results(quick: bool) -> list[Result]:
     """Rows of the table."""
-    preset, rounds = ("digits", 2) if quick else ("fmnist-2spc", 60)
+    preset, rounds = ("digits", 2) if quick else ("fmnist-2spc", 120)
     what = f"comparison of 4 selectors x 2 seeds, {preset}, {rounds} rounds: one process / two"
     goal = "at least 1.8"
     with tempfile.TemporaryDirectory() as name:
