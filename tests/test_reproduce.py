@@ -31,6 +31,7 @@ from fedcor.reproduce import EXPERIMENTS, GROUPS, NAMES, Plan, load_function, re
 from fedcor.reproduce.beyond.table import _share_text
 from fedcor.reproduce.comparison import mean_std
 from fedcor.reproduce.curves import BETAS, _fedcor_variant
+from fedcor.reproduce.liars import means as liars_means
 from fedcor.reproduce.liars import runs as liars_runs
 from fedcor.reproduce.liars import table as liars_table
 from fedcor.reproduce.liars.runs import ATTACKS
@@ -54,6 +55,7 @@ FIGURES = {
     "beyond-limits": ["beyond-limits-digits"],
     "beyond-fairness": ["beyond-fairness-digits"],
     "beyond-confirmation": ["beyond-confirmation-digits"],
+    "probing": ["probing-digits"],
     "memory": ["memory-digits"],
     "memory-ablation": [],
     "memory-stress": [],
@@ -85,6 +87,7 @@ def _fewer_steps():
             patch.setattr(module, "SELECTORS", ("random", "fedcor"))
             patch.setattr(module, "ATTACKS", {key: ATTACKS[key] for key in ("nobody", "flip")})
         patch.setattr(liars_runs.table_cells, "__defaults__", (("nobody", "flip"),))
+        patch.setattr(liars_means, "UPDATES", ("nobody", "flip"))
         patch.setattr(timed_table, "VARIANTS", timed_table.VARIANTS[:2])
         for setting, changes in _DIGITS.items():
             patch.setitem(_DIGITS, setting, [*changes, *fewer])
