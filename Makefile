@@ -13,7 +13,7 @@ FLOWER_TESTS := $(filter-out $(patsubst %, tests/test_flower_%.py, simulation br
 AXE_VERSION := 4.14.0
 AXE := .venv/axe-core-$(AXE_VERSION).js
 
-.PHONY: demo test test-all test-flower-versions test-browser test-trackers lint check format bench \
+.PHONY: demo test test-all coverage test-flower-versions test-browser test-trackers lint check format bench \
     torture licences docs package \
     package-test clean
 
@@ -22,11 +22,16 @@ demo: .venv/ready
 
 test: .venv/ready
 	$(BIN)/fedcor data fetch fmnist
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not browser" --cov --cov-report=
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not browser"
 
-# The slow tests too, and the coverage of all of them.
+# The slow tests too.
 test-all: test
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow --cov --cov-append --cov-report=term
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+
+# Both with branch coverage, which takes about half as long again.
+coverage: .venv/ready
+	$(BIN)/fedcor data fetch fmnist
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not browser" --cov --cov-report=term
 
 # Most of the Flower tests, on the oldest and the newest Flower that we promise.
 test-flower-versions: .venv-flower/$(FLOWER_OLDEST)/ready .venv-flower/$(FLOWER_NEWEST)/ready
