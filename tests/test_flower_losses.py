@@ -368,6 +368,22 @@ def test_a_selector_hears_root_mean_square_losses_and_seconds_where_clients_say_
     assert rms.tolist() == [*losses[:2], 5.0, losses[3]]
 
 
+def test_oort_finishes_where_some_nodes_never_send_a_usable_reply(tmp_path):
+    """Nobody of them ever reports a loss; still they are not all that is left to explore."""
+
+    def diverged(message, reply):
+        if is_training(message) and "metrics" in reply.content:
+            reply.content["metrics"]["loss"] = float("nan")
+        return reply
+
+    grid = MemoryGrid(numpy_app(), 12)
+    grid.trouble = dict.fromkeys(range(4), diverged)
+    run(Oort(3), grid, rounds=15, folder=tmp_path)
+    delivered = [len(entry["participated"]) for entry in lines(tmp_path)]
+    assert len(delivered) == 15
+    assert np.mean(delivered[10:]) >= 2
+
+
 def test_oort_runs_on_seconds_that_clients_measure(tmp_path):
     grid = MemoryGrid(numpy_app(), 10)
 
