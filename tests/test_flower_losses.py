@@ -114,11 +114,13 @@ def test_an_app_without_an_evaluate_function_ends_the_run(selector):
     said = (
         r"round 1: 10 of the 10 clients that were asked for a loss replied with an error: "
         r".*No evaluate function registered.*; .*needs an evaluate function.*"
-        r"random, round_robin, full, complement and aligned need none"
+        r"random, round_robin, full, complement and aligned need none; "
+        r"afl and oort read the losses in train replies"
     )
     with pytest.raises(FedcorError, match=said):
         run(selector, MemoryGrid(app, 10))
-    for name in ("random", "round_robin", "full", "complement", "aligned"):  # as the error says
+    fine = ("random", "round_robin", "full", "complement", "aligned", "afl", "oort")
+    for name in fine:  # as the error says
         run(build_selector(name, 5), MemoryGrid(app, 10), rounds=2)
 
 
