@@ -114,11 +114,13 @@ def test_an_app_without_an_evaluate_function_ends_the_run(selector):
     said = (
         r"round 1: 10 of the 10 clients that were asked for a loss replied with an error: "
         r".*No evaluate function registered.*; .*needs an evaluate function.*"
-        r"random, round_robin, full, complement and aligned need none"
+        r"random, round_robin, full, complement and aligned need none; "
+        r"afl and oort read the losses in train replies"
     )
     with pytest.raises(FedcorError, match=said):
         run(selector, MemoryGrid(app, 10))
-    for name in ("random", "round_robin", "full", "complement", "aligned"):  # as the error says
+    fine = ("random", "round_robin", "full", "complement", "aligned", "afl", "oort")
+    for name in fine:  # as the error says
         run(build_selector(name, 5), MemoryGrid(app, 10), rounds=2)
 
 
@@ -366,6 +368,22 @@ def test_a_selector_hears_root_mean_square_losses_and_seconds_where_clients_say_
     assert np.isnan(seconds[0])  # nobody trains in no time
     losses, rms, seconds = heard(lambda k: {"rms-loss": 5.0} if k == 2 else {})
     assert rms.tolist() == [*losses[:2], 5.0, losses[3]]
+
+
+def test_oort_finishes_where_some_nodes_never_send_a_usable_reply(tmp_path):
+    """Nobody of them ever reports a loss; still they are not all that is left to explore."""
+
+    def diverged(message, reply):
+        if is_training(message) and "metrics" in reply.content:
+            reply.content["metrics"]["loss"] = float("nan")
+        return reply
+
+    grid = MemoryGrid(numpy_app(), 12)
+    grid.trouble = dict.fromkeys(range(4), diverged)
+    run(Oort(3), grid, rounds=15, folder=tmp_path)
+    delivered = [len(entry["participated"]) for entry in lines(tmp_path)]
+    assert len(delivered) == 15
+    assert np.mean(delivered[10:]) >= 2
 
 
 def test_oort_runs_on_seconds_that_clients_measure(tmp_path):

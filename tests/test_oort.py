@@ -30,7 +30,7 @@ def after(selector, losses, *, sizes=None, last=None, durations=None, round=10, 
     losses = np.asarray(losses, dtype=float)
     sizes = np.full(len(losses), 10) if sizes is None else np.asarray(sizes)
     state = dict(selector.init(Population(sizes)))
-    state["losses"], state["round"] = losses, np.array(round)
+    state["rms_losses"], state["round"] = losses, np.array(round)
     state["last"] = np.where(np.isnan(losses), 0, round if last is None else np.asarray(last))
     if durations is not None:
         state["durations"] = np.asarray(durations, dtype=float)
@@ -63,8 +63,8 @@ def quantile(values, q):
 
 def plain_utility(selector, state):
     """Client -> utility: the paper's lines, one client after the other."""
-    known = [k for k, loss in enumerate(state["losses"]) if not math.isnan(loss)]
-    U = {k: state["sizes"][k] * state["losses"][k] for k in known}
+    known = [k for k, loss in enumerate(state["rms_losses"]) if not math.isnan(loss)]
+    U = {k: state["sizes"][k] * state["rms_losses"][k] for k in known}
     cap = quantile(U.values(), selector.clip)
     U = {k: min(u, cap) for k, u in U.items()}
     low, high = min(U.values()), max(U.values())
@@ -144,8 +144,8 @@ def test_it_remembers_root_mean_square_losses_where_the_engine_knows_them():
         outcome(0, [1, 3], [1.0, 2.0]), read_rms_losses=lambda: np.array([1.5, np.nan])
     )
     state = selector.observe(selector.init(Population(np.full(4, 7))), told)
-    assert state["losses"][1] == 1.5
-    assert np.isnan(state["losses"][[0, 2, 3]]).all()  # an unusable one is none
+    assert state["rms_losses"][1] == 1.5
+    assert np.isnan(state["rms_losses"][[0, 2, 3]]).all()  # an unusable one is none
     assert state["gained"][-1] == 7 * 1.5
     assert (state["last"].tolist(), state["times"].tolist()) == ([0, 1, 0, 1], [0, 1, 0, 1])
 
@@ -213,7 +213,7 @@ def test_seats_that_one_side_cannot_fill_go_to_the_other(known, exploited):
 def test_everyone_is_explored_while_there_is_time():
     choices, state = play(Oort(3), FakeFederation.example(30), 20)
     assert len(set(np.concatenate(choices[:11]).tolist())) >= 27
-    assert np.isfinite(state["losses"]).all()
+    assert np.isfinite(state["rms_losses"]).all()
 
 
 def test_who_was_too_late_is_known_to_be_slow_and_explored_less():
@@ -222,7 +222,7 @@ def test_who_was_too_late_is_known_to_be_slow_and_explored_less():
     state = selector.observe(state, delivered([0, 1, 2, 3], [0, 1], [1.0, 1.0], [4.0, 8.0]))
     assert state["durations"][:4].tolist() == [4.0, 8.0, 8.0, 8.0]
     assert np.isnan(state["durations"][4:]).all()
-    assert np.isnan(state["losses"][2:]).all()  # they reported nothing
+    assert np.isnan(state["rms_losses"][2:]).all()  # they reported nothing
     # A later, shorter wait does not make it faster; its own delivery does.
     state = selector.observe(state, delivered([0, 2], [0], [1.0], [4.0]))
     assert state["durations"][2] == 8.0
@@ -235,6 +235,64 @@ def test_who_was_too_late_is_known_to_be_slow_and_explored_less():
     assert times[3] < 0.7 * times[4:].min()
 
 
+@pytest.mark.parametrize("durations", [None, np.linspace(1.0, 3.0, 40)], ids=["no clock", "clock"])
+def test_who_never_delivers_is_asked_ever_less(durations):
+    federation = FakeFederation.example(clients=40, silent=range(8), durations=durations)
+    choices, state = play(Oort(5), federation, 90)
+    wasted = [int((chosen < 8).sum()) for chosen in choices]
+    assert max(wasted) < 5  # one seat at least is for those who are known to deliver
+    assert sum(wasted[60:]) <= 15  # of 150 seats
+    assert state["failed"].tolist()[8:] == [0] * 32
+    assert min(state["failed"][:8]) >= 3  # they are never given up
+
+
+def test_who_failed_rests_twice_as_long_each_time_until_it_delivers():
+    selector = Oort(2, exploration=1.0, exploration_decay=1.0)
+    state = selector.init(Population(np.full(4, 10)))
+    state = selector.observe(state, delivered([1, 2], [1, 2], [1.0, 1.0], None))
+    for failures in (1, 2, 3):
+        state = selector.observe(state, delivered([0, 1], [1], [1.0], None))
+        assert state["failed"].tolist() == [failures, 0, 0, 0]
+        for _ in range(2**failures - 1):
+            chosen, _ = selector.select(state, everyone(4))
+            assert 0 not in chosen
+            told = selector.reasons(state, everyone(4), chosen)
+            assert (told["exploring"] == np.isnan(told["utility"])).all()
+            state = selector.observe(state, delivered([1, 2], [1, 2], [1.0, 1.0], None))
+        assert 0 in selector.select(state, everyone(4, available=np.array([0, 1, 2])))[0]
+    # Where nobody else is there, it is asked all the same.
+    resting = selector.observe(state, delivered([0, 1], [1], [1.0], None))
+    assert 0 in selector.select(resting, everyone(4, available=np.array([0, 1])))[0]
+    state = selector.observe(state, delivered([0, 1], [0, 1], [1.0, 1.0], None))
+    assert not state["failed"].any()
+
+
+def test_who_is_known_and_stops_delivering_rests_as_well():
+    selector = Oort(2, exploration=0.0)
+    state = after(selector, [9.0, 1.0, 1.0, 1.0], most=2)
+    state = selector.observe(state, delivered([0, 1], [1], [1.0], None))
+    assert 0 not in selector.select(state, everyone(4))[0]
+
+
+def test_who_joins_has_not_failed():
+    selector = Oort(2)
+    state = selector.observe(
+        after(selector, [1.0, np.nan], most=2), delivered([0, 1], [0], [1.0], None)
+    )
+    joined = selector.join(state, Population(np.full(4, 10)))
+    assert joined["failed"].tolist() == [0, 1, 0, 0]
+    assert {2, 3} >= {*selector.select(joined, everyone(4))[0][1:].tolist()}
+
+
+def test_nobody_fails_where_more_are_chosen_than_are_needed():
+    """The surplus of a round is no failure: they are chosen as if there was no rule about it."""
+    simulation = build_simulation(load_experiment("digits", CLOCK, "oort"), 1)
+    for record, state in simulation.run(12):
+        assert (len(record.selected), len(record.participated)) == (6, 4)
+        assert not state.selector["failed"].any()
+        assert int(state.selector["most"]) == 4
+
+
 def test_who_took_part_too_often_is_no_longer_exploited():
     selector = Oort(2, exploration=0.0, most_rounds=3)
     state = after(selector, [9.0, 1.0, 1.0, 1.0], times=[3, 2, 0, 1])
@@ -243,6 +301,16 @@ def test_who_took_part_too_often_is_no_longer_exploited():
     # Where nobody else is there, the round is still full.
     chosen, _ = selector.select(state, everyone(4, available=np.array([0, 2])))
     assert sorted(chosen.tolist()) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"percentile": 0.0}, {"percentile": 100.5}, {"window": 10_001}, {"window": 0}],
+    ids=str,
+)
+def test_settings_are_checked(options):
+    with pytest.raises(fedcor.errors.ConfigError, match=next(iter(options))):
+        Oort(2, **options)
 
 
 # --- the pacer ------------------------------------------------------------------------------------
@@ -272,7 +340,7 @@ def percentiles(selector, gains, duration):
 @given(
     gains=st.lists(st.integers(0, 9).map(float), max_size=40),
     window=st.integers(1, 6),
-    start=st.sampled_from([0.0, 30.0, 97.0]),
+    start=st.sampled_from([1.0, 30.0, 97.0]),
 )
 def test_the_pacer_is_that_of_a_plain_loop(gains, window, start):
     selector = Oort(1, window=window, percentile=start, percentile_step=5.0)

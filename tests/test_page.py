@@ -262,6 +262,16 @@ def test_clients_are_counted_as_chosen(folder):
     assert clients.losses.tolist() == run.rounds[10]["details"]["losses"]
 
 
+def test_root_mean_squares_are_not_shown_as_losses(tmp_path):
+    fedcor.run(load_experiment("digits", ["training.rounds=3"], "oort"), seed=1, out=tmp_path)
+    run = read_run(tmp_path)
+    kept = checkpoint_of(run)
+    shown = clients_of(run, attendance(run), kept)
+    remembered = kept["selector/rms_losses"]
+    assert np.isfinite(remembered).any()
+    assert not np.isin(shown.losses, remembered[np.isfinite(remembered)]).any()
+
+
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=60))
 def test_the_worst_tenth_is_the_mean_of_the_largest(values):
     found = distribution(np.array([*values, np.nan]))

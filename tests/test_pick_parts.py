@@ -47,6 +47,25 @@ def close(value, scale):
     return pytest.approx(value, rel=1e-5, abs=1e-6 * scale)
 
 
+@settings(max_examples=100)
+@given(problems(largest=30), st.randoms(use_true_random=False))
+def test_who_has_a_place_for_another_reason_is_no_rival_and_has_none(problem, random):
+    X, p, alpha, s2, _, candidates = problem
+    chosen = select(*problem).clients
+    placed = np.array([random.random() < 0.4 for _ in chosen], dtype=bool)
+    parts = take_apart(X, p, alpha, s2, chosen, candidates, None, placed)
+    plain = take_apart(X, p, alpha, s2, chosen, candidates)
+    for name in ("gain", "redundancy", "annealing", "others", "own", "change"):
+        assert_array_equal(getattr(parts, name), getattr(plain, name))
+    for j in range(len(chosen)):
+        rivals = np.setdiff1d(candidates, [*chosen[: j + 1], *chosen[placed]])
+        if placed[j] or not len(rivals):
+            assert parts.runner_up[j] == -1
+            assert math.isnan(parts.margin[j])
+        else:
+            assert parts.runner_up[j] in rivals
+
+
 @settings(max_examples=200)
 @given(problems(largest=30), st.booleans())
 def test_the_parts_equal_the_dense_ones_and_add_up_to_the_gain(problem, greedy):

@@ -101,6 +101,22 @@ def test_a_client_gives_one_answer_per_model():
     assert np.abs(everyone - true).max() > 0.2
 
 
+@pytest.mark.parametrize("sigma", [0.0, 0.3])
+def test_on_flower_no_root_mean_square_leaves_a_client_with_noise(sigma):
+    from flwr.app import Message, MetricRecord, RecordDict
+
+    from fedcor.flower.loss_noise import with_noise
+    from fedcor.privacy import LossNoise
+
+    metrics = MetricRecord({"loss": 1.0, "rms-loss": 1.1, "num-examples": 4})
+    question = Message(RecordDict(), dst_node_id=1, message_type="train")
+    reply = with_noise(
+        Message(RecordDict({"metrics": metrics}), reply_to=question), LossNoise(sigma, 5.0)
+    )
+    assert ("rms-loss" in reply.content["metrics"]) == (sigma == 0.0)
+    assert (reply.content["metrics"]["loss"] == 1.0) == (sigma == 0.0)
+
+
 def test_on_flower_noise_is_added_before_a_reply_leaves(tmp_path):
     """On losses of training and evaluation; the number of samples and accuracies stay."""
     from fedcor.flower import answers_probes

@@ -282,10 +282,29 @@ def test_the_unseen_have_a_bounded_share_and_no_seat_stays_empty(clients, seen, 
     assert len(np.unique(new)) == len(new)
     assert not is_seen(X[new]).any()
     known = min(seen, clients)
+    if count + taken == 1 and known:  # the only seat is theirs by chance
+        assert len(new) <= min(1, clients - known)
+        return
     share = max(1, int(0.25 * (count + taken))) - taken  # all who are seated are unseen here
     wanted = min(count, max(share, count - known, 0))
     assert len(new) == min(wanted, clients - known)
     assert min(count, clients) - len(new) <= known
+
+
+def test_the_only_seat_of_a_round_is_explored_in_one_of_four():
+    X = np.array([[1.0], [0.0], [0.0]])
+    nobody = np.arange(0)
+    given_to = [explored(stream(t, "one"), X, np.arange(3), 1, nobody) for t in range(2000)]
+    times = sum(map(len, given_to))
+    assert abs(times - 500) < 5 * np.sqrt(2000 * 0.25 * 0.75)
+    assert {*np.concatenate(given_to).tolist()} == {1, 2}
+
+
+def test_one_seat_is_not_all_for_clients_that_never_answer():
+    selector = FedCor(1, **{**SMALL, "warmup": 10}, probe_clients=8)
+    choices, _ = play(selector, FakeFederation.example(12, silent=[0, 1]), 80)
+    wasted = sum(int(chosen[0]) in (0, 1) for chosen in choices[40:])
+    assert 1 <= wasted <= 20
 
 
 def test_any_other_start_of_unseen_clients_would_flood_the_choice():
@@ -378,6 +397,29 @@ def test_the_reasons_say_who_was_explored():
         assert row["parts"]["others"] == 0
         assert "explored, since no loss change of it was ever measured" in row["sentence"]
     assert "explored" in found["reasons"]
+
+
+@pytest.mark.parametrize(
+    "rules", [fedcor.Rules(), fedcor.Rules(at_least={"site": 2})], ids=["free", "rules"]
+)
+def test_runners_up_are_of_those_who_could_have_had_the_place(rules):
+    made = fedcor.experiment(
+        load_experiment("digits", ["training.rounds=12"], "fedcor"),
+        selector=FedCor(10, **SMALL, probe_clients=11, beta=0.5),
+        tags={"site": {"a": "0-24", "b": "25-49"}},
+        rules=rules,
+    )
+    rivals = 0
+    for record, state in fedcor.simulate(made):
+        for place, explored_one in enumerate((record.why or {}).get("explored", ())):
+            other, margin = (record.why[name][place] for name in ("runner_up", "margin"))
+            assert (other is None) == (margin is None)
+            if explored_one:
+                assert other is None
+            elif other is not None:
+                assert is_seen(state.selector["embedding"])[int(other)]
+                rivals += 1
+    assert rivals > 20
 
 
 @settings(deadline=None, max_examples=20)

@@ -24,10 +24,10 @@ from fedcor.flower.delivery import Delivered
 from fedcor.flower.local_training import RATE, STEPS
 from fedcor.flower.numbering import flower_round, own_round
 from fedcor.flower.optimiser_strategy import Arrays, OptimiserStrategy
-from fedcor.flower.outcome import RMS_LOSS
 from fedcor.flower.settings import SelectionSettings
 from fedcor.flower.strategy import SelectingStrategy
 from fedcor.flower.tags import Tag
+from fedcor.flower.wire import RMS_LOSS
 from fedcor.record import RoundRecord
 from fedcor.rules import Rules
 from fedcor.simulation import Simulation

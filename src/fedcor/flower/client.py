@@ -46,7 +46,8 @@ def answers_probes(
             for the tags that its rules need.
         loss_noise: Standard deviation of Gaussian noise on every loss that leaves the client, in
             replies to training and to evaluation; 0 for none. A loss is a metric with "loss" in its
-            name. Other metrics, such as an accuracy, leave as they are.
+            name. Other metrics, such as an accuracy, leave as they are. With noise, the metric
+            `rms-loss` is taken out: noise that fits a mean is too small for it.
         loss_clip: A loss is cut to [0, loss_clip] before there is noise on it.
 
     Returns:

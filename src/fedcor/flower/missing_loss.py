@@ -149,7 +149,7 @@ def _only_errors(
     return FedcorError(
         f"{found}; {type(settings.selector).__name__} needs an evaluate "
         "function in the ClientApp that returns the loss as a metric (the nodes' logs say more). "
-        f"The selectors {_ASK_NOTHING} need none; afl reads the losses in train replies"
+        f"The selectors {_ASK_NOTHING} need none; afl and oort read the losses in train replies"
     )
 
 

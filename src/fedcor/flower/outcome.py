@@ -16,14 +16,11 @@ from fedcor.flower.missing_loss import loss_fault, no_loss_reported
 from fedcor.flower.numbering import flower_round
 from fedcor.flower.screen import metrics_of, number
 from fedcor.flower.training import Training
+from fedcor.flower.wire import RMS_LOSS, SECONDS
 from fedcor.guard import screen_losses
 from fedcor.types import Array, FloatArray, IntArray, Outcome, selector_traits
 
-__all__ = ["RMS_LOSS", "SECONDS", "check_losses", "read_outcome"]
-
-# What a client may say in the metrics of its reply, beside its loss: the root mean square of its
-# samples' losses, and how long it took.
-RMS_LOSS, SECONDS = "rms-loss", "train-seconds"
+__all__ = ["check_losses", "read_outcome"]
 
 
 def check_losses(training: Training, participated: IntArray) -> None:

@@ -24,6 +24,8 @@ __all__ = [
     "MISSING",
     "NOTE",
     "PROTOCOL",
+    "RMS_LOSS",
+    "SECONDS",
     "identity_note",
     "model_note",
     "payload_bytes",
@@ -37,6 +39,9 @@ MISSING = "missing"
 # Of these notes. Another first number: the two sides do not understand each other. Another second
 # number: one side says more than the other reads. A client that names none has 1.0.
 PROTOCOL = "1.1"
+# What a client may say in the metrics of its reply, beside its loss: the root mean square of its
+# samples' losses, and how long it took.
+RMS_LOSS, SECONDS = "rms-loss", "train-seconds"
 
 
 def identity_note(tags: Sequence[str] = ()) -> ConfigRecord:

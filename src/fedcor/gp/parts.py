@@ -70,6 +70,7 @@ def take_apart(
     picks: IntArray,
     candidates: IntArray,
     admits: Callable[[int, int], bool] | None = None,
+    placed: BoolArray | None = None,
 ) -> PickParts:
     """The parts of the gains of `picks`, for the prior N(0, X X' + s2 I).
 
@@ -81,12 +82,16 @@ def take_apart(
         picks: (C,) ids in the order of choice, each once.
         candidates: Ids that could be picked, `picks` among them.
         admits: Whether a client could have had place j, from 0; None if everyone could.
+        placed: (C,) Which picks have their place for another reason than their gain: they are
+            nobody's runner-up, and have none. None for no one.
     """
     Xc, pc, ac = of_candidates(candidates, X, p, alpha)
     order = np.argsort(candidates, kind="stable")  # they are sorted as a rule, then it is quick
     rows = order[np.searchsorted(candidates, picks, sorter=order)]
     v = p @ X
     left = np.ones(len(candidates), dtype=bool)
+    placed = np.zeros(len(rows), dtype=bool) if placed is None else placed
+    left[rows[placed]] = False
     posterior = Posterior(Xc, pc, s2, v)
     alone = posterior.gains(ac)
     sigma = np.sqrt(posterior.variance[rows])
@@ -102,7 +107,7 @@ def take_apart(
         if admits is not None:
             best = _best_admitted(posterior.gains(ac), left, candidates, partial(admits, j))
             best_gain = posterior.gain(best, ac[best])
-        if best >= 0 and left[best]:
+        if best >= 0 and left[best] and not placed[j]:
             runner_up[j], margin[j] = candidates[best], gain[j] - best_gain
         u = posterior.A @ Xc[k]
         deviation = float(np.sqrt(posterior.variance[k]))

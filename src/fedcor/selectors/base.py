@@ -23,10 +23,15 @@ __all__ = [
     "extend_clients",
     "fraction_of",
     "longest_ago",
+    "resting",
     "spread",
     "uniform",
     "without",
 ]
+
+
+# A client that failed again and again is left out for 2^10 rounds, and no longer.
+_LONGEST_BACKOFF = 10
 
 
 class StatelessSelector:
@@ -87,6 +92,22 @@ def longest_ago(asked: IntArray, count: int, ties: FloatArray | None = None) -> 
         near = np.concatenate([near, equal])
     keys = (asked[near],) if ties is None else (ties[near], asked[near])
     return near[np.lexsort(keys)[:count]]
+
+
+def resting(failed: IntArray, asked: IntArray, round: int) -> BoolArray:
+    """(N,) clients that failed to deliver and are left out for now: 2^failures rounds.
+
+    Args:
+        failed: (N,) How often each was chosen in vain since it last delivered.
+        asked: (N,) The round in which it was last chosen.
+        round: The round to come.
+
+    >>> resting(np.array([0, 1, 1, 2]), np.array([6, 6, 5, 4]), 7)
+    array([False,  True, False,  True])
+    """
+    backoff = 2 ** np.minimum(failed, _LONGEST_BACKOFF)
+    rests: BoolArray = (failed > 0) & (round - asked < backoff)
+    return rests
 
 
 def without(clients: IntArray, others: IntArray) -> IntArray:

@@ -57,7 +57,8 @@ class FedCor(ProcessSelector):
         probe_fraction: Share of the available clients that is asked for loss changes, in (0, 1]; a
             random sample, in which those who train for it always are. 1: everyone, as in the paper.
             Below 1, clients of whom no loss change is known have no part in the process; while
-            there are any, they have a quarter of a round, at least one seat.
+            there are any, they have a quarter of a round, at least one seat; the only seat of a
+            round in one of four rounds.
         probe_clients: At most so many are asked, or as many as train; None for any number. With a
             number, clients that are not known are explored in the same way.
         beta: β, the annealing coefficient, in (0, 1). The gain of a client chosen τ times
@@ -103,16 +104,21 @@ class FedCor(ProcessSelector):
             return {}
         picked = state["picked"].copy()
         picked[chosen] -= 1  # as it was before this choice
+        seen = is_seen(state["embedding"])
+        explored = ~seen[chosen]
+        rivals = federation.available
+        if self.probes_sample:  # who was never seen is explored, and no rival of those picked
+            rivals = np.union1d(rivals[seen[rivals]], chosen)
         parts = take_apart(
             state["embedding"],
             federation.weights,
             _annealing(self.beta, picked),
             self.noise**2,
             chosen,
-            federation.available,
+            rivals,
             _admits(seats_of(federation), chosen),
+            explored if self.probes_sample else None,
         )
-        explored = ~is_seen(state["embedding"][chosen])
         return {
             "gain": parts.gain,
             "redundancy": parts.redundancy,

@@ -9,6 +9,10 @@ Notation as in `utility.py`; further, epsilon is the share of a round that explo
     3. pacer    every W rounds: if W rounds gained less utility than the W before them, slower
                 clients are preferred no less from now on
 
+Who was chosen and did not deliver is left out for some rounds, twice as long each time: else those
+who never deliver would be explored in every round. Nobody failed in a round that brought as many
+updates as any round before: where more clients are chosen than are needed, some are too many.
+
 The rule is the paper's Algorithm 1. Where it leaves a choice, docs/results/time.md says what the
 released code does, and what this does. Without a clock there are no durations: no client is slow,
 and the pacer rests. All that happens in a round costs O(N).
@@ -24,7 +28,7 @@ import numpy as np
 
 from fedcor.checks import check_at_least, check_between, check_fraction, check_positive
 from fedcor.config import plain_keywords
-from fedcor.selectors.base import asks_nothing, extend_clients, fraction_of, uniform
+from fedcor.selectors.base import asks_nothing, extend_clients, fraction_of, resting, uniform
 from fedcor.selectors.utility import (
     draw,
     falls,
@@ -45,6 +49,8 @@ from fedcor.types import (
 )
 
 __all__ = ["Oort"]
+
+LONGEST_WINDOW = 10_000  # the gains of twice as many rounds are in every checkpoint
 
 
 class _Pool(NamedTuple):
@@ -80,7 +86,7 @@ class Oort:
         clip: Quantile of the utilities; larger ones count as this. In [0, 1].
         uncertainty: Weight of the logarithm in the term of those who were not seen for long.
         penalty: alpha, the power of the factor of clients slower than preferred. 0 for none.
-        window: W, the rounds that the pacer compares with the W before.
+        window: W, the rounds that the pacer compares with the W before, at most 10,000.
         percentile: Of the durations, the preferred one at the start, above 0 and at most 100.
             FedScale's 30; in the paper, a duration.
         percentile_step: What the pacer adds to it. The released code's 5; in the paper, seconds.
@@ -94,7 +100,7 @@ class Oort:
         >>> selector = Oort(clients_per_round=3)
         >>> chosen, state = selector.select(selector.init(federation.population), federation)
         >>> state = selector.observe(state, federation.train(chosen))
-        >>> int(np.isfinite(state["losses"]).sum())
+        >>> int(np.isfinite(state["rms_losses"]).sum())
         3
     """
 
@@ -122,7 +128,8 @@ class Oort:
             check_fraction(key, getattr(self, key), closed=True)
         check_positive("uncertainty", self.uncertainty, zero=True)
         check_positive("penalty", self.penalty, zero=True)
-        check_at_least("window", self.window, 1)
+        check_at_least("window", self.window, 1, LONGEST_WINDOW)
+        check_positive("percentile", self.percentile)
         for key in ("percentile", "percentile_step"):
             check_between(key, getattr(self, key), 0.0, 100.0)
         if self.most_rounds is not None:
@@ -133,21 +140,26 @@ class Oort:
         count = population.count
         return {
             "sizes": population.sizes.astype(np.float64),  # (N,) n_k
-            "losses": np.full(count, np.nan),  # (N,) root mean square, last reported; NaN before
+            "rms_losses": np.full(count, np.nan),  # (N,) last reported; NaN before
             "last": np.zeros(count, dtype=np.int64),  # (N,) L_k, 0 before
             "times": np.zeros(count, dtype=np.int64),  # (N,) rounds that it took part in
             "durations": np.full(count, np.nan),  # (N,) d_k, NaN while unknown
             "gained": np.zeros(2 * self.window),  # (2W,) summed U_k of the last rounds
             "percentile": np.array(self.percentile),  # where T is among the durations
             "round": np.array(0),  # rounds that are over
+            "asked": np.zeros(count, dtype=np.int64),  # (N,) round in which it last failed, from 0
+            "failed": np.zeros(count, dtype=np.int64),  # (N,) how often since it last delivered
+            "most": np.array(0),  # the most clients that delivered in a round
         }
 
     def join(self, state: State, population: Population) -> State:
         """The state with new clients: they never reported a loss, so they are explored."""
         blank = self.init(population)
+        kinds = {"rms_losses": "f", "durations": "f"}
+        kinds |= dict.fromkeys(("last", "times", "asked", "failed"), "i")
         arrays = {
             name: extend_clients(state[name], population.count, np.nan if kind == "f" else 0)
-            for name, kind in (("losses", "f"), ("last", "i"), ("times", "i"), ("durations", "f"))
+            for name, kind in kinds.items()
         }
         return {**state, **arrays, "sizes": blank["sizes"]}
 
@@ -162,13 +174,13 @@ class Oort:
 
     def _pool(self, state: State, available: IntArray) -> _Pool:
         """Those of `available` who have reported a loss, and not taken part too often."""
-        known = np.isfinite(state["losses"][available])
+        known = np.isfinite(state["rms_losses"][available])
         if self.most_rounds is not None:
             known &= state["times"][available] < self.most_rounds
         clients, round = available[known], int(state["round"]) + 1
         return _Pool(
             clients,
-            scaled(state["sizes"][clients] * state["losses"][clients], self.clip),
+            scaled(state["sizes"][clients] * state["rms_losses"][clients], self.clip),
             uncertainty(self.uncertainty, round, state["last"][clients]),
             slowdown(state["durations"][clients], self.preferred(state), self.penalty),
         )
@@ -176,10 +188,12 @@ class Oort:
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
         """(C,) clients, those that are exploited first, and the unchanged state."""
         rng, available = federation.rng, federation.available
-        count = min(self.clients_per_round, len(available))
-        pool = self._pool(state, available)
-        new = available[np.isnan(state["losses"][available])]
+        count, ready = min(self.clients_per_round, len(available)), _ready(state, available)
+        pool = self._pool(state, ready)
+        new = ready[np.isnan(state["rms_losses"][ready])]
         wanted = fraction_of(1 - self.epsilon(state), count)
+        if count > 1 and state["failed"].any():  # not all seats to those who may never deliver
+            wanted = max(wanted, 1)
         # Seats that one side cannot fill go to the other.
         exploit = min(max(wanted, count - len(new)), len(pool.clients))
         explore = min(count - exploit, len(new))
@@ -210,7 +224,7 @@ class Oort:
         `utility` is what it was drawn by, (`statistical` + `uncertainty`) x `slowdown`; they are
         NaN for one that was explored, for which `exploring` is 1.
         """
-        pool = self._pool(state, federation.available)
+        pool = self._pool(state, _ready(state, federation.available))
         place = np.searchsorted(pool.clients, chosen)
         place = np.minimum(place, max(len(pool.clients) - 1, 0))
         found = np.isin(chosen, pool.clients)
@@ -223,7 +237,7 @@ class Oort:
         given = {name: np.full(len(chosen), np.nan) for name in columns}
         for name, values in columns.items():
             given[name][found] = values[place[found]]
-        exploring = np.isnan(state["losses"][chosen]).astype(np.float64)
+        exploring = np.isnan(state["rms_losses"][chosen]).astype(np.float64)
         return {**given, "exploring": exploring}
 
     def details(
@@ -237,7 +251,7 @@ class Oort:
     def observe(self, state: State, outcome: Outcome) -> State:
         """The state with the losses and the durations of those who took part."""
         came, round = outcome.participated, int(state["round"]) + 1
-        losses, last, times = (state[name].copy() for name in ("losses", "last", "times"))
+        losses, last, times = (state[name].copy() for name in ("rms_losses", "last", "times"))
         told = np.isfinite(outcome.rms_losses)
         losses[came[told]] = outcome.rms_losses[told]
         last[came], times[came] = round, times[came] + 1
@@ -248,14 +262,26 @@ class Oort:
             percentile = np.array(min(100.0, float(percentile) + self.percentile_step))
         return {
             **state,
-            "losses": losses,
+            "rms_losses": losses,
             "last": last,
             "times": times,
             "durations": durations,
             "gained": gained,
             "percentile": percentile,
             "round": np.array(round),
+            **self._failures(state, outcome),
         }
+
+    def _failures(self, state: State, outcome: Outcome) -> State:
+        """Who failed, when, and the most updates of a round. Who is only surplus did not fail."""
+        asked, failed = state["asked"].copy(), state["failed"].copy()
+        came, most = len(outcome.participated), int(state["most"])
+        if came < max(most, 1):
+            missing = np.setdiff1d(outcome.selected, outcome.participated)
+            asked[missing] = int(state["round"])
+            failed[missing] += 1
+        failed[outcome.participated] = 0
+        return {"asked": asked, "failed": failed, "most": np.array(max(most, came))}
 
     def _durations(self, state: State, outcome: Outcome) -> FloatArray:
         """(N,) d_k. Who did not deliver takes at least as long as the slowest who did."""
@@ -268,3 +294,9 @@ class Oort:
         missing = np.setdiff1d(outcome.selected, outcome.participated)
         durations[missing] = np.fmax(durations[missing], np.nanmax(took))
         return durations
+
+
+def _ready(state: State, available: IntArray) -> IntArray:
+    """Those of `available` who do not rest."""
+    rests = resting(state["failed"], state["asked"], int(state["round"]))
+    return available[~rests[available]]

@@ -23,7 +23,14 @@ import numpy as np
 from fedcor.checks import check_at_least, check_one_of
 from fedcor.guard import LARGEST_LOSS
 from fedcor.rules import seated, seats_of
-from fedcor.selectors.base import asks_nothing, extend_clients, fraction_of, uniform, without
+from fedcor.selectors.base import (
+    asks_nothing,
+    extend_clients,
+    fraction_of,
+    resting,
+    uniform,
+    without,
+)
 from fedcor.selectors.matching import Criterion, match, replacements
 from fedcor.selectors.sketch import count_sketch
 from fedcor.selectors.table import (
@@ -47,8 +54,6 @@ from fedcor.types import (
 __all__ = ["RememberingSelector", "seated_known"]
 
 _JOINED_SHARE = 0.25  # of a round, for new clients that joined after the first one
-# A client that failed again and again is left out for 2^10 rounds, and no longer.
-_LONGEST_BACKOFF = 10
 
 
 @dataclass(frozen=True)
@@ -227,10 +232,8 @@ class RememberingSelector(ABC):
 
     @staticmethod
     def resting(state: State) -> BoolArray:
-        """(N,) clients that failed to deliver and are left out for now: 2^failures rounds."""
-        backoff = 2 ** np.minimum(state["failed"], _LONGEST_BACKOFF)
-        resting: BoolArray = (state["failed"] > 0) & (state["round"] - state["asked"] < backoff)
-        return resting
+        """(N,) clients that failed to deliver and are left out for now."""
+        return resting(state["failed"], state["asked"], int(state["round"]))
 
     def target(self, state: State, weights: FloatArray) -> FloatArray:
         """(s,) t, the mean direction of all clients whose direction is known.

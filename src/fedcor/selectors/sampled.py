@@ -11,7 +11,9 @@ than of all clients.
 
 A client that was never seen has the prior: x_k = 0, a variance s^2 of its own and no covariance
 with anyone. So it has no part in what the process knows, and is hardly worth anything to it. It
-gets its place by exploration instead: while there are such clients, they have a quarter of a round.
+gets its place by exploration instead: while there are such clients, they have a quarter of a round,
+or the only seat of a round with probability 1/4. (By chance, not by the round's number: a round
+that is tried again because nobody delivered need not explore again.)
 """
 
 from __future__ import annotations
@@ -78,8 +80,8 @@ def explored(
 ) -> IntArray:
     """Clients to explore: uniform ones that were never seen.
 
-    They have a quarter of the round, at least one seat; and what is left where too few of the
-    clients were seen.
+    They have a quarter of the round, at least one seat; the only seat of a round in one of four
+    rounds, by chance; and what is left where too few of the clients were seen.
 
     Args:
         rng: The round's stream.
@@ -91,7 +93,9 @@ def explored(
     unseen = clients[~is_seen(X[clients])]
     if not len(unseen):
         return unseen
-    share = max(1, fraction_of(_UNSEEN_SHARE, count + len(taken)))
+    seats = count + len(taken)
+    least = 1 if seats > 1 else int(rng.random() < _UNSEEN_SHARE)
+    share = max(least, fraction_of(_UNSEEN_SHARE, seats))
     share -= int(np.count_nonzero(~is_seen(X[taken])))
     rest = count - (len(clients) - len(unseen))
     return uniform(rng, unseen, min(count, max(share, rest, 0)))
