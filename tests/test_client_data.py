@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from fedcor import Aligned, Experiment, FedCor, Random
 from fedcor.build import build_simulation
 from fedcor.data import FolderPopulation, SyntheticPopulation, as_client_data
 from fedcor.engine import stores
-from fedcor.errors import ConfigError, DataError
+from fedcor.errors import ConfigError, DataError, RecordError
 from fedcor.record import client_names
 from fedcor.runner import run_in_memory
 
@@ -181,6 +182,69 @@ def test_a_folder_holds_what_was_written(tmp_path):
         FolderPopulation(str(tmp_path / "clients"))
     with pytest.raises(DataError, match="no file <id>.npz"):
         FolderPopulation(str(tmp_path))
+
+
+# --- a run is resumed with the same clients, or not at all ----------------------------------------
+
+
+class Phones:
+    """Clients that differ from others by an attribute alone."""
+
+    sizes = np.full(6, 10)
+    test_data = np.zeros((5, 3)), np.arange(5) % 2
+
+    def __init__(self, key):
+        self.key = key
+
+    def load(self, client):
+        rng = np.random.default_rng([client, len(str(self.key))])
+        return rng.standard_normal((10, 3)), rng.integers(0, 2, size=10)
+
+
+def resumed(first, second, out):
+    options = {**COMMON, "selector": Random(2)}
+    fedcor.run(Experiment(first, **options, rounds=2), out=out, progress=False)
+    fedcor.run(Experiment(second, **options, rounds=3), out=out, resume=True, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(1, 22), (["a"] * 9999, ["a"] * 9998 + ["b"]), ({"x": np.zeros(3)}, {"x": np.ones(3)})],
+    ids=["number", "long list", "array"],
+)
+def test_clients_with_other_attributes_do_not_resume_a_run(one, other, tmp_path):
+    resumed(Phones(one), Phones(one), tmp_path / "same")
+    assert len((tmp_path / "same" / "rounds.jsonl").read_text().splitlines()[0]) < 5000
+    with pytest.raises(RecordError, match="data.clients"):
+        resumed(Phones(one), Phones(other), tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_another_folder_or_other_files_do_not_resume_a_run(kind, tmp_path):
+    for name in ("a", "b"):
+        write_folder(tmp_path / name, 6)
+    one = FolderPopulation(kind(tmp_path / "a"))
+    assert one.folder == str(tmp_path / "a")
+    resumed(one, FolderPopulation(str(tmp_path / "a")), tmp_path / "same")
+    with pytest.raises(RecordError, match="data.clients.folder"):
+        resumed(one, FolderPopulation(kind(tmp_path / "b")), tmp_path / "elsewhere")
+    changed = tmp_path / "a" / "phone 03.npz"
+    with np.load(changed) as arrays:
+        x, y = arrays["x"], arrays["y"]
+    np.savez(changed, x=-x, y=y)
+    with pytest.raises(RecordError, match="data.clients.checksum"):
+        resumed(one, FolderPopulation(kind(tmp_path / "a")), tmp_path / "changed")
+
+
+def test_clients_that_cannot_be_described_are_refused_before_anything_is_written(tmp_path):
+    circle = Phones(1)
+    circle.key = circle
+    failing = Phones(1)
+    failing.describe = lambda: 1 / 0
+    for clients, cause in ((circle, "RecursionError"), (failing, "ZeroDivisionError")):
+        with pytest.raises(DataError, match=rf"cannot be described.*{cause}.*describe\(\)"):
+            resumed(clients, clients, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 # --- the generated population ---------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What a record says of settings that are objects: what can be repeated, and what cannot.
 
     a number, a text, a list      itself
+    a path                        its text
     a function or class           "module:name", if it can be imported under it
     an object                     {"class": "module:Class", its parameters}
     an array                      {"shape", "dtype", "sha256"}
@@ -15,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import os
 import sys
 import types
 from abc import ABC, abstractmethod
@@ -67,6 +69,8 @@ def describe(value: Any) -> Any:
         return value
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

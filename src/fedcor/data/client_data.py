@@ -6,7 +6,8 @@ data of the clients that train, and of those that are asked for a loss.
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
+import json
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -27,6 +28,9 @@ __all__ = [
     "is_client_data",
 ]
 
+# Characters of a description in a record. Of a longer one, as of a list of files, it has a digest.
+_LONGEST = 10_000
+
 
 class ClientData(Protocol):
     """Clients whose data is made or read when it is needed. A user's own is any such object.
@@ -41,8 +45,10 @@ class ClientData(Protocol):
     `names`
         N texts, the clients' own ids, which records show.
 
-    `load` must return the same each time: a run that is resumed loads it again. A dataclass is
-    described in records by its parameters; so is an object with `describe()`, by what that returns.
+    `load` must return the same each time: a run that is resumed loads it again. A record says which
+    clients there were, and a run is resumed only with the same. A dataclass is described by its
+    parameters, and any other object by its attributes. One whose attributes change, as those of a
+    cache do, needs a method `describe()`; what it returns is recorded instead.
 
     Example:
         >>> class Noise:
@@ -171,10 +177,18 @@ class PerClient(Described):
 
 
 def describe_clients(given: ClientData) -> dict[str, Any]:
-    """What a record says of them: parameters if they are known, and the digest of the sizes."""
+    """What a record says of them: what tells them from others, and the digest of the sizes."""
     own = getattr(given, "describe", None)
-    if callable(own) or dataclasses.is_dataclass(given):
-        made = own() if callable(own) else describe(given)
-    else:
-        made = describe(type(given))
+    try:
+        made = describe(own() if callable(own) else given)
+        text = json.dumps(made, sort_keys=True, default=repr)
+    except Exception as error:  # a user's own method may fail; attributes may go round in a circle
+        cause = f"{type(error).__name__}: {error}"
+        raise DataError(
+            f"the clients cannot be described in a record: {cause}; their method describe() must "
+            "return what tells them from others, as numbers and texts"
+        ) from error
+    if len(text) > _LONGEST:
+        kind = f"{type(given).__module__}:{type(given).__qualname__}"
+        made = {"class": kind, "sha256": hashlib.sha256(text.encode()).hexdigest()}
     return {"clients": made, "sizes": describe_array(given.sizes)}
