@@ -184,8 +184,9 @@ def _read(path: Path) -> tuple[Array, Array]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return arrays["x"], arrays["y"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: has no arrays x and y that can be read: {error}") from None
+    except Exception as error:  # a damaged file gives errors of zlib, zipfile, NumPy and others
+        cause = f"{type(error).__name__}: {error}"
+        raise DataError(f"{path}: has no arrays x and y that can be read: {cause}") from None
 
 
 def _head(path: Path) -> tuple[int, list[tuple[str, int, int]]]:
@@ -200,5 +201,6 @@ def _head(path: Path) -> tuple[int, list[tuple[str, int, int]]]:
             shape = read(file)[0]
             content = [(one.filename, one.file_size, one.CRC) for one in archive.infolist()]
             return int(shape[0]), content
-    except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: has no array y that can be read: {error}") from None
+    except Exception as error:  # as in _read
+        cause = f"{type(error).__name__}: {error}"
+        raise DataError(f"{path}: has no array y that can be read: {cause}") from None
