@@ -35,6 +35,7 @@ __all__ = [
     "describe",
     "describe_array",
     "described_fields",
+    "newer_at_default",
     "reference",
 ]
 
@@ -101,12 +102,19 @@ def reference(value: Any) -> str | None:
 
 def described_fields(value: Any) -> list[str]:
     """Which parameters of a dataclass object a record names: all but new ones at their default."""
+    unsaid = newer_at_default(value)
     return [
+        field.name for field in dataclasses.fields(value) if field.init and field.name not in unsaid
+    ]
+
+
+def newer_at_default(value: Any) -> set[str]:
+    """The fields of a dataclass object that are newer than the first records, at their default."""
+    return {
         field.name
         for field in dataclasses.fields(value)
-        if field.init
-        and not (NEWER in field.metadata and getattr(value, field.name) == field.default)
-    ]
+        if NEWER in field.metadata and getattr(value, field.name) == field.default
+    }
 
 
 def describe_array(given: Any) -> dict[str, Any]:
