@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +16,9 @@ from hypothesis import strategies as st
 import fedcor
 from fedcor import Aligned, Experiment, FedCor, Random
 from fedcor.build import build_simulation
-from fedcor.data import FolderPopulation, SyntheticPopulation, as_client_data
+from fedcor.data import FolderPopulation, SyntheticPopulation, as_client_data, check_loaded
 from fedcor.engine import stores
-from fedcor.errors import ConfigError, DataError
+from fedcor.errors import ConfigError, DataError, RecordError
 from fedcor.record import client_names
 from fedcor.runner import run_in_memory
 
@@ -183,6 +185,69 @@ def test_a_folder_holds_what_was_written(tmp_path):
         FolderPopulation(str(tmp_path))
 
 
+# --- a run is resumed with the same clients, or not at all ----------------------------------------
+
+
+class Phones:
+    """Clients that differ from others by an attribute alone."""
+
+    sizes = np.full(6, 10)
+    test_data = np.zeros((5, 3)), np.arange(5) % 2
+
+    def __init__(self, key):
+        self.key = key
+
+    def load(self, client):
+        rng = np.random.default_rng([client, len(str(self.key))])
+        return rng.standard_normal((10, 3)), rng.integers(0, 2, size=10)
+
+
+def resumed(first, second, out):
+    options = {**COMMON, "selector": Random(2)}
+    fedcor.run(Experiment(first, **options, rounds=2), out=out, progress=False)
+    fedcor.run(Experiment(second, **options, rounds=3), out=out, resume=True, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(1, 22), (["a"] * 9999, ["a"] * 9998 + ["b"]), ({"x": np.zeros(3)}, {"x": np.ones(3)})],
+    ids=["number", "long list", "array"],
+)
+def test_clients_with_other_attributes_do_not_resume_a_run(one, other, tmp_path):
+    resumed(Phones(one), Phones(one), tmp_path / "same")
+    assert len((tmp_path / "same" / "rounds.jsonl").read_text().splitlines()[0]) < 5000
+    with pytest.raises(RecordError, match="data.clients"):
+        resumed(Phones(one), Phones(other), tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_another_folder_or_other_files_do_not_resume_a_run(kind, tmp_path):
+    for name in ("a", "b"):
+        write_folder(tmp_path / name, 6)
+    one = FolderPopulation(kind(tmp_path / "a"))
+    assert one.folder == str(tmp_path / "a")
+    resumed(one, FolderPopulation(str(tmp_path / "a")), tmp_path / "same")
+    with pytest.raises(RecordError, match="data.clients.folder"):
+        resumed(one, FolderPopulation(kind(tmp_path / "b")), tmp_path / "elsewhere")
+    changed = tmp_path / "a" / "phone 03.npz"
+    with np.load(changed) as arrays:
+        x, y = arrays["x"], arrays["y"]
+    np.savez(changed, x=-x, y=y)
+    with pytest.raises(RecordError, match="data.clients.checksum"):
+        resumed(one, FolderPopulation(kind(tmp_path / "a")), tmp_path / "changed")
+
+
+def test_clients_that_cannot_be_described_are_refused_before_anything_is_written(tmp_path):
+    circle = Phones(1)
+    circle.key = circle
+    failing = Phones(1)
+    failing.describe = lambda: 1 / 0
+    for clients, cause in ((circle, "RecursionError"), (failing, "ZeroDivisionError")):
+        with pytest.raises(DataError, match=rf"cannot be described.*{cause}.*describe\(\)"):
+            resumed(clients, clients, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 # --- the generated population ---------------------------------------------------------------------
 
 
@@ -252,6 +317,11 @@ class Own:
         ({"test_data": (np.zeros((4, 3)), np.zeros(5, int))}, "x_test has 4 samples, but y_test"),
         ({"classes": 1}, "y_test must have one label per sample, from 0 to 0"),
         ({"names": ["a"] * 6}, "names must be 6 different texts"),
+        ({"names": 5}, "names must be 6 different texts"),
+        *(
+            ({"classes": classes}, "classes must be a whole number, at least 1, but is")
+            for classes in (["cat", "dog"], "x", 2.5, -3, 0, True)
+        ),
     ],
 )
 def test_clients_that_cannot_be_used_are_refused_when_the_experiment_is_made(changed, message):
@@ -267,6 +337,8 @@ def test_clients_that_cannot_be_used_are_refused_when_the_experiment_is_made(cha
         (lambda k: (np.ones((4, 3)), np.zeros(4)), "y is float32"),
         (lambda k: (np.ones((4, 3)), np.full(4, 2)), "y must have one label per sample"),
         (lambda k: np.ones((4, 3)), "load returned a ndarray"),
+        (lambda k: (torch.ones((4, 3), dtype=int), np.zeros(4, int)), "x is of type int64, but"),
+        (lambda k: (np.ones((4, 3), np.uint8), np.zeros(4, int)), "only one of x and x_test is"),
         (lambda k: 1 / 0, "could not be loaded: ZeroDivisionError"),
     ],
 )
@@ -274,6 +346,54 @@ def test_a_client_whose_data_does_not_fit_is_named(given, message):
     made = Experiment(Own(given=given), **COMMON, rounds=1, selector=Random(1))
     with pytest.raises(DataError, match=f"client [0-5]: .*{message}"):
         run_in_memory(made, 1)
+
+
+def test_clients_need_no_names_and_pixels_are_scaled_in_both():
+    pixels = np.full((5, 3), 255, np.uint8)
+    own = Own(
+        names=None,
+        test_data=(pixels, np.arange(5) % 2),
+        given=lambda k: (pixels[:4], np.arange(4) % 2),
+    )
+    data, _ = as_client_data(own)
+    assert data.client_names == ()
+    x, _ = check_loaded(data, 0, 4, own.load(0))
+    assert (data.test_x == 1).all()
+    assert (x == 1).all()
+    with pytest.raises(DataError, match="client 0: only one of x and x_test is of type uint8"):
+        check_loaded(data, 0, 4, (np.ones((4, 3)), np.arange(4) % 2))
+
+
+@pytest.mark.parametrize("name", ["sizes", "test_data", "classes", "names"])
+def test_a_property_that_fails_is_named(name):
+    class Gone(Own):
+        pass
+
+    setattr(Gone, name, property(lambda self: 1 / 0, lambda self, value: None))
+    with pytest.raises(DataError, match=f"{name} of the clients .*: ZeroDivisionError"):
+        Experiment(Gone(), **COMMON, rounds=1, selector=Random(2))
+
+
+def test_damaged_files_of_clients_are_named(tmp_path):
+    folder = tmp_path / "clients"
+    write_folder(folder, 3)
+    np.savez_compressed(folder / "zipped.npz", x=np.zeros((99, 4)), y=np.arange(99) % 3)
+    whole = (folder / "zipped.npz").read_bytes()
+    with zipfile.ZipFile(folder / "zipped.npz") as archive:
+        start = archive.getinfo("y.npy").header_offset + 30 + len("y.npy")
+    damaged = whole[:start] + bytes(b ^ 0x5A for b in whole[start : start + 80])
+    damaged += whole[start + 80 :]
+    (folder / "zipped.npz").write_bytes(damaged)
+    with pytest.raises(DataError, match=r"zipped.npz: has no array y"):
+        FolderPopulation(str(folder))
+    (folder / "zipped.npz").unlink()
+    (folder / "test.npz").write_bytes(damaged)
+    with pytest.raises(DataError, match=r"test.npz: has no arrays x and y"):
+        _ = FolderPopulation(str(folder)).test_data
+    with (folder / "test.npz").open("wb") as file:
+        np.save(file, np.zeros(3))  # one array, under the wrong name
+    with pytest.raises(DataError, match=r"test.npz: has no arrays x and y"):
+        _ = FolderPopulation(str(folder)).test_data
 
 
 def test_what_needs_held_data_is_refused():

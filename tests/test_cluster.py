@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import shlex
 import socket
@@ -116,6 +117,26 @@ def test_callbacks_hear_of_each_round_here(small_data, made_up):
     assert [run.path for run in result.runs] == [None]
 
 
+def test_clients_are_called_by_name_there_as_here(made_up, tmp_path):
+    rng = np.random.default_rng(1)
+    arrays = rng.standard_normal((12, 3)), np.arange(12) % 2
+    made = fedcor.Experiment(
+        (*arrays, *arrays),
+        [f"phone {k % 4}" for k in range(12)],
+        "logistic",
+        rounds=2,
+        batch_size=2,
+        local_steps=1,
+        learning_rate=0.1,
+        selector=fedcor.Random(2),
+    )
+    away = {"backend": "ray", "address": "a:1"}
+    for out, options in (("here", {}), ("there", away)):
+        fedcor.compare(made, ["random"], [1], out=tmp_path / out, progress=False, **options)
+    written, expected = (tmp_path / out / "random/seed-1/clients.tsv" for out in ("there", "here"))
+    assert written.read_text() == expected.read_text() != ""
+
+
 def test_errors_of_a_call_come_back_as_they_are():
     def work(number):
         if number == 1:
@@ -136,6 +157,29 @@ def test_other_versions_on_a_worker_are_refused(monkeypatch):
     status, said = enter(b"")
     assert status == "refused"
     assert "fedcor is 0.0.1 there" in said
+
+
+@pytest.mark.parametrize("here", ["0.61.0", None])
+@pytest.mark.parametrize("there_", ["0.61.0", "0.60.0", None])
+def test_numba_is_the_same_on_a_worker_or_on_neither_side(here, there_, monkeypatch):
+    versions, found = importlib.metadata.version, here
+
+    def version(name):
+        if name != "numba":
+            return versions(name)
+        if found is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    enter, found = there.entry(), there_
+    status, said = enter(there.pack(lambda: 7))
+    if here == there_:
+        assert (status, said) == ("done", 7)
+    else:
+        expected = f"numba is {there_ or 'missing'} there, {here or 'missing'} here"
+        assert status == "refused"
+        assert expected in said
 
 
 @pytest.mark.parametrize(

@@ -336,6 +336,15 @@ def test_a_users_module_that_fails_is_reported_with_client_and_round():
         engine.train(engine.initial_model, [2], 7, 0.1)
 
 
+def test_training_samples_of_another_type_than_the_test_data_are_reported():
+    data = dataset()
+    whole = dataclasses.replace(data, train_x=data.train_x.astype(np.int64))
+    module = build_model("logistic", data.shape, 3, 0)
+    engine = Engine(whole, [np.arange(60), np.arange(60, 120)], module, LocalTraining(8, 2, 0.1), 3)
+    with pytest.raises(FedcorError, match="round 4, client 1: local training failed"):
+        engine.train(engine.initial_model, [1], 4, 0.1)
+
+
 def test_clients_can_train_for_different_numbers_of_steps():
     engine = engine_of("mlp", LocalTraining(8, 6, 0.1))
     mixed = engine.train(engine.initial_model, [1, 2, 3], 0, 0.1, steps=[6, 2, 6])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from flwr.app import Context, RecordDict
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 import fedcor
 from fedcor.data import SyntheticPopulation
 from fedcor.errors import ConfigError, FedcorError
+from fedcor.flower import apps
 from fedcor.flower.apps import client_app, server_app
 from fedcor.flower.bridge import run_on_flower
 from fedcor.flower.memory import unpack
@@ -174,3 +177,32 @@ def test_a_client_that_fails_is_logged_with_one_number_of_the_round(tmp_path, ca
     assert failed
     assert all("round 1: client" in one and "round 0" not in one for one in failed)
     assert "error: FedcorError('local training failed: ZeroDivisionError: oh')" in failed[0]
+
+
+class Alike(SyntheticPopulation):
+    """Clients that say the same of themselves, whichever they are."""
+
+    def describe(self):
+        return {"of": "a test"}
+
+
+def test_a_simulation_is_shared_by_copies_of_an_experiment_but_not_by_other_clients():
+    one, other = (
+        apps._Held(
+            fedcor.Experiment(
+                Alike(6, alpha=alpha, size_spread=0.0, features=4, classes=3, tested=20),
+                model="logistic",
+                test_data=([[0.0] * 4] * 3, [0, 1, 2]),
+                batch_size=8,
+                local_steps=2,
+                learning_rate=0.1,
+                rounds=2,
+                selector=fedcor.Random(2),
+            )
+        )
+        for alpha in (0.1, 0.9)
+    )
+    built = apps._simulation(one, 1)
+    # A worker is sent the experiment anew with every message, and must not build it every time.
+    assert apps._simulation(pickle.loads(pickle.dumps(one)), 1) is built
+    assert apps._simulation(other, 1) is not built

@@ -14,6 +14,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 
+from fedcor.describe import NEWER
 from fedcor.errors import RecordError
 from fedcor.flower import select_with
 from fedcor.flower.memory import pack, restore, snapshot, unpack, writable
@@ -212,6 +213,26 @@ def test_a_finished_run_is_left_as_it_is(tmp_path):
     assert not grid.sent
     assert (tmp_path / "rounds.jsonl").read_bytes() == before
     assert len(vector(result.arrays)) == 3
+
+
+@dataclasses.dataclass(frozen=True)
+class WithTable(Random):
+    """A user's own: a field that is not given, and one that is newer than its first records."""
+
+    table: int = dataclasses.field(init=False, default=7)
+    newer: int = dataclasses.field(default=0, metadata={NEWER: True})
+
+
+def test_a_record_names_all_fields_of_a_selector_but_newer_ones_at_their_default(tmp_path):
+    for rounds in (2, 3):
+        run(WithTable(2), MemoryGrid(numpy_app(), 4), rounds=rounds, folder=tmp_path / "a")
+    run(WithTable(2, newer=1), MemoryGrid(numpy_app(), 4), rounds=2, folder=tmp_path / "b")
+    named = []
+    for folder in ("a", "b"):
+        header = json.loads((tmp_path / folder / "rounds.jsonl").read_text().splitlines()[0])
+        named += header["config"]["selectors"].values()
+    first = {"clients_per_round": 2, "replacement": False, "table": 7}
+    assert named == [first, {**first, "newer": 1}]
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path):

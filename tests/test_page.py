@@ -33,6 +33,7 @@ from fedcor.report.thinning import bucket_ends, thinned
 from fedcor.report.verdict import experiment_verdict
 from fedcor.results import Result
 from fedcor.runner import run as simulate_run
+from fedcor.selectors.table import ROWS
 from page_runs import write_run
 
 EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">'
@@ -299,6 +300,18 @@ def test_a_map_leaves_out_clients_that_are_not_known():
     assert (found.what, found.round) == ("remembered updates", 7)
     assert client_map({}) is None
     assert client_map({"selector/embedding": np.empty((0, 3))}) is None
+
+
+def test_a_map_of_many_clients_is_that_of_the_whole_table():
+    rows = np.random.default_rng(1).standard_normal((ROWS + 9, 3))
+    rows[ROWS + 1] = 0
+    blocks = {f"selector/directions/{i}": rows[i * ROWS :][:ROWS] for i in range(2)}
+    whole, found = client_map({"selector/directions": rows}), client_map(blocks)
+    assert found.clients == whole.clients
+    assert len(found.clients) == ROWS + 8
+    assert np.array_equal(found.points, whole.points)
+    damaged = {**blocks, "selector/directions/1": rows[ROWS:, :2]}
+    assert client_map(damaged) is None
 
 
 def test_a_damaged_checkpoint_leaves_the_page_without_a_map(tmp_path):

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedcor
 from fedcor.errors import ConfigError, FedcorError, RecordError, RunExistsError
 from fedcor.experiments import load_experiment
 from fedcor.files import write_whole
@@ -166,6 +168,25 @@ def test_what_cannot_be_built_starts_nothing(tmp_path):
         run(digits("random", 5, "partition.clients=5000"), 1, tmp_path / "run")
     assert not (tmp_path / "run" / RECORD).exists()
     run(digits("random", 5), 1, tmp_path / "run")  # the folder is free
+
+
+def test_devices_tied_to_labels_that_are_not_there_start_nothing(tmp_path):
+    rng = np.random.default_rng(1)
+    arrays = rng.standard_normal((20, 3)), rng.standard_normal(20)
+    made = fedcor.Experiment(
+        (*arrays, *arrays),
+        fedcor.IID(5),
+        lambda: torch.nn.Linear(3, 1),
+        rounds=2,
+        batch_size=4,
+        local_steps=1,
+        learning_rate=0.1,
+        selector=fedcor.Random(2),
+        faults=fedcor.Faults(devices=fedcor.Devices(1.0, tied_to="labels")),
+    )
+    with pytest.raises(FedcorError, match="the targets are not labels"):
+        run(made, 1, tmp_path / "run")
+    assert not (tmp_path / "run" / RECORD).exists()
 
 
 def test_a_checkpoint_of_a_record_that_is_gone_is_not_trusted(tmp_path):

@@ -105,9 +105,11 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
     liars, defence = experiment.liars, experiment.defence
     liars.who(seed, len(sizes))  # refuses a fraction of less than one client
     noise = LossNoise(experiment.loss_noise, experiment.loss_clip)
-    return Simulation(
+    simulation = Simulation(
         *(engine, selector, optimiser, faults, schedule, seed, rules), liars, defence, noise
     )
+    _ = simulation.speeds  # refuses devices tied to labels where there are none
+    return simulation
 
 
 def _sizes(parts: list[IntArray] | ClientData) -> IntArray:

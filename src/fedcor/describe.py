@@ -1,6 +1,7 @@
 """What a record says of settings that are objects: what can be repeated, and what cannot.
 
     a number, a text, a list      itself
+    a path                        its text
     a function or class           "module:name", if it can be imported under it
     an object                     {"class": "module:Class", its parameters}
     an array                      {"shape", "dtype", "sha256"}
@@ -15,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import os
 import sys
 import types
 from abc import ABC, abstractmethod
@@ -33,6 +35,7 @@ __all__ = [
     "describe",
     "describe_array",
     "described_fields",
+    "newer_at_default",
     "reference",
 ]
 
@@ -67,6 +70,8 @@ def describe(value: Any) -> Any:
         return value
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -97,12 +102,19 @@ def reference(value: Any) -> str | None:
 
 def described_fields(value: Any) -> list[str]:
     """Which parameters of a dataclass object a record names: all but new ones at their default."""
+    unsaid = newer_at_default(value)
     return [
+        field.name for field in dataclasses.fields(value) if field.init and field.name not in unsaid
+    ]
+
+
+def newer_at_default(value: Any) -> set[str]:
+    """The fields of a dataclass object that are newer than the first records, at their default."""
+    return {
         field.name
         for field in dataclasses.fields(value)
-        if field.init
-        and not (NEWER in field.metadata and getattr(value, field.name) == field.default)
-    ]
+        if NEWER in field.metadata and getattr(value, field.name) == field.default
+    }
 
 
 def describe_array(given: Any) -> dict[str, Any]:

@@ -81,9 +81,7 @@ def run(
         # Built before anything is written: only the data can tell that some settings cannot work.
         simulation = build_simulation(experiment, seed)
         start = _restore(writer.checkpoint, simulation, out) if writer.checkpoint else None
-        writer.begin()
-        if names := client_names_of(experiment):
-            write_client_names(out, names)
+        _begin(writer, experiment)
         session.start(_started(writer, root))
         for record, state in simulation.run(rounds, start):
             writer.append(dataclasses.asdict(record))
@@ -93,6 +91,13 @@ def run(
             if on_round is not None:
                 on_round(record)
         session.end()
+
+
+def _begin(writer: RunWriter, experiment: Experiment) -> None:
+    """Begin the record, and say in its folder what the clients are called."""
+    writer.begin()
+    if names := client_names_of(experiment):
+        write_client_names(writer.folder, names)
 
 
 def _started(writer: RunWriter, root: Path | None) -> StartedRun:
@@ -293,7 +298,7 @@ def _in_parts(job: Job) -> Errand:
             part = yield partial(_run_part, experiment, seed, out, state, seconds)
             if not begun:  # not before: only the data can tell that some settings cannot work
                 begun = True
-                writer.begin()
+                _begin(writer, experiment)
                 session.start(_started(writer, job.root))
             for record in part.records:
                 writer.append(dataclasses.asdict(record))

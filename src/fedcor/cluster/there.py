@@ -17,7 +17,7 @@ from fedcor.errors import ConfigError, FedcorError, RecordError
 __all__ = ["DONE", "FAILED", "REFUSED", "answer", "entry", "pack"]
 
 DONE, FAILED, REFUSED = "done", "failed", "refused"
-_COMPARED = ("fedcor", "numpy", "torch")
+_COMPARED = ("fedcor", "numpy", "torch", "numba")  # all that computes; one may be missing on both
 # A worker of Dask may have several threads, but a run sets what a whole process shares.
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -69,7 +69,10 @@ def entry() -> Callable[[bytes], tuple[str, Any]]:
 
 def _version(name: str) -> str:
     """Without what tells builds apart: a laptop may have no accelerator."""
-    return metadata.version(name).partition("+")[0]
+    try:
+        return metadata.version(name).partition("+")[0]
+    except metadata.PackageNotFoundError:
+        return "missing"
 
 
 def answer(folder: str, payload: bytes) -> tuple[str, Any]:

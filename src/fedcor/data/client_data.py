@@ -6,14 +6,22 @@ data of the clients that train, and of those that are asked for a loss.
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import numpy as np
 
 from fedcor.data.datasets import Dataset, Samples
-from fedcor.data.own_samples import as_samples, check_same_shapes, count_of, to_array
+from fedcor.data.own_samples import (
+    are_pixels,
+    as_samples,
+    check_same_shapes,
+    count_of,
+    to_array,
+)
 from fedcor.describe import Described, describe, describe_array
 from fedcor.errors import ConfigError, DataError
 from fedcor.types import Array, IntArray
@@ -26,6 +34,10 @@ __all__ = [
     "describe_clients",
     "is_client_data",
 ]
+
+# Characters of a description in a record. Of a longer one, as of a list of files, it has a digest.
+_LONGEST = 10_000
+_ABSENT: Any = object()
 
 
 class ClientData(Protocol):
@@ -41,8 +53,10 @@ class ClientData(Protocol):
     `names`
         N texts, the clients' own ids, which records show.
 
-    `load` must return the same each time: a run that is resumed loads it again. A dataclass is
-    described in records by its parameters; so is an object with `describe()`, by what that returns.
+    `load` must return the same each time: a run that is resumed loads it again. A record says which
+    clients there were, and a run is resumed only with the same. A dataclass is described by its
+    parameters, and any other object by its attributes. One whose attributes change, as those of a
+    cache do, needs a method `describe()`; what it returns is recorded instead.
 
     Example:
         >>> class Noise:
@@ -71,7 +85,7 @@ def is_client_data(given: Any) -> bool:
     return (
         not isinstance(given, type)
         and callable(getattr(given, "load", None))
-        and hasattr(given, "sizes")
+        and _attribute(given, "sizes", _ABSENT) is not _ABSENT
     )
 
 
@@ -86,14 +100,14 @@ def as_client_data(
         name: What the data is called in records.
 
     Raises:
-        DataError: The sizes, the names or the test data cannot be used.
+        DataError: The sizes, the names, the classes or the test data cannot be used.
     """
-    sizes = np.asarray(to_array("sizes", given.sizes))
+    sizes = np.asarray(to_array("sizes", _attribute(given, "sizes", None)))
     if sizes.ndim != 1 or not len(sizes) or sizes.dtype.kind not in "iu" or sizes.min() < 1:
         raise DataError(
             "sizes must be one whole number per client, at least 1: how many samples it has"
         )
-    test = getattr(given, "test_data", None) if test_data is None else test_data
+    test = _attribute(given, "test_data", None) if test_data is None else test_data
     if not isinstance(test, tuple | list) or len(test) != 2:
         raise DataError(
             "there is no test data: give test_data=(x_test, y_test), or the attribute test_data"
@@ -103,24 +117,60 @@ def as_client_data(
         raise DataError(f"x_test has {count_of(x)} samples, but y_test has {len(y)}")
     classes = None
     if y.dtype.kind == "i":
-        classes = int(getattr(given, "classes", None) or y.max() + 1)
+        classes = _classes(given, y)
         _check_labels("y_test", y, classes)
-    names = tuple(str(one) for one in getattr(given, "names", ()))
-    if names and (len(names) != len(sizes) or len(set(names)) < len(names)):
-        raise DataError(f"names must be {len(sizes)} different texts, one per client")
+    names = _names(given, len(sizes))
     empty = {k: a[:0] for k, a in x.items()} if isinstance(x, dict) else cast(Array, x)[:0]
-    return Dataset(name, empty, y[:0], x, y, classes, client_names=names), given
+    scaled = are_pixels(test[0])
+    return Dataset(name, empty, y[:0], x, y, classes, client_names=names, scaled=scaled), given
+
+
+def _attribute(given: ClientData, name: str, default: Any) -> Any:
+    try:
+        return getattr(given, name, default)
+    except DataError:
+        raise
+    except Exception as error:  # a user's own property may fail in any way
+        cause = f"{type(error).__name__}: {error}"
+        raise DataError(f"{name} of the clients could not be read: {cause}") from error
+
+
+def _classes(given: ClientData, labels: Array) -> int:
+    """K; one more than the largest label where the clients do not say it."""
+    classes = _attribute(given, "classes", None)
+    if classes is None:
+        return int(labels.max()) + 1
+    if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 1:
+        raise DataError(f"classes must be a whole number, at least 1, but is {classes!r}")
+    return int(classes)
+
+
+def _names(given: ClientData, count: int) -> tuple[str, ...]:
+    """What the clients are called; () where they do not say it."""
+    found = _attribute(given, "names", None)
+    if found is None:
+        return ()
+    names = tuple(map(str, found)) if isinstance(found, Iterable) else None
+    if names is None or (names and not len(names) == len(set(names)) == count):
+        raise DataError(f"names must be {count} different texts, one per client")
+    return names
 
 
 def check_loaded(
     data: Dataset, client: int, size: int, loaded: tuple[Any, Any]
 ) -> tuple[Samples, Array]:
-    """What `load` gave, in the types of the test data. Raises DataError if it does not fit."""
+    """What `load` gave, of the types of the test data. Raises DataError if it does not fit."""
     try:
         if not isinstance(loaded, tuple | list) or len(loaded) != 2:
             raise DataError(f"load returned a {type(loaded).__name__}, not (x, y)")
         x, y = as_samples("x", loaded[0]), _targets("y", loaded[1])
         check_same_shapes(x, data.test_x)
+        _check_types(x, data.test_x)
+        if are_pixels(loaded[0]) != data.scaled:
+            raise DataError(
+                "only one of x and x_test is of type uint8, which is scaled to 0-1: give both in "
+                "one type"
+            )
         if count_of(x) != size or len(y) != size:
             raise DataError(
                 f"load gave {count_of(x)} samples and {len(y)} labels, but sizes says {size}"
@@ -144,6 +194,16 @@ def _targets(key: str, given: Any) -> Array:
     if not np.isfinite(array).all():
         raise DataError(f"{key} has values that are missing (NaN) or not finite")
     return array.astype(np.float32)
+
+
+def _check_types(x: Samples, test: Samples) -> None:
+    one, other = (dict(s) if isinstance(s, Mapping) else {"x": s} for s in (x, test))
+    for name, array in one.items():
+        if array.dtype != other[name].dtype:
+            raise DataError(
+                f"{name} is of type {array.dtype}, but {other[name].dtype} in x_test: give both in "
+                "one type"
+            )
 
 
 def _check_labels(key: str, labels: Array, classes: int) -> None:
@@ -171,10 +231,18 @@ class PerClient(Described):
 
 
 def describe_clients(given: ClientData) -> dict[str, Any]:
-    """What a record says of them: parameters if they are known, and the digest of the sizes."""
+    """What a record says of them: what tells them from others, and the digest of the sizes."""
     own = getattr(given, "describe", None)
-    if callable(own) or dataclasses.is_dataclass(given):
-        made = own() if callable(own) else describe(given)
-    else:
-        made = describe(type(given))
+    try:
+        made = describe(own() if callable(own) else given)
+        text = json.dumps(made, sort_keys=True, default=repr)
+    except Exception as error:  # a user's own method may fail; attributes may go round in a circle
+        cause = f"{type(error).__name__}: {error}"
+        raise DataError(
+            f"the clients cannot be described in a record: {cause}; their method describe() must "
+            "return what tells them from others, as numbers and texts"
+        ) from error
+    if len(text) > _LONGEST:
+        kind = f"{type(given).__module__}:{type(given).__qualname__}"
+        made = {"class": kind, "sha256": hashlib.sha256(text.encode()).hexdigest()}
     return {"clients": made, "sizes": describe_array(given.sizes)}

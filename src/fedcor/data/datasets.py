@@ -47,6 +47,8 @@ class Dataset:
         classes: Number of different labels; None in regression.
         label_names: What the labels 0, 1, ... are called, where they were given as something else.
         client_names: What the clients 0, 1, ... are called, where the data says so.
+        scaled: Whether the test samples were given as uint8, and scaled to 0-1. It is known where
+            the training data is loaded later, which must then be given as uint8 too.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Dataset:
     classes: int | None
     label_names: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()
+    scaled: bool = False
 
     @property
     def shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:

@@ -18,7 +18,15 @@ from fedcor.data.datasets import Samples
 from fedcor.errors import DataError
 from fedcor.types import Array
 
-__all__ = ["all_finite", "as_samples", "check_same_shapes", "count_of", "is_tensor", "to_array"]
+__all__ = [
+    "all_finite",
+    "are_pixels",
+    "as_samples",
+    "check_same_shapes",
+    "count_of",
+    "is_tensor",
+    "to_array",
+]
 
 
 def is_tensor(given: object) -> bool:
@@ -80,6 +88,11 @@ def as_samples(key: str, given: Any, keep_integers: bool | None = None) -> Sampl
         return arrays
     keep = is_tensor(given) if keep_integers is None else keep_integers
     return _checked(key, given, keep, True)
+
+
+def are_pixels(given: Any) -> bool:
+    """Whether `as_samples` scales them to 0-1: a single array of uint8."""
+    return not isinstance(given, Mapping) and to_array("x", given).dtype == np.uint8
 
 
 def _checked(key: str, given: Any, keep_integers: bool, pixels: bool) -> Array:

@@ -14,6 +14,7 @@ common. Here it is their common part that a federation can learn.
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,6 +26,7 @@ from numpy.lib import format as npy
 
 from fedcor.checks import check_at_least, check_between, expand_home
 from fedcor.config import plain_keywords
+from fedcor.describe import Described, reference
 from fedcor.errors import DataError
 from fedcor.rng import stream
 from fedcor.types import Array, FloatArray, IntArray
@@ -120,11 +122,11 @@ class SyntheticPopulation:
 
 @plain_keywords
 @dataclass(frozen=True)
-class FolderPopulation:
+class FolderPopulation(Described):
     """Clients in a folder: one file `<id>.npz` each, with the arrays `x` and `y`, and `test.npz`.
 
-    A client is called as its file. The files' heads are read once, for the sizes; a file is read
-    when its client is needed.
+    A client is called as its file. The files' heads are read once, for the sizes and checksums; a
+    file is read when its client is needed.
 
     Args:
         folder: Where the files are.
@@ -135,13 +137,20 @@ class FolderPopulation:
 
     folder: str
     _found: dict[str, int] = field(init=False, repr=False, compare=False)
+    _checksum: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", str(self.folder))  # a Path is welcome
         folder = expand_home("folder", self.folder)
         paths = sorted(path for path in folder.glob("*.npz") if path.stem != _TEST_FILE)
         if not paths:
             raise DataError(f"{folder}: there is no file <id>.npz of a client")
-        object.__setattr__(self, "_found", {path.stem: _count(path) for path in paths})
+        found, digest = {}, hashlib.sha256()
+        for path in paths:
+            found[path.stem], content = _head(path)
+            digest.update(repr((path.stem, content)).encode())
+        object.__setattr__(self, "_found", found)
+        object.__setattr__(self, "_checksum", digest.hexdigest())
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -162,6 +171,11 @@ class FolderPopulation:
         """The arrays of a client's file."""
         return _read(self._path(self.names[client]))
 
+    def describe(self) -> dict[str, Any]:
+        """The folder, and a checksum of the clients' files: their names, sizes and contents."""
+        made_by = reference(FolderPopulation)
+        return {"class": made_by, "folder": self.folder, "checksum": self._checksum}
+
     def _path(self, name: str) -> Path:
         return expand_home("folder", self.folder) / f"{name}.npz"
 
@@ -170,18 +184,23 @@ def _read(path: Path) -> tuple[Array, Array]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return arrays["x"], arrays["y"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: has no arrays x and y that can be read: {error}") from None
+    except Exception as error:  # a damaged file gives errors of zlib, zipfile, NumPy and others
+        cause = f"{type(error).__name__}: {error}"
+        raise DataError(f"{path}: has no arrays x and y that can be read: {cause}") from None
 
 
-def _count(path: Path) -> int:
-    """The length of the array `y`, from the head of its file."""
+def _head(path: Path) -> tuple[int, list[tuple[str, int, int]]]:
+    """The length of the array `y`, from the head of its file; and of each array in the archive, its
+    name, its bytes and the checksum that the archive has of them.
+    """
     try:
         with zipfile.ZipFile(path) as archive, archive.open("y.npy") as file:
             read: Any = npy.read_array_header_1_0
             if npy.read_magic(file)[0] != 1:
                 read = npy.read_array_header_2_0
             shape = read(file)[0]
-            return int(shape[0])
-    except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: has no array y that can be read: {error}") from None
+            content = [(one.filename, one.file_size, one.CRC) for one in archive.infolist()]
+            return int(shape[0]), content
+    except Exception as error:  # as in _read
+        cause = f"{type(error).__name__}: {error}"
+        raise DataError(f"{path}: has no array y that can be read: {cause}") from None

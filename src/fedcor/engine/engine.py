@@ -129,8 +129,10 @@ class Engine:
         self.population = Population(self.store.sizes)
         self._test_x = self._placed(as_batch(data.test_x))
         self._test_y = as_tensor(data.test_y).to(self.device)
+        # Samples that are loaded later are of the type of the test data, as is the empty train_x.
+        samples = as_batch(data.train_x)
         self._trainer = trainer_for(
-            self.module, self.vector, self.store.largest, self._test_x, self.task
+            self.module, self.vector, self.store.largest, samples, self.task
         )
         large = self._convolutional or not isinstance(self._test_x, Tensor)
         self._rows_at_once = _LARGE_ROWS if large else _DENSE_ROWS

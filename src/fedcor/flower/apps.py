@@ -18,7 +18,7 @@ from fedcor import types
 from fedcor.aggregation import init_optimiser
 from fedcor.build import build_simulation, experiment_header, use_one_thread
 from fedcor.errors import ConfigError, FedcorError
-from fedcor.experiments import Experiment
+from fedcor.experiments import Experiment, OwnClients
 from fedcor.flower.client import answers_probes
 from fedcor.flower.delivery import Delivered
 from fedcor.flower.local_training import RATE, STEPS
@@ -60,16 +60,22 @@ def _simulation(experiment: _Held, seed: int) -> Simulation:
 
 
 class _Held:
-    """An experiment as a key of a cache: two with the same settings are the same."""
+    """An experiment as a key of a cache: two with the same settings and data are the same.
+
+    Clients that load their data are those of the same object, whatever they say of themselves. The
+    object lives as long as this one, so no other has its id. In a worker, this is a copy that was
+    sent with a message; it keeps the id of the original.
+    """
 
     def __init__(self, value: Experiment) -> None:
-        self.value, self._text = value, repr(value.describe())
+        clients = value.data.clients if isinstance(value.data, OwnClients) else None
+        self.value, self._key = value, (repr(value.describe()), id(clients))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held) and self._text == other._text
+        return isinstance(other, _Held) and self._key == other._key
 
     def __hash__(self) -> int:
-        return hash(self._text)
+        return hash(self._key)
 
 
 def server_app(

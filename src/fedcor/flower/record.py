@@ -13,7 +13,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
 from fedcor.aggregation import state_bytes
-from fedcor.describe import describe, described_fields
+from fedcor.describe import describe, newer_at_default
 from fedcor.errors import RecordError
 from fedcor.flower.checkpoint import Checkpoint, StrategyMemory
 from fedcor.flower.judged import known_rate
@@ -41,7 +41,8 @@ __all__ = ["Recorder", "describe_run"]
 def describe_run(settings: RoundSettings, num_rounds: int) -> dict[str, Any]:
     """The header of the record: what a later start with the same folder must agree with."""
     parameters = dataclasses.asdict(settings.selector)  # type: ignore[call-overload]
-    described = {name: parameters[name] for name in described_fields(settings.selector)}
+    unsaid = newer_at_default(settings.selector)
+    described = {name: value for name, value in parameters.items() if name not in unsaid}
     selector = selector_name(settings.selector)
     aggregating = optimiser_strategy_in(settings.strategy)
     config = {

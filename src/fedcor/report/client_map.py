@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedcor.selectors.table import table_blocks
 from fedcor.types import Array, FloatArray
 
 __all__ = ["ClientMap", "client_map", "principal_components"]
@@ -47,10 +48,9 @@ def client_map(checkpoint: Mapping[str, Array]) -> ClientMap | None:
         checkpoint: named arrays, as `read_checkpoint` gives them; may be empty
     """
     for name, what in _SOURCES.items():
-        rows = checkpoint.get(name)
-        if rows is None or rows.ndim != 2 or rows.dtype.kind != "f":
+        wide = _table(checkpoint, name)
+        if wide is None:
             continue
-        wide = rows.astype(np.float64)
         lengths = np.linalg.norm(wide, axis=1)
         seen = np.flatnonzero(np.isfinite(lengths) & (lengths > 0))
         if len(seen) < 3:
@@ -59,6 +59,16 @@ def client_map(checkpoint: Mapping[str, Array]) -> ClientMap | None:
         done = int(checkpoint["round"]) if "round" in checkpoint else 0
         return ClientMap(what, tuple(seen.tolist()), points, explained, done)
     return None
+
+
+def _table(checkpoint: Mapping[str, Array], name: str) -> FloatArray | None:
+    """(N, d) a table of the selector, which is in blocks where there are many clients."""
+    blocks = [checkpoint[name]] if name in checkpoint else table_blocks(checkpoint, name)
+    if any(block.ndim != 2 or block.dtype.kind != "f" for block in blocks):
+        return None
+    if len({block.shape[1] for block in blocks}) != 1:  # there is none, or it is damaged
+        return None
+    return np.concatenate(blocks, dtype=np.float64)
 
 
 def principal_components(rows: FloatArray) -> tuple[FloatArray, tuple[float, float]]:
