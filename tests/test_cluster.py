@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 import socket
+import sys
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from fedcor.cluster.address import check_answer, find_address
 from fedcor.cluster.base import LostError
 from fedcor.cluster.errands import map_on
 from fedcor.errors import ConfigError, FedcorError, WorkerDiedError
+from fedcor.plugins import load_object
 from fedcor.processes import count_processes
 from fedcor.reproduce import measuring
 from fedcor.reproduce.plan import Plan
@@ -136,6 +139,22 @@ def test_other_versions_on_a_worker_are_refused(monkeypatch):
     status, said = enter(b"")
     assert status == "refused"
     assert "fedcor is 0.0.1 there" in said
+
+
+def test_a_worker_takes_up_edits_of_a_users_module(tmp_path, monkeypatch):
+    call = there.pack(partial(load_object, "edited_module:VALUE", "selector"))
+    for folder, value in (("a", 1), ("a", 22), ("b", 333)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "edited_module.py").write_text(f"import fedcor\nVALUE = {value}\n")
+        monkeypatch.chdir(tmp_path / folder)
+        assert there.entry()(call) == ("done", value)
+    assert "edited_module" not in sys.modules
+
+
+def test_a_worker_keeps_modules_that_are_installed(tmp_path):
+    for file in (json.__file__, np.__file__, there.__file__, None):
+        assert there._is_installed(file)
+    assert not there._is_installed(str(tmp_path / "mine.py"))
 
 
 @pytest.mark.parametrize(
