@@ -6,12 +6,14 @@ import json
 import shlex
 import socket
 import sys
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from distributed.client import ClosedClientError
 
 import fedcor
 from fedcor import processes, runner
@@ -20,6 +22,7 @@ from fedcor.cluster import there
 from fedcor.cluster.address import check_answer, find_address
 from fedcor.cluster.base import LostError
 from fedcor.cluster.errands import map_on
+from fedcor.cluster.over_dask import DaskCluster
 from fedcor.errors import ConfigError, FedcorError, WorkerDiedError
 from fedcor.plugins import load_object
 from fedcor.processes import count_processes
@@ -155,6 +158,38 @@ def test_a_worker_keeps_modules_that_are_installed(tmp_path):
     for file in (json.__file__, np.__file__, there.__file__, None):
         assert there._is_installed(file)
     assert not there._is_installed(str(tmp_path / "mine.py"))
+
+
+class DeadDask:
+    """A client of Dask whose scheduler is gone."""
+
+    status = "closed"
+
+    def _refuse(self, *args, **options):
+        raise ClosedClientError("Client is closed.")
+
+    submit = cancel = nthreads = _refuse
+
+
+class DeadFuture:
+    def result(self):
+        raise CancelledError("gone")
+
+
+def test_a_dask_scheduler_that_is_gone_ends_with_one_message(monkeypatch):
+    monkeypatch.setattr("distributed.Client.current", DeadDask)
+    cluster = DaskCluster(None)
+    for call in (
+        cluster.slots,
+        partial(cluster.submit, b""),
+        partial(cluster.cancel, []),
+        partial(cluster.result, DeadFuture()),
+    ):
+        with pytest.raises(FedcorError, match="connection to Dask's scheduler was lost"):
+            call()
+    monkeypatch.setattr(DeadDask, "status", "running")  # only a worker is gone
+    with pytest.raises(LostError):
+        cluster.result(DeadFuture())
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ class DaskCluster:
         else:
             check_answer("dask", address)
             # It reports each lost connection at length; what matters is said by us.
-            logging.getLogger("distributed").setLevel(logging.CRITICAL)
+            for name in ("distributed", "distributed.client", "distributed.comm"):
+                logging.getLogger(name).setLevel(logging.CRITICAL)
             try:
                 self._client = self._dask.Client(
                     address, timeout=CONNECT_WITHIN, set_as_default=False
@@ -50,24 +51,27 @@ class DaskCluster:
                     f"no Dask scheduler can be used at {address}: {one_line(str(error), 500)}"
                 ) from error
         self._function, self._news = entry(), threading.Event()
+        # What a closed client raises: a RuntimeError, or in newer versions one of its own.
+        own = getattr(self._dask.client, "ClosedClientError", RuntimeError)
+        self._closed: tuple[type[Exception], ...] = (RuntimeError, own)
 
     def slots(self) -> int:
         """As many as there are workers: a run sets what the threads of a process share."""
         try:
             return len(self._client.nthreads())
-        except OSError as error:
-            raise FedcorError(
-                "the connection to Dask's scheduler was lost; what was recorded is kept, and can "
-                "be resumed"
-            ) from error
+        except (OSError, *self._closed) as error:
+            raise _disconnected() from error
 
     def submit(self, payload: bytes) -> Any:
         """Make a future."""
-        with warnings.catch_warnings():
-            # That the payload is large: the scheduler keeps it, for when a worker is lost.
-            warnings.simplefilter("ignore")
-            call = self._client.submit(self._function, payload, pure=False)
-        call.add_done_callback(self._tell)
+        try:
+            with warnings.catch_warnings():
+                # That the payload is large: the scheduler keeps it, for when a worker is lost.
+                warnings.simplefilter("ignore")
+                call = self._client.submit(self._function, payload, pure=False)
+            call.add_done_callback(self._tell)
+        except (OSError, *self._closed) as error:
+            raise _disconnected() from error
         return call
 
     def _tell(self, call: Any) -> None:  # noqa: ARG002
@@ -89,6 +93,8 @@ class DaskCluster:
                 "recorded is kept, and can be resumed"
             ) from error
         except CancelledError as error:
+            if self._client.status != "running":
+                raise _disconnected() from error
             raise LostError(one_line(str(error), 300)) from error
         except Exception as error:
             raise FedcorError(f"Dask cannot make the call: {error}") from error
@@ -96,9 +102,18 @@ class DaskCluster:
 
     def cancel(self, calls: Sequence[Any]) -> None:
         """Cancel those that wait; a thread that runs cannot be ended, and its result is dropped."""
-        self._client.cancel(list(calls), force=True)
+        try:
+            self._client.cancel(list(calls), force=True)
+        except (OSError, *self._closed) as error:
+            raise _disconnected() from error
 
     def close(self) -> None:
         """Disconnect."""
         if self._own:
             self._client.close()
+
+
+def _disconnected() -> FedcorError:
+    return FedcorError(
+        "the connection to Dask's scheduler was lost; what was recorded is kept, and can be resumed"
+    )
