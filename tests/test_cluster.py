@@ -21,7 +21,7 @@ from fedcor.cli import main
 from fedcor.cluster import there
 from fedcor.cluster.address import check_answer, find_address
 from fedcor.cluster.base import LostError
-from fedcor.cluster.errands import map_on
+from fedcor.cluster.errands import map_on, run_errands
 from fedcor.cluster.over_dask import DaskCluster
 from fedcor.errors import ConfigError, FedcorError, WorkerDiedError
 from fedcor.plugins import load_object
@@ -158,6 +158,28 @@ def test_a_worker_keeps_modules_that_are_installed(tmp_path):
     for file in (json.__file__, np.__file__, there.__file__, None):
         assert there._is_installed(file)
     assert not there._is_installed(str(tmp_path / "mine.py"))
+
+
+def test_every_errand_is_closed_whatever_fails():
+    closed = []
+
+    def errand(number):
+        try:
+            yield partial(abs, number)
+        finally:
+            closed.append(number)
+            raise KeyError(number)
+
+    class Ends(MadeUp):
+        def submit(self, payload):
+            if self.calls == 3:
+                raise FedcorError("the cluster is gone")
+            return super().submit(payload)
+
+    cluster = Ends(losses={1})
+    with pytest.raises(KeyError, match="1"):  # the first of those that were left
+        list(run_errands(cluster, ((i, errand(i)) for i in range(3)), 3))
+    assert sorted(closed) == [0, 1, 2]
 
 
 class DeadDask:

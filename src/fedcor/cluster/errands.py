@@ -80,8 +80,19 @@ def run_errands(
     finally:
         with suppress(Exception):  # of a cluster that is gone
             cluster.cancel(list(underway))
-        for one_left in underway.values():
-            one_left.errand.close()
+        _close_all([one.errand for one in underway.values()])
+
+
+def _close_all(errands: Iterable[Errand]) -> None:
+    """Close all errands, whichever fails; then raise the first error."""
+    errors: list[BaseException] = []
+    for errand in errands:
+        try:
+            errand.close()
+        except BaseException as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _send(
@@ -124,7 +135,11 @@ def _send_again(
             "was recorded is kept, and can be resumed"
         ) from error
     LOG.warning("a worker was lost; another takes up what it did")
-    call = cluster.submit(lost.payload)
+    try:
+        call = cluster.submit(lost.payload)
+    except BaseException:
+        lost.errand.close()
+        raise
     underway[call] = _Underway(lost.item, lost.errand, lost.payload, losses)
 
 
