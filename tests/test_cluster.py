@@ -6,7 +6,7 @@ import json
 import shlex
 import socket
 import sys
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -223,6 +223,7 @@ def test_a_dask_scheduler_that_is_gone_ends_with_one_message(monkeypatch):
         ("dask", "ray://a:1"),
         ("dask", "auto"),
         ("dask", ""),
+        ("dask", "a:\u0661"),
     ],
 )
 def test_what_is_no_address_is_refused(backend, address, tmp_path, capsys):
@@ -238,6 +239,36 @@ def test_the_environment_may_say_the_address(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "[::1]:6379")
     assert find_address("ray", None) == "[::1]:6379"
     assert find_address("ray", "auto") == "auto"
+
+
+def test_a_wrong_address_is_named_by_where_it_was_said(monkeypatch, capsys):
+    monkeypatch.setenv("RAY_ADDRESS", "foo")
+    assert main(["compare", "digits", "--backend", "ray"]) == 2
+    said = capsys.readouterr().err
+    assert "RAY_ADDRESS = 'foo'" in said
+    assert "--address" not in said
+    for backend in ("ray", "dask"):
+        with pytest.raises(ConfigError, match="address = 8786: must be a host and a port"):
+            fedcor.compare("digits", ["random"], backend=backend, address=8786)
+
+
+def test_a_name_that_no_host_can_have_is_refused():
+    with pytest.raises(FedcorError, match=r"no cluster answers at a\.\.b:99"):
+        check_answer("dask", "a..b:99")
+
+
+def test_encryption_of_ray_is_none_of_dask(monkeypatch):
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+
+    def answer(server):
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 200")
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as threads:
+        threads.submit(answer, server)
+        with pytest.raises(FedcorError, match="is no cluster of dask"):
+            check_answer("dask", f"127.0.0.1:{server.getsockname()[1]}")
 
 
 @pytest.mark.parametrize("backend", ["ray", "dask"])
