@@ -6,6 +6,7 @@ import json
 import shlex
 import socket
 import sys
+import weakref
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -212,6 +213,21 @@ def test_a_dask_scheduler_that_is_gone_ends_with_one_message(monkeypatch):
     monkeypatch.setattr(DeadDask, "status", "running")  # only a worker is gone
     with pytest.raises(LostError):
         cluster.result(DeadFuture())
+
+
+def test_a_client_of_dask_that_cannot_connect_is_not_kept(monkeypatch):
+    kept = weakref.WeakSet()
+
+    class Refused:
+        def __init__(self, *args, **options):
+            kept.add(self)
+            raise RuntimeError("this is a worker")
+
+    monkeypatch.setattr("distributed.Client", Refused)
+    monkeypatch.setattr("fedcor.cluster.over_dask.check_answer", lambda *_: None)
+    with pytest.raises(FedcorError, match="this is a worker; is this the address of the sched"):
+        DaskCluster("a:1")
+    assert not kept
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import warnings
@@ -42,18 +43,25 @@ class DaskCluster:
             # It reports each lost connection at length; what matters is said by us.
             for name in ("distributed", "distributed.client", "distributed.comm"):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
-            try:
-                self._client = self._dask.Client(
-                    address, timeout=CONNECT_WITHIN, set_as_default=False
-                )
-            except (OSError, ValueError, TypeError, ImportError) as error:
-                raise FedcorError(
-                    f"no Dask scheduler can be used at {address}: {one_line(str(error), 500)}"
-                ) from error
+            self._client = self._connect(address)
         self._function, self._news = entry(), threading.Event()
         # What a closed client raises: a RuntimeError, or in newer versions one of its own.
         own = getattr(self._dask.client, "ClosedClientError", RuntimeError)
         self._closed: tuple[type[Exception], ...] = (RuntimeError, own)
+
+    def _connect(self, address: str) -> Any:
+        try:
+            return self._dask.Client(address, timeout=CONNECT_WITHIN, set_as_default=False)
+        except Exception as error:
+            why = one_line(str(error), 500)
+            error.__traceback__ = error.__cause__ = error.__context__ = None
+        # The client that failed closes itself when it is forgotten, at length: so do it now, and
+        # raise an error that does not hold it.
+        gc.collect()
+        raise FedcorError(
+            f"no Dask scheduler can be used at {address}: {why}; is this the address of the "
+            "scheduler?"
+        )
 
     def slots(self) -> int:
         """As many as there are workers: a run sets what the threads of a process share."""
