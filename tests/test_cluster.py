@@ -183,6 +183,27 @@ def test_every_errand_is_closed_whatever_fails():
     assert sorted(closed) == [0, 1, 2]
 
 
+class Empty(MadeUp):
+    """A cluster whose first worker comes after some questions, or with the first call."""
+
+    def __init__(self, questions):
+        super().__init__()
+        self.questions = questions
+
+    def slots(self):
+        self.questions -= 1
+        return int(self.questions < 0 or self.calls > 0)
+
+
+def test_a_cluster_without_workers_is_waited_for_and_then_refused(monkeypatch, caplog):
+    assert list(map_on(Empty(2), abs, [-1])) == [(-1, 1)]
+    assert caplog.messages == ["the cluster has no workers yet; waiting for one"]
+    monkeypatch.setattr("fedcor.cluster.errands.WAIT_FOR_WORKERS", 0.0)
+    with pytest.raises(FedcorError, match="no workers for 0 seconds: start some"):
+        list(map_on(Empty(99), abs, [-1]))
+    assert list(map_on(Empty(99), abs, [-1], 1)) == [(-1, 1)]  # an autoscaler sees the call
+
+
 class DeadDask:
     """A client of Dask whose scheduler is gone."""
 
