@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from fedcor.cli import main
 from fedcor.cluster import there
 from fedcor.cluster.address import check_answer, find_address
 from fedcor.cluster.base import LostError
+from fedcor.cluster.connect import connect
 from fedcor.cluster.errands import map_on, run_errands
 from fedcor.cluster.over_dask import DaskCluster
 from fedcor.errors import ConfigError, FedcorError, WorkerDiedError
@@ -181,6 +183,17 @@ def test_every_errand_is_closed_whatever_fails():
     with pytest.raises(KeyError, match="1"):  # the first of those that were left
         list(run_errands(cluster, ((i, errand(i)) for i in range(3)), 3))
     assert sorted(closed) == [0, 1, 2]
+
+
+def test_an_address_beside_a_connection_to_ray_is_refused(monkeypatch):
+    connected = SimpleNamespace(is_initialized=lambda: True, remote=lambda **_: lambda function: 0)
+    monkeypatch.setitem(sys.modules, "ray", connected)
+    monkeypatch.setattr("fedcor.cluster.address.find_spec", lambda name: name)
+    monkeypatch.setenv("RAY_ADDRESS", "a:1")
+    with connect("ray", None):
+        pass
+    with pytest.raises(ConfigError, match="connected to Ray already"), connect("ray", "a:1"):
+        pass
 
 
 class Empty(MadeUp):
