@@ -334,6 +334,23 @@ def test_jobs_on_a_cluster_are_as_many_as_it_runs():
     assert count_processes(-1, "dask") is None
     assert count_processes(3, "ray") == 3
     assert count_processes(None) == 1
+    with pytest.raises(ConfigError, match="jobs = -2: must be at least 1, or -1"):
+        count_processes(-2, "dask")
+
+
+@pytest.mark.parametrize("command", ["compare digits --dry-run", "reproduce toy", "demo"])
+def test_the_command_line_takes_no_number_of_jobs_below_one(command, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([*command.split(), "--jobs", "0"])
+    assert "argument --jobs: '0': must be at least 1" in capsys.readouterr().err
+
+
+def test_a_plan_refuses_numbers_of_jobs_that_cannot_be():
+    for jobs, backend in ((0, "loky"), (0, "ray"), (-2, "ray")):
+        with pytest.raises(ConfigError, match=f"jobs = {jobs}"):
+            Plan(Path("x"), nullcontext, jobs=jobs, backend=backend)
+    assert Plan(Path("x"), nullcontext, jobs=-1, backend="ray").processes is None
+    assert Plan(Path("x"), nullcontext, jobs=-1).processes == count_processes(-1)
 
 
 def test_the_lines_of_a_dry_run_give_the_records_of_the_comparison(small_data, tmp_path, capsys):

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedcor.cli.arguments import parse_count, parse_folder, parse_names, parse_seeds
+from fedcor.cli.arguments import parse_count, parse_folder, parse_jobs, parse_names, parse_seeds
 from fedcor.cli.commands import (
     PAPER_SELECTORS,
     compare,
@@ -199,7 +199,7 @@ def _add_jobs(
 ) -> None:
     parser.add_argument(
         "--jobs",
-        type=parse_count,
+        type=parse_jobs,
         default=default,
         help=f"number of processes, one thread each (default: {default_name})",
     )
