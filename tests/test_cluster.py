@@ -369,6 +369,20 @@ def test_the_lines_of_a_dry_run_give_the_records_of_the_comparison(small_data, t
     assert compare(small_data, out, *more, "--resume") == 0  # they are its own runs
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_unknown_backend_is_refused_with_the_choices(jobs):
+    with pytest.raises(ConfigError, match=r'must be one of .*loky.*dask \(did you mean "dask"'):
+        fedcor.compare("digits", ["random"], backend="Dask", jobs=jobs)
+    with pytest.raises(ConfigError, match="backend = 'nope': must be one of"):
+        fedcor.compare("digits", ["random"], backend="nope", jobs=jobs)
+    with pytest.raises(ConfigError, match="backend = 'nope': must be one of"):
+        list(processes.map_each(abs, [1, 2], jobs, "nope"))
+
+
+def test_nothing_to_do_needs_no_connection():
+    assert list(processes.map_each(abs, [], None, "ray", "127.0.0.1:1")) == []
+
+
 @pytest.mark.parametrize("flag", ["--plot", "--html"])
 def test_a_dry_run_refuses_what_needs_results(flag, tmp_path, capsys):
     assert main(["compare", "digits", "--dry-run", flag]) == 2
