@@ -32,6 +32,8 @@ from fedcor.processes import count_processes
 from fedcor.reproduce import measuring
 from fedcor.reproduce.plan import Plan
 
+PRESET = Path(fedcor.__file__).parent / "presets" / "digits.toml"
+
 
 class MadeUp:
     """A cluster in this process; `losses` are the numbers of the calls whose worker is lost."""
@@ -377,6 +379,30 @@ def test_an_unknown_backend_is_refused_with_the_choices(jobs):
         fedcor.compare("digits", ["random"], backend="nope", jobs=jobs)
     with pytest.raises(ConfigError, match="backend = 'nope': must be one of"):
         list(processes.map_each(abs, [1, 2], jobs, "nope"))
+
+
+def test_the_lines_of_a_dry_run_may_hold_dashes(small_data, capsys):
+    Path("-mine.toml").write_text(PRESET.read_text())
+    given = f"--selectors=random --seeds=1 --rounds=1 {small_data} --out=-x --dry-run -- -mine.toml"
+    assert main(["compare", *given.split()]) == 0
+    program, *words = shlex.split(capsys.readouterr().out)
+    assert main(words) == 0
+    assert Path("-x/random/seed-1/rounds.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("tracker", "variable", "elsewhere"),
+    [("mlflow", "MLFLOW_TRACKING_URI", "http://a:1"), ("wandb", "WANDB_MODE", "online")],
+)
+def test_a_dry_run_does_not_scatter_stores(tracker, variable, elsewhere, monkeypatch, capsys):
+    monkeypatch.setattr("fedcor.cli.commands.check_callbacks", lambda given, folder: given)
+    command = ["compare", "digits", "--dry-run", "--seeds=1", "--track", tracker]
+    monkeypatch.delenv(variable, raising=False)
+    assert main(command) == 2
+    assert f"--track = '{tracker}': each line would make a store" in capsys.readouterr().err
+    monkeypatch.setenv(variable, elsewhere)
+    assert main(command) == 0
+    assert capsys.readouterr().out.count(f"--track {tracker}") == 4
 
 
 def test_nothing_to_do_needs_no_connection():
