@@ -106,7 +106,8 @@ def test_an_end_halfway_can_be_resumed_here_or_there(small_data, made_up, tmp_pa
     away = ("--backend", "dask", "--address", "a:1")
     made_up.losses = set(range(10, 100))
     assert compare(small_data, tmp_path / "there", *away) == 2
-    assert "4 workers were lost one after the other" in capsys.readouterr().err
+    said = "4 workers were lost one after the other with the same part of a run"
+    assert said in capsys.readouterr().err
     assert made_up.cancelled
     assert 0 < len(lines(tmp_path / "there")["random/seed-1/rounds.jsonl"]) < 13
     made_up.losses, made_up.calls = set(), 0
@@ -385,7 +386,7 @@ def test_the_lines_of_a_dry_run_may_hold_dashes(small_data, capsys):
     Path("-mine.toml").write_text(PRESET.read_text())
     given = f"--selectors=random --seeds=1 --rounds=1 {small_data} --out=-x --dry-run -- -mine.toml"
     assert main(["compare", *given.split()]) == 0
-    program, *words = shlex.split(capsys.readouterr().out)
+    words = shlex.split(capsys.readouterr().out)[1:]
     assert main(words) == 0
     assert Path("-x/random/seed-1/rounds.jsonl").exists()
 
@@ -403,6 +404,21 @@ def test_a_dry_run_does_not_scatter_stores(tracker, variable, elsewhere, monkeyp
     monkeypatch.setenv(variable, elsewhere)
     assert main(command) == 0
     assert capsys.readouterr().out.count(f"--track {tracker}") == 4
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("compare", "(default: the environment variable RAY_ADDRESS or DASK_SCHEDULER_ADDRESS)"),
+        ("compare", "fedcor compare digits --backend dask --address 127.0.0.1:8786"),
+        ("run", "(default: the environment variable RAY_ADDRESS, else a Ray on this machine)"),
+        ("reproduce", "number of rounds (default: the experiment's own)"),
+    ],
+)
+def test_the_help_says_what_is_taken_where_nothing_is_given(command, said, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 def test_nothing_to_do_needs_no_connection():

@@ -60,7 +60,9 @@ def count_processes(jobs: int | None, backend: str = "loky") -> int | None:
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs == 0:
         raise ConfigError("jobs", jobs, "must be a number of processes, or -1 for all processors")
     if backend in CLUSTERS and jobs < 0:  # of how many processors, is not known
-        raise ConfigError("jobs", jobs, "must be at least 1, or -1 for all that the cluster can run")
+        raise ConfigError(
+            "jobs", jobs, "must be at least 1, or -1 for all that the cluster can run"
+        )
     return jobs if jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + jobs)
 
 

@@ -17,7 +17,10 @@ __all__ = ["check_dry_run", "print_runs"]
 
 
 # Trackers with one store for all runs -> a variable that names a store elsewhere, and its value.
-_STORES = {"mlflow": ("MLFLOW_TRACKING_URI", "the store's address"), "wandb": ("WANDB_MODE", "online")}
+_STORES = {
+    "mlflow": ("MLFLOW_TRACKING_URI", "the store's address"),
+    "wandb": ("WANDB_MODE", "online"),
+}
 
 
 def check_dry_run(options: argparse.Namespace) -> None:

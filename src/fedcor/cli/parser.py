@@ -119,7 +119,11 @@ def _add_run(actions: Any) -> None:
         default="simulator",
         help="flower: Flower's simulation, one virtual node per client (default: %(default)s)",
     )
-    _add_address(parser, "of a Ray cluster that runs, for --engine flower", "RAY_ADDRESS")
+    _add_address(
+        parser,
+        "of a Ray cluster that runs, for --engine flower",
+        "RAY_ADDRESS, else a Ray on this machine",
+    )
     parser.set_defaults(command=run)
 
 
@@ -217,7 +221,11 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_address(parser: argparse.ArgumentParser, whose: str, default: str) -> None:
-    parser.add_argument("--address", metavar="HOST:PORT", help=f"{whose} (default: {default})")
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help=f"{whose} (default: the environment variable {default})",
+    )
 
 
 def _add_reproduce(actions: Any) -> None:
@@ -238,7 +246,7 @@ def _add_reproduce(actions: Any) -> None:
     )
     _add_seeds(parser, 5)
     parser.add_argument(
-        "--rounds", type=parse_count, help="number of rounds (default: the paper's)"
+        "--rounds", type=parse_count, help="number of rounds (default: the experiment's own)"
     )
     parser.add_argument(
         "--selections",

@@ -150,8 +150,8 @@ def _send_again(
     if losses > MOST_LOSSES:
         lost.errand.close()
         raise WorkerDiedError(
-            f"{losses} workers were lost one after the other with the same call ({error}); what "
-            "was recorded is kept, and can be resumed"
+            f"{losses} workers were lost one after the other with the same part of a run "
+            f"({error}); what was recorded is kept, and can be resumed"
         ) from error
     LOG.warning("a worker was lost; another takes up what it did")
     try:

@@ -45,9 +45,9 @@ class DaskCluster:
                 logging.getLogger(name).setLevel(logging.CRITICAL)
             self._client = self._connect(address)
         self._function, self._news = entry(), threading.Event()
-        # What a closed client raises: a RuntimeError, or in newer versions one of its own.
-        own = getattr(self._dask.client, "ClosedClientError", RuntimeError)
-        self._closed: tuple[type[Exception], ...] = (RuntimeError, own)
+        # A closed client raises a RuntimeError, or in newer versions an error of its own.
+        closed = getattr(self._dask.client, "ClosedClientError", RuntimeError)
+        self._gone: tuple[type[Exception], ...] = (OSError, RuntimeError, closed)
 
     def _connect(self, address: str) -> Any:
         try:
@@ -67,7 +67,7 @@ class DaskCluster:
         """As many as there are workers: a run sets what the threads of a process share."""
         try:
             return len(self._client.nthreads())
-        except (OSError, *self._closed) as error:
+        except self._gone as error:
             raise _disconnected() from error
 
     def submit(self, payload: bytes) -> Any:
@@ -78,7 +78,7 @@ class DaskCluster:
                 warnings.simplefilter("ignore")
                 call = self._client.submit(self._function, payload, pure=False)
             call.add_done_callback(self._tell)
-        except (OSError, *self._closed) as error:
+        except self._gone as error:
             raise _disconnected() from error
         return call
 
@@ -97,22 +97,22 @@ class DaskCluster:
             result: tuple[str, Any] = call.result()
         except self._dask.KilledWorker as error:
             raise WorkerDiedError(
-                f"several workers died one after the other with the same call: {error}; what was "
-                "recorded is kept, and can be resumed"
+                "several workers died one after the other with the same part of a run: "
+                f"{error}; what was recorded is kept, and can be resumed"
             ) from error
         except CancelledError as error:
             if self._client.status != "running":
                 raise _disconnected() from error
             raise LostError(one_line(str(error), 300)) from error
         except Exception as error:
-            raise FedcorError(f"Dask cannot make the call: {error}") from error
+            raise FedcorError(f"Dask cannot compute a part of a run: {error}") from error
         return result
 
     def cancel(self, calls: Sequence[Any]) -> None:
         """Cancel those that wait; a thread that runs cannot be ended, and its result is dropped."""
         try:
             self._client.cancel(list(calls), force=True)
-        except (OSError, *self._closed) as error:
+        except self._gone as error:
             raise _disconnected() from error
 
     def close(self) -> None:

@@ -102,7 +102,7 @@ class RayCluster:
         try:
             result: tuple[str, Any] = self._ray.get(call)
         except (errors.RayTaskError, errors.TaskUnschedulableError) as error:
-            raise FedcorError(f"Ray cannot make the call: {error}") from error
+            raise FedcorError(f"Ray cannot compute a part of a run: {error}") from error
         except errors.RayError as error:
             raise LostError(one_line(str(error), 300)) from error
         return result
