@@ -6,11 +6,17 @@ import importlib.metadata
 import json
 import shlex
 import socket
+import sys
+import weakref
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from distributed.client import ClosedClientError
 
 import fedcor
 from fedcor import processes, runner
@@ -18,11 +24,16 @@ from fedcor.cli import main
 from fedcor.cluster import there
 from fedcor.cluster.address import check_answer, find_address
 from fedcor.cluster.base import LostError
-from fedcor.cluster.errands import map_on
+from fedcor.cluster.connect import connect
+from fedcor.cluster.errands import map_on, run_errands
+from fedcor.cluster.over_dask import DaskCluster
 from fedcor.errors import ConfigError, FedcorError, WorkerDiedError
+from fedcor.plugins import load_object
 from fedcor.processes import count_processes
 from fedcor.reproduce import measuring
 from fedcor.reproduce.plan import Plan
+
+PRESET = Path(fedcor.__file__).parent / "presets" / "digits.toml"
 
 
 class MadeUp:
@@ -96,7 +107,8 @@ def test_an_end_halfway_can_be_resumed_here_or_there(small_data, made_up, tmp_pa
     away = ("--backend", "dask", "--address", "a:1")
     made_up.losses = set(range(10, 100))
     assert compare(small_data, tmp_path / "there", *away) == 2
-    assert "4 workers were lost one after the other" in capsys.readouterr().err
+    said = "4 workers were lost one after the other with the same part of a run"
+    assert said in capsys.readouterr().err
     assert made_up.cancelled
     assert 0 < len(lines(tmp_path / "there")["random/seed-1/rounds.jsonl"]) < 13
     made_up.losses, made_up.calls = set(), 0
@@ -182,6 +194,123 @@ def test_numba_is_the_same_on_a_worker_or_on_neither_side(here, there_, monkeypa
         assert expected in said
 
 
+def test_a_worker_takes_up_edits_of_a_users_module(tmp_path, monkeypatch):
+    call = there.pack(partial(load_object, "edited_module:VALUE", "selector"))
+    for folder, value in (("a", 1), ("a", 22), ("b", 333)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "edited_module.py").write_text(f"import fedcor\nVALUE = {value}\n")
+        monkeypatch.chdir(tmp_path / folder)
+        assert there.entry()(call) == ("done", value)
+    assert "edited_module" not in sys.modules
+
+
+def test_a_worker_keeps_modules_that_are_installed(tmp_path):
+    for file in (json.__file__, np.__file__, there.__file__, None):
+        assert there._is_installed(file)
+    assert not there._is_installed(str(tmp_path / "mine.py"))
+
+
+def test_every_errand_is_closed_whatever_fails():
+    closed = []
+
+    def errand(number):
+        try:
+            yield partial(abs, number)
+        finally:
+            closed.append(number)
+            raise KeyError(number)
+
+    class Ends(MadeUp):
+        def submit(self, payload):
+            if self.calls == 3:
+                raise FedcorError("the cluster is gone")
+            return super().submit(payload)
+
+    cluster = Ends(losses={1})
+    with pytest.raises(KeyError, match="1"):  # the first of those that were left
+        list(run_errands(cluster, ((i, errand(i)) for i in range(3)), 3))
+    assert sorted(closed) == [0, 1, 2]
+
+
+def test_an_address_beside_a_connection_to_ray_is_refused(monkeypatch):
+    connected = SimpleNamespace(is_initialized=lambda: True, remote=lambda **_: lambda function: 0)
+    monkeypatch.setitem(sys.modules, "ray", connected)
+    monkeypatch.setattr("fedcor.cluster.address.find_spec", lambda name: name)
+    monkeypatch.setenv("RAY_ADDRESS", "a:1")
+    with connect("ray", None):
+        pass
+    with pytest.raises(ConfigError, match="connected to Ray already"), connect("ray", "a:1"):
+        pass
+
+
+class Empty(MadeUp):
+    """A cluster whose first worker comes after some questions, or with the first call."""
+
+    def __init__(self, questions):
+        super().__init__()
+        self.questions = questions
+
+    def slots(self):
+        self.questions -= 1
+        return int(self.questions < 0 or self.calls > 0)
+
+
+def test_a_cluster_without_workers_is_waited_for_and_then_refused(monkeypatch, caplog):
+    assert list(map_on(Empty(2), abs, [-1])) == [(-1, 1)]
+    assert caplog.messages == ["the cluster has no workers yet; waiting for one"]
+    monkeypatch.setattr("fedcor.cluster.errands.WAIT_FOR_WORKERS", 0.0)
+    with pytest.raises(FedcorError, match="no workers for 0 seconds: start some"):
+        list(map_on(Empty(99), abs, [-1]))
+    assert list(map_on(Empty(99), abs, [-1], 1)) == [(-1, 1)]  # an autoscaler sees the call
+
+
+class DeadDask:
+    """A client of Dask whose scheduler is gone."""
+
+    status = "closed"
+
+    def _refuse(self, *args, **options):
+        raise ClosedClientError("Client is closed.")
+
+    submit = cancel = nthreads = _refuse
+
+
+class DeadFuture:
+    def result(self):
+        raise CancelledError("gone")
+
+
+def test_a_dask_scheduler_that_is_gone_ends_with_one_message(monkeypatch):
+    monkeypatch.setattr("distributed.Client.current", DeadDask)
+    cluster = DaskCluster(None)
+    for call in (
+        cluster.slots,
+        partial(cluster.submit, b""),
+        partial(cluster.cancel, []),
+        partial(cluster.result, DeadFuture()),
+    ):
+        with pytest.raises(FedcorError, match="connection to Dask's scheduler was lost"):
+            call()
+    monkeypatch.setattr(DeadDask, "status", "running")  # only a worker is gone
+    with pytest.raises(LostError):
+        cluster.result(DeadFuture())
+
+
+def test_a_client_of_dask_that_cannot_connect_is_not_kept(monkeypatch):
+    kept = weakref.WeakSet()
+
+    class Refused:
+        def __init__(self, *args, **options):
+            kept.add(self)
+            raise RuntimeError("this is a worker")
+
+    monkeypatch.setattr("distributed.Client", Refused)
+    monkeypatch.setattr("fedcor.cluster.over_dask.check_answer", lambda *_: None)
+    with pytest.raises(FedcorError, match="this is a worker; is this the address of the sched"):
+        DaskCluster("a:1")
+    assert not kept
+
+
 @pytest.mark.parametrize(
     ("backend", "address"),
     [
@@ -191,6 +320,7 @@ def test_numba_is_the_same_on_a_worker_or_on_neither_side(here, there_, monkeypa
         ("dask", "ray://a:1"),
         ("dask", "auto"),
         ("dask", ""),
+        ("dask", "a:\u0661"),
     ],
 )
 def test_what_is_no_address_is_refused(backend, address, tmp_path, capsys):
@@ -208,6 +338,36 @@ def test_the_environment_may_say_the_address(monkeypatch):
     assert find_address("ray", "auto") == "auto"
 
 
+def test_a_wrong_address_is_named_by_where_it_was_said(monkeypatch, capsys):
+    monkeypatch.setenv("RAY_ADDRESS", "foo")
+    assert main(["compare", "digits", "--backend", "ray"]) == 2
+    said = capsys.readouterr().err
+    assert "RAY_ADDRESS = 'foo'" in said
+    assert "--address" not in said
+    for backend in ("ray", "dask"):
+        with pytest.raises(ConfigError, match="address = 8786: must be a host and a port"):
+            fedcor.compare("digits", ["random"], backend=backend, address=8786)
+
+
+def test_a_name_that_no_host_can_have_is_refused():
+    with pytest.raises(FedcorError, match=r"no cluster answers at a\.\.b:99"):
+        check_answer("dask", "a..b:99")
+
+
+def test_encryption_of_ray_is_none_of_dask(monkeypatch):
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+
+    def answer(server):
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 200")
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as threads:
+        threads.submit(answer, server)
+        with pytest.raises(FedcorError, match="is no cluster of dask"):
+            check_answer("dask", f"127.0.0.1:{server.getsockname()[1]}")
+
+
 @pytest.mark.parametrize("backend", ["ray", "dask"])
 def test_an_address_where_nobody_answers_is_refused(backend):
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -221,6 +381,23 @@ def test_jobs_on_a_cluster_are_as_many_as_it_runs():
     assert count_processes(-1, "dask") is None
     assert count_processes(3, "ray") == 3
     assert count_processes(None) == 1
+    with pytest.raises(ConfigError, match="jobs = -2: must be at least 1, or -1"):
+        count_processes(-2, "dask")
+
+
+@pytest.mark.parametrize("command", ["compare digits --dry-run", "reproduce toy", "demo"])
+def test_the_command_line_takes_no_number_of_jobs_below_one(command, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([*command.split(), "--jobs", "0"])
+    assert "argument --jobs: '0': must be at least 1" in capsys.readouterr().err
+
+
+def test_a_plan_refuses_numbers_of_jobs_that_cannot_be():
+    for jobs, backend in ((0, "loky"), (0, "ray"), (-2, "ray")):
+        with pytest.raises(ConfigError, match=f"jobs = {jobs}"):
+            Plan(Path("x"), nullcontext, jobs=jobs, backend=backend)
+    assert Plan(Path("x"), nullcontext, jobs=-1, backend="ray").processes is None
+    assert Plan(Path("x"), nullcontext, jobs=-1).processes == count_processes(-1)
 
 
 def test_the_lines_of_a_dry_run_give_the_records_of_the_comparison(small_data, tmp_path, capsys):
@@ -237,6 +414,59 @@ def test_the_lines_of_a_dry_run_give_the_records_of_the_comparison(small_data, t
     assert compare(small_data, tmp_path / "compared", *more) == 0
     assert lines(out) == lines(tmp_path / "compared")
     assert compare(small_data, out, *more, "--resume") == 0  # they are its own runs
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_unknown_backend_is_refused_with_the_choices(jobs):
+    with pytest.raises(ConfigError, match=r'must be one of .*loky.*dask \(did you mean "dask"'):
+        fedcor.compare("digits", ["random"], backend="Dask", jobs=jobs)
+    with pytest.raises(ConfigError, match="backend = 'nope': must be one of"):
+        fedcor.compare("digits", ["random"], backend="nope", jobs=jobs)
+    with pytest.raises(ConfigError, match="backend = 'nope': must be one of"):
+        list(processes.map_each(abs, [1, 2], jobs, "nope"))
+
+
+def test_the_lines_of_a_dry_run_may_hold_dashes(small_data, capsys):
+    Path("-mine.toml").write_text(PRESET.read_text())
+    given = f"--selectors=random --seeds=1 --rounds=1 {small_data} --out=-x --dry-run -- -mine.toml"
+    assert main(["compare", *given.split()]) == 0
+    words = shlex.split(capsys.readouterr().out)[1:]
+    assert main(words) == 0
+    assert Path("-x/random/seed-1/rounds.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("tracker", "variable", "elsewhere"),
+    [("mlflow", "MLFLOW_TRACKING_URI", "http://a:1"), ("wandb", "WANDB_MODE", "online")],
+)
+def test_a_dry_run_does_not_scatter_stores(tracker, variable, elsewhere, monkeypatch, capsys):
+    monkeypatch.setattr("fedcor.cli.commands.check_callbacks", lambda given, folder: given)
+    command = ["compare", "digits", "--dry-run", "--seeds=1", "--track", tracker]
+    monkeypatch.delenv(variable, raising=False)
+    assert main(command) == 2
+    assert f"--track = '{tracker}': each line would make a store" in capsys.readouterr().err
+    monkeypatch.setenv(variable, elsewhere)
+    assert main(command) == 0
+    assert capsys.readouterr().out.count(f"--track {tracker}") == 4
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("compare", "(default: the environment variable RAY_ADDRESS or DASK_SCHEDULER_ADDRESS)"),
+        ("compare", "fedcor compare digits --backend dask --address 127.0.0.1:8786"),
+        ("run", "(default: the environment variable RAY_ADDRESS, else a Ray on this machine)"),
+        ("reproduce", "number of rounds (default: the experiment's own)"),
+    ],
+)
+def test_the_help_says_what_is_taken_where_nothing_is_given(command, said, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_nothing_to_do_needs_no_connection():
+    assert list(processes.map_each(abs, [], None, "ray", "127.0.0.1:1")) == []
 
 
 @pytest.mark.parametrize("flag", ["--plot", "--html"])

@@ -20,7 +20,7 @@ from fedcor.config import suggests
 from fedcor.errors import ConfigError, DataError, FedcorError, MissingExtraError
 from fedcor.experiments import Experiment, Selectors, variants
 from fedcor.experiments import experiment as change
-from fedcor.processes import count_processes, map_each
+from fedcor.processes import check_backend, count_processes, map_each
 from fedcor.progress import refresh, show_rounds
 from fedcor.record import RoundRecord, RunRecord, count_rounds, read_run, read_runs
 from fedcor.results import Result
@@ -148,6 +148,7 @@ def compare(
         [('random', 1), ('afl', 1), ('random', 2), ('afl', 2)]
     """
     made, seeds = _experiment(experiment, rounds), _check_seeds(seeds)
+    check_backend(backend)
     check_place(backend, address)
     chosen, processes = variants(made, selectors), count_processes(jobs, backend)
     place = _Place(processes, backend, address)

@@ -21,12 +21,13 @@ import joblib
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
+from fedcor.checks import check_one_of
 from fedcor.cluster import CLUSTERS
 from fedcor.cluster.connect import connect
 from fedcor.cluster.errands import map_on
 from fedcor.errors import ConfigError, FedcorError, WorkerDiedError
 
-__all__ = ["count_processes", "for_each", "map_each"]
+__all__ = ["check_backend", "count_processes", "for_each", "map_each"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -58,7 +59,16 @@ def count_processes(jobs: int | None, backend: str = "loky") -> int | None:
     jobs = 1 if jobs is None else jobs
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs == 0:
         raise ConfigError("jobs", jobs, "must be a number of processes, or -1 for all processors")
+    if backend in CLUSTERS and jobs < 0:  # of how many processors, is not known
+        raise ConfigError(
+            "jobs", jobs, "must be at least 1, or -1 for all that the cluster can run"
+        )
     return jobs if jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + jobs)
+
+
+def check_backend(backend: str) -> None:
+    """Refuse a backend that neither joblib knows, with those that were registered, nor we."""
+    check_one_of("backend", backend, [*joblib.parallel.BACKENDS, *CLUSTERS])
 
 
 def for_each(
@@ -105,6 +115,9 @@ def map_each(
     Raises:
         WorkerDiedError: A worker process died. An error in a call is raised as it is.
     """
+    check_backend(backend)
+    if not items:
+        return
     if backend in CLUSTERS:
         with connect(backend, address) as cluster:
             yield from map_on(cluster, function, items, processes)

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedcor.checks import expand_home
 from fedcor.errors import ConfigError
 
-__all__ = ["parse_count", "parse_folder", "parse_names", "parse_seeds"]
+__all__ = ["parse_count", "parse_folder", "parse_jobs", "parse_names", "parse_seeds"]
 
 _LARGEST = 2**31
 _MOST_SEEDS = 10_000
@@ -19,6 +19,13 @@ def parse_count(text: str) -> int:
     if not text.isdecimal() or (value := int(text)) > _LARGEST:
         allowed = f"is not a whole number from 0 to {_LARGEST}"
         raise argparse.ArgumentTypeError(f"{text!r} {allowed}")
+    return value
+
+
+def parse_jobs(text: str) -> int:
+    """A number of processes."""
+    if not text.isdecimal() or not 1 <= (value := int(text)) <= _LARGEST:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be at least 1 (a whole number)")
     return value
 
 

@@ -30,6 +30,7 @@ COMPARE_EXAMPLES = """examples:
   fedcor compare digits --seeds 1-3 --jobs 2
   fedcor compare fmnist-dir --selectors random,my_module:MySelector --seeds 1,2,5 --out runs/mine
   fedcor compare fmnist-2spc --seeds 1-5 --jobs 2 --resume      continues after an interruption
+  fedcor compare digits --backend dask --address 127.0.0.1:8786
 """
 DEMO_EXAMPLES = """examples:
   fedcor demo

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedcor.cli.arguments import parse_count, parse_folder, parse_names, parse_seeds
+from fedcor.cli.arguments import parse_count, parse_folder, parse_jobs, parse_names, parse_seeds
 from fedcor.cli.commands import (
     PAPER_SELECTORS,
     compare,
@@ -119,7 +119,11 @@ def _add_run(actions: Any) -> None:
         default="simulator",
         help="flower: Flower's simulation, one virtual node per client (default: %(default)s)",
     )
-    _add_address(parser, "of a Ray cluster that runs, for --engine flower", "RAY_ADDRESS")
+    _add_address(
+        parser,
+        "of a Ray cluster that runs, for --engine flower",
+        "RAY_ADDRESS, else a Ray on this machine",
+    )
     parser.set_defaults(command=run)
 
 
@@ -199,7 +203,7 @@ def _add_jobs(
 ) -> None:
     parser.add_argument(
         "--jobs",
-        type=parse_count,
+        type=parse_jobs,
         default=default,
         help=f"number of processes, one thread each (default: {default_name})",
     )
@@ -217,7 +221,11 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_address(parser: argparse.ArgumentParser, whose: str, default: str) -> None:
-    parser.add_argument("--address", metavar="HOST:PORT", help=f"{whose} (default: {default})")
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help=f"{whose} (default: the environment variable {default})",
+    )
 
 
 def _add_reproduce(actions: Any) -> None:
@@ -238,7 +246,7 @@ def _add_reproduce(actions: Any) -> None:
     )
     _add_seeds(parser, 5)
     parser.add_argument(
-        "--rounds", type=parse_count, help="number of rounds (default: the paper's)"
+        "--rounds", type=parse_count, help="number of rounds (default: the experiment's own)"
     )
     parser.add_argument(
         "--selections",

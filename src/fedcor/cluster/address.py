@@ -24,7 +24,7 @@ _HELLO = {
     "ray": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]),
     "dask": b"",
 }
-_ADDRESS = re.compile(r"(?:(\w+)://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
+_ADDRESS = re.compile(r"(?:(\w+)://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
 
 
 def check_place(backend: str, address: str | None) -> None:
@@ -60,11 +60,11 @@ def find_address(backend: str, given: str | None) -> str | None:
         return None
     if backend == "ray" and address == "auto":
         return address
-    found = _ADDRESS.fullmatch(address or "")
+    found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
     if found is None or found[1] not in (None, *_SCHEMES[backend]) or int(found[3]) > 65535:
-        where = "" if given is not None else f"of {variable} "
-        allowed = f"{where}must be a host and a port, such as {_EXAMPLES[backend]}"
-        raise ConfigError("address", address, allowed)
+        key = variable if given is None else "address"
+        allowed = f"must be a host and a port, such as {_EXAMPLES[backend]}"
+        raise ConfigError(key, address, allowed)
     return address
 
 
@@ -76,13 +76,16 @@ def check_answer(backend: str, address: str) -> None:
     host, port = found[2].strip("[]"), int(found[3])
     try:
         with socket.create_connection((host, port), timeout=ANSWER_WITHIN) as connection:
-            if found[1] == "tls" or os.environ.get("RAY_USE_TLS", "0") != "0":
+            if found[1] == "tls":
+                return
+            if backend == "ray" and os.environ.get("RAY_USE_TLS", "0") != "0":
                 return
             connection.sendall(_HELLO[backend])
             known = _is_answer(backend, connection.recv(9))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # of a name that no host can have
+        why = getattr(error, "strerror", None) or error
         raise FedcorError(
-            f"no cluster answers at {address}: {error.strerror or error}; is it running, and can "
+            f"no cluster answers at {address}: {why}; is it running, and can "
             "it be reached from here?"
         ) from None
     if not known:

@@ -26,7 +26,7 @@ def connect(backend: str, address: str | None) -> Iterator[Cluster]:
     if backend == "ray":
         from fedcor.cluster.over_ray import RayCluster
 
-        cluster = RayCluster(found)
+        cluster = RayCluster(found, given=address is not None)
     else:
         from fedcor.cluster.over_dask import DaskCluster
 

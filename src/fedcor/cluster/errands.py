@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from fedcor.errors import FedcorError, WorkerDiedError
 __all__ = ["Errand", "map_on", "run_errands"]
 
 LOG = logging.getLogger("fedcor")
+WAIT_FOR_WORKERS = 60.0  # seconds
 MOST_LOSSES = 3  # workers lost one after the other with the same call
 T = TypeVar("T")
 R = TypeVar("R")
@@ -49,9 +51,11 @@ def run_errands(
         at_once: How many calls are on the cluster at a time; None for as many as it can run.
 
     Raises:
+        FedcorError: The cluster has no workers, and none comes.
         WorkerDiedError: Several workers were lost with the same call. An error in a call is raised
             in the errand, as it is.
     """
+    _await_workers(cluster, at_once)
     left = iter(errands)
     underway: dict[Any, _Underway[T]] = {}
     try:
@@ -80,8 +84,34 @@ def run_errands(
     finally:
         with suppress(Exception):  # of a cluster that is gone
             cluster.cancel(list(underway))
-        for one_left in underway.values():
-            one_left.errand.close()
+        _close_all([one.errand for one in underway.values()])
+
+
+def _await_workers(cluster: Cluster, at_once: int | None) -> None:
+    """Wait for the first worker; not where a number of calls is given, which may call for some."""
+    if cluster.slots() > 0:
+        return
+    LOG.warning("the cluster has no workers yet; waiting for one")
+    end = time.monotonic() + WAIT_FOR_WORKERS
+    while at_once is None and cluster.slots() == 0:
+        if time.monotonic() >= end:
+            raise FedcorError(
+                f"the cluster has had no workers for {WAIT_FOR_WORKERS:.0f} seconds: start some; "
+                "or, if it starts them when there is work, give the number of jobs"
+            )
+        time.sleep(0.5)
+
+
+def _close_all(errands: Iterable[Errand]) -> None:
+    """Close all errands, whichever fails; then raise the first error."""
+    errors: list[BaseException] = []
+    for errand in errands:
+        try:
+            errand.close()
+        except BaseException as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _send(
@@ -120,11 +150,15 @@ def _send_again(
     if losses > MOST_LOSSES:
         lost.errand.close()
         raise WorkerDiedError(
-            f"{losses} workers were lost one after the other with the same call ({error}); what "
-            "was recorded is kept, and can be resumed"
+            f"{losses} workers were lost one after the other with the same part of a run "
+            f"({error}); what was recorded is kept, and can be resumed"
         ) from error
     LOG.warning("a worker was lost; another takes up what it did")
-    call = cluster.submit(lost.payload)
+    try:
+        call = cluster.submit(lost.payload)
+    except BaseException:
+        lost.errand.close()
+        raise
     underway[call] = _Underway(lost.item, lost.errand, lost.payload, losses)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import warnings
@@ -40,34 +41,45 @@ class DaskCluster:
         else:
             check_answer("dask", address)
             # It reports each lost connection at length; what matters is said by us.
-            logging.getLogger("distributed").setLevel(logging.CRITICAL)
-            try:
-                self._client = self._dask.Client(
-                    address, timeout=CONNECT_WITHIN, set_as_default=False
-                )
-            except (OSError, ValueError, TypeError, ImportError) as error:
-                raise FedcorError(
-                    f"no Dask scheduler can be used at {address}: {one_line(str(error), 500)}"
-                ) from error
+            for name in ("distributed", "distributed.client", "distributed.comm"):
+                logging.getLogger(name).setLevel(logging.CRITICAL)
+            self._client = self._connect(address)
         self._function, self._news = entry(), threading.Event()
+        # A closed client raises a RuntimeError, or in newer versions an error of its own.
+        closed = getattr(self._dask.client, "ClosedClientError", RuntimeError)
+        self._gone: tuple[type[Exception], ...] = (OSError, RuntimeError, closed)
+
+    def _connect(self, address: str) -> Any:
+        try:
+            return self._dask.Client(address, timeout=CONNECT_WITHIN, set_as_default=False)
+        except Exception as error:
+            why = one_line(str(error), 500)
+            error.__traceback__ = error.__cause__ = error.__context__ = None
+        # The client that failed closes itself when it is forgotten, at length: so do it now, and
+        # raise an error that does not hold it.
+        gc.collect()
+        raise FedcorError(
+            f"no Dask scheduler can be used at {address}: {why}; is this the address of the "
+            "scheduler?"
+        )
 
     def slots(self) -> int:
         """As many as there are workers: a run sets what the threads of a process share."""
         try:
             return len(self._client.nthreads())
-        except OSError as error:
-            raise FedcorError(
-                "the connection to Dask's scheduler was lost; what was recorded is kept, and can "
-                "be resumed"
-            ) from error
+        except self._gone as error:
+            raise _disconnected() from error
 
     def submit(self, payload: bytes) -> Any:
         """Make a future."""
-        with warnings.catch_warnings():
-            # That the payload is large: the scheduler keeps it, for when a worker is lost.
-            warnings.simplefilter("ignore")
-            call = self._client.submit(self._function, payload, pure=False)
-        call.add_done_callback(self._tell)
+        try:
+            with warnings.catch_warnings():
+                # That the payload is large: the scheduler keeps it, for when a worker is lost.
+                warnings.simplefilter("ignore")
+                call = self._client.submit(self._function, payload, pure=False)
+            call.add_done_callback(self._tell)
+        except self._gone as error:
+            raise _disconnected() from error
         return call
 
     def _tell(self, call: Any) -> None:  # noqa: ARG002
@@ -85,20 +97,31 @@ class DaskCluster:
             result: tuple[str, Any] = call.result()
         except self._dask.KilledWorker as error:
             raise WorkerDiedError(
-                f"several workers died one after the other with the same call: {error}; what was "
-                "recorded is kept, and can be resumed"
+                "several workers died one after the other with the same part of a run: "
+                f"{error}; what was recorded is kept, and can be resumed"
             ) from error
         except CancelledError as error:
+            if self._client.status != "running":
+                raise _disconnected() from error
             raise LostError(one_line(str(error), 300)) from error
         except Exception as error:
-            raise FedcorError(f"Dask cannot make the call: {error}") from error
+            raise FedcorError(f"Dask cannot compute a part of a run: {error}") from error
         return result
 
     def cancel(self, calls: Sequence[Any]) -> None:
         """Cancel those that wait; a thread that runs cannot be ended, and its result is dropped."""
-        self._client.cancel(list(calls), force=True)
+        try:
+            self._client.cancel(list(calls), force=True)
+        except self._gone as error:
+            raise _disconnected() from error
 
     def close(self) -> None:
         """Disconnect."""
         if self._own:
             self._client.close()
+
+
+def _disconnected() -> FedcorError:
+    return FedcorError(
+        "the connection to Dask's scheduler was lost; what was recorded is kept, and can be resumed"
+    )

@@ -14,7 +14,7 @@ from typing import Any
 from fedcor.cluster.address import check_answer, say_missing
 from fedcor.cluster.base import LostError
 from fedcor.cluster.there import entry
-from fedcor.errors import FedcorError
+from fedcor.errors import ConfigError, FedcorError
 from fedcor.foreign import one_line
 
 __all__ = ["RAY_ENVIRONMENT", "RayCluster", "connect_ray"]
@@ -62,13 +62,21 @@ class RayCluster:
 
     Args:
         address: Of the cluster; None if this process must be connected already.
+        given: Whether a user gave the address. One of the environment is left alone where this
+            process is connected already.
     """
 
-    def __init__(self, address: str | None) -> None:
+    def __init__(self, address: str | None, *, given: bool = True) -> None:
         import ray
 
         self._ray: Any = ray
         self._own = not ray.is_initialized()
+        if not self._own and given and address is not None:
+            allowed = (
+                "this process is connected to Ray already: leave out address, or call "
+                "ray.shutdown() first"
+            )
+            raise ConfigError("address", address, allowed)
         if self._own:
             if address is None:
                 raise say_missing("ray")
@@ -94,7 +102,7 @@ class RayCluster:
         try:
             result: tuple[str, Any] = self._ray.get(call)
         except (errors.RayTaskError, errors.TaskUnschedulableError) as error:
-            raise FedcorError(f"Ray cannot make the call: {error}") from error
+            raise FedcorError(f"Ray cannot compute a part of a run: {error}") from error
         except errors.RayError as error:
             raise LostError(one_line(str(error), 300)) from error
         return result

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import platform
+import site
 import socket
+import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from fedcor.errors import ConfigError, FedcorError, RecordError
@@ -81,7 +86,7 @@ def answer(folder: str, payload: bytes) -> tuple[str, Any]:
     Returns:
         `DONE` and the result, or `FAILED` and the error, pickled.
     """
-    with _ONE_AT_A_TIME, _inside(folder):
+    with _ONE_AT_A_TIME, _inside(folder), _forgetting():
         try:
             return DONE, pickle.loads(payload)()
         except ModuleNotFoundError as error:
@@ -103,6 +108,30 @@ def _inside(folder: str) -> Iterator[None]:
         yield
     finally:
         os.chdir(before)
+
+
+@contextmanager
+def _forgetting() -> Iterator[None]:
+    """Forget the user's own modules afterwards: a worker lives on, and they may be edited."""
+    modules, path = set(sys.modules), list(sys.path)
+    try:
+        yield
+    finally:
+        for name in set(sys.modules) - modules:
+            if not _is_installed(getattr(sys.modules[name], "__file__", None)):
+                del sys.modules[name]
+        sys.path[:] = path
+        importlib.invalidate_caches()
+
+
+def _is_installed(file: str | None) -> bool:
+    """Whether a module's file is Python's, of a package that was installed, or ours."""
+    if file is None:  # built in
+        return True
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+    folders = [*map(sysconfig.get_path, kinds), *site.getsitepackages()]
+    folders += [site.getusersitepackages(), str(Path(__file__).parents[1])]
+    return any(Path(file).is_relative_to(folder) for folder in folders)
 
 
 def _portable(error: Exception) -> bytes:

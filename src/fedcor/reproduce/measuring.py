@@ -83,12 +83,12 @@ def measure(plan: Plan, measurements: Sequence[Measurement]) -> None:
         refresh(lambda: update(sum(file.exists() for file in files), "")),
     ):
         if plan.backend in CLUSTERS:
-            away = map_each(_measure_away, missing, plan.jobs, plan.backend, plan.address)
+            away = map_each(_measure_away, missing, plan.processes, plan.backend, plan.address)
             for measurement, found in away:
                 for round, changes in found.items():
                     measurement.save(round, changes)
         else:
-            for _ in for_each(_measure_run, missing, plan.jobs):
+            for _ in for_each(_measure_run, missing, plan.processes):
                 pass
 
 

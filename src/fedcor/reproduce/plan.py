@@ -61,7 +61,8 @@ class Plan:
         settings: some of `SETTINGS`, the paper's partitions
         seeds: of the runs, each for every selector
         rounds: of each run; None for the paper's number
-        jobs: processes; None for one, and on a cluster for all that it can run
+        jobs: processes, -1 for one per processor; None for one, and on a cluster for all that it
+            can run
         backend: where they are: loky for this machine; ray or dask for a cluster that runs
         address: of the cluster; None for the one of the environment
         selections: random selections measured per round
@@ -88,6 +89,14 @@ class Plan:
         check_one_of("dataset", self.dataset, DATASETS)
         for setting in self.settings:
             check_one_of("settings", setting, SETTINGS)
+        _ = self.processes  # refuses numbers that cannot be
+
+    @property
+    def processes(self) -> int | None:
+        """How many processes work at once; None for all that a cluster can run."""
+        from fedcor.processes import count_processes
+
+        return count_processes(self.jobs, self.backend)
 
     def check_fresh_seeds(self) -> None:
         """Refuse seeds that are kept for the confirmation."""

@@ -111,7 +111,7 @@ def run_shown(plan: Plan, jobs: Sequence[Job]) -> None:
             update(done, f"{len(finished)}/{len(jobs)} runs")
 
         with refresh(show):
-            finished.extend(run_jobs(jobs, plan.jobs, plan.backend, plan.address))
+            finished.extend(run_jobs(jobs, plan.processes, plan.backend, plan.address))
 
 
 def _folder(plan: Plan, scenario: Scenario, variant: Variant, seed: int) -> Path:
