@@ -29,7 +29,7 @@ from fedcor.cluster.errands import map_on, run_errands
 from fedcor.cluster.over_dask import DaskCluster
 from fedcor.errors import ConfigError, FedcorError, WorkerDiedError
 from fedcor.plugins import load_object
-from fedcor.processes import count_processes
+from fedcor.process_count import count_processes
 from fedcor.reproduce import measuring
 from fedcor.reproduce.plan import Plan
 

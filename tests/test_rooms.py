@@ -20,7 +20,8 @@ SOURCE = Path(fedcor.__file__).parent
 ORDER = [
     "foreign", "errors", "types", "rng", "checks", "config", "plugins", "describe", "files",
     "guard", "privacy", "ledger", "header", "checkpoints", "record", "run_folder", "tracking",
-    "progress", "cluster", "processes", "rules", "outliers", "turns", "defence", "health", "shield",
+    "progress", "cluster", "process_count", "processes", "rules", "outliers", "turns", "defence",
+    "health", "shield",
     "selection", "aggregation", "gp", "selectors", "testing", "tasks", "data", "traces", "clock",
     "faults", "liars", "optimisers", "schedules", "model_options", "experiments", "engine",
     "simulation", "build", "runner", "analysis", "report", "page", "results", "reproduce", "flower",

@@ -20,7 +20,8 @@ from fedcor.config import suggests
 from fedcor.errors import ConfigError, DataError, FedcorError, MissingExtraError
 from fedcor.experiments import Experiment, Selectors, variants
 from fedcor.experiments import experiment as change
-from fedcor.processes import check_backend, count_processes, map_each
+from fedcor.process_count import count_processes
+from fedcor.processes import check_backend, map_each
 from fedcor.progress import refresh, show_rounds
 from fedcor.record import RoundRecord, RunRecord, count_rounds, read_run, read_runs
 from fedcor.results import Result

@@ -254,7 +254,7 @@ def run_jobs(
 
     Args:
         jobs: What to run.
-        processes: How many at once; see `fedcor.processes.count_processes`.
+        processes: How many at once; see `fedcor.process_count.count_processes`.
         backend: A backend of joblib; or "ray" or "dask", for a cluster that runs.
         address: Of the cluster; see `fedcor.cluster.connect`.
     """

@@ -250,7 +250,7 @@ def _run_all(
     *,
     quiet: bool = False,
 ) -> None:
-    from fedcor.processes import count_processes
+    from fedcor.process_count import count_processes
     from fedcor.runner import run_jobs
 
     processes = count_processes(wanted, backend)

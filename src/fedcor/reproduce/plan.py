@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedcor.checks import check_one_of
 from fedcor.errors import ConfigError
 from fedcor.files import write_whole
+from fedcor.process_count import count_processes
 from fedcor.tracking import GivenCallback
 
 if TYPE_CHECKING:
@@ -94,8 +95,6 @@ class Plan:
     @property
     def processes(self) -> int | None:
         """How many processes work at once; None for all that a cluster can run."""
-        from fedcor.processes import count_processes
-
         return count_processes(self.jobs, self.backend)
 
     def check_fresh_seeds(self) -> None:
