@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ __all__ = [
     "flops_per_second",
     "machine",
     "multiply",
+    "peak_memory",
     "skipped",
 ]
 
@@ -45,7 +47,7 @@ class Result:
     Args:
         what: What is divided by what.
         ratio: The ratio; NaN if it was not measured.
-        goal: "at most 2", "at least 2", "above 1", or words that are no goal.
+        goal: "at most 2", "at least 2", "above 1", "below 1", or words that are no goal.
         detail: The numbers behind the ratio.
     """
 
@@ -57,7 +59,7 @@ class Result:
     @property
     def reached(self) -> bool | None:
         """Whether the goal is reached; None without one, or without a measurement."""
-        found = re.match(r"(at most|at least|above) ([\d.]+)", self.goal)
+        found = re.match(r"(at most|at least|above|below) ([\d.]+)", self.goal)
         if found is None or math.isnan(self.ratio):
             return None
         limit = float(found[2].rstrip("."))
@@ -65,6 +67,7 @@ class Result:
             "at most": self.ratio <= limit,
             "at least": self.ratio >= limit,
             "above": self.ratio > limit,
+            "below": self.ratio < limit,
         }[found[1]]
 
     def as_json(self) -> dict[str, Any]:
@@ -118,6 +121,24 @@ def check(what: str, ours: Any, other: Any, tolerance: float) -> None:
     difference = float(np.max(np.abs(np.asarray(ours) - np.asarray(other)), initial=0.0))
     if not difference <= tolerance:
         raise DifferentResultsError(f"{what}: results differ by {difference:.3g}")
+
+
+def peak_memory() -> float:
+    """The most bytes that this process had in memory.
+
+    On Linux, `ru_maxrss` is at least that of the process that started this one.
+    """
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+    except OSError:
+        import resource
+
+        unit = 1.0 if sys.platform == "darwin" else 1024.0
+        return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+    if found is None:
+        raise SystemExit("/proc/self/status does not tell the peak of memory")
+    return 1024.0 * int(found[1])
 
 
 def machine(packages: Sequence[str] = ("torch", "numpy")) -> dict[str, Any]:

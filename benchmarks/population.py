@@ -14,7 +14,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS
 
 import numpy as np
 
-from benchmarks.measure import Result
+from benchmarks.measure import Result, peak_memory
 from fedcor import Aligned, Experiment, Faults, FedCor, Random, Selector, simulate
 from fedcor.data import SyntheticPopulation
 
@@ -82,8 +81,7 @@ def _run(name: str, size: Size) -> tuple[list[float], list[float], list[float]]:
         now = time.process_time()
         seconds.append(now - last)
         last = now
-        largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        memory.append(largest / (1e6 if sys.platform == "darwin" else 1e3))
+        memory.append(peak_memory() / 1e6)
         accuracy.append(record.test_accuracy)
     return seconds, memory, accuracy
 

@@ -29,7 +29,7 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS
 
 import numpy as np
 
-from benchmarks.measure import DifferentResultsError, Result, best
+from benchmarks.measure import DifferentResultsError, Result, best, peak_memory
 from fedcor import AFL, Aligned, Complement, FedCor, PowerOfChoice, Random, RoundRobin
 from fedcor.gp import Samples, fit, posterior, select, take_apart
 from fedcor.gp.blocks import blocks
@@ -306,17 +306,6 @@ def whole_round(name: str, N: int) -> dict[str, float]:
         found |= {f"observe {number}": time.process_time() - trained}
         del decision
     return found | {"peak": peak_memory()}
-
-
-def peak_memory() -> float:
-    """The most bytes that this process had in memory.
-
-    `ru_maxrss` would do elsewhere; on Linux it is at least that of the process that started it.
-    """
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith("VmHWM:"):
-            return 1024.0 * int(line.split()[1])
-    raise SystemExit("benchmarks/scale.py: /proc/self/status does not tell the peak of memory")
 
 
 def rounds(large: int, names: Sequence[str] = tuple(SELECTORS)) -> list[Result]:
