@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import logging
 import time
 
@@ -15,7 +16,8 @@ from flwr.serverapp.strategy import FedAvg
 from fedcor.errors import ConfigError, FedcorError
 from fedcor.flower import answers_probes, select_with
 from fedcor.flower.wire import NOTE, version_of
-from fedcor.selectors import FedCor, Full, PowerOfChoice, Random
+from fedcor.selectors import Aligned, Complement, FedCor, Full, PowerOfChoice, Random
+from fedcor.selectors.base import StatelessSelector
 from flower_grid import (
     QUICK,
     SAYS_KEYS,
@@ -559,6 +561,61 @@ def test_an_outage_of_everyone_passes(tmp_path):
     selecting.start(grid, initial(), num_rounds=4, timeout=0.1, evaluate_fn=score)
     assert all(len(entry["participated"]) == 2 for entry in lines(tmp_path))
     assert lines(tmp_path)[2]["faults"]["late"] >= 2
+
+
+@dataclasses.dataclass(frozen=True)
+class LowestFirst(StatelessSelector):
+    """Chooses the same clients again and again, whoever delivers."""
+
+    clients_per_round: int
+
+    def select(self, state, federation):
+        return federation.available[: self.clients_per_round], state
+
+
+def raising(message, _reply):
+    return error(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "boom")
+
+
+def test_an_attempt_leaves_out_who_failed_in_the_one_before(tmp_path):
+    grid = MemoryGrid(numpy_app(), 5)
+    grid.trouble = dict.fromkeys(range(4), spoilt_training(raising))
+    run(LowestFirst(2), grid, rounds=1, folder=tmp_path)
+    (entry,) = lines(tmp_path)
+    assert (entry["selected"], entry["participated"]) == ([4], [4])
+    assert entry["faults"] == {"error": 4}  # 0 and 1, then 2 and 3
+
+
+@pytest.mark.parametrize("selector", [Aligned(1), Complement(1)])
+def test_a_broken_node_that_joins_does_not_end_a_run_that_prefers_new_clients(selector, tmp_path):
+    grid = MemoryGrid(numpy_app(), 4)
+    grid.trouble[4] = spoilt_training(raising)
+
+    def score(server_round, arrays):
+        if server_round == 5:
+            grid.join()
+        return server_score(server_round, arrays)
+
+    selecting = select_with(quiet(), selector, checkpoint=tmp_path, wait_for=4, probe_timeout=0.05)
+    selecting.start(grid, initial(), num_rounds=8, timeout=0.05, evaluate_fn=score)
+    assert lines(tmp_path)[5]["faults"] == {"error": 1}
+    assert all(entry["participated"] for entry in lines(tmp_path))
+
+
+def test_one_client_that_is_left_over_does_not_make_a_model_bad(tmp_path):
+    """Two fail without a word on the model, the third finds it unusable: that is one doubter."""
+    grid = MemoryGrid(numpy_app(), 3)
+
+    def only(time, spoil):
+        asked = itertools.count(1)
+        return spoilt_training(lambda m, r: spoil(m, r) if next(asked) == time else r)
+
+    grid.trouble = {0: only(2, raising), 1: only(2, raising), 2: only(1, FAULTS["nan"][1])}
+    run(LowestFirst(2), grid, rounds=2, folder=tmp_path)
+    _, second = lines(tmp_path)
+    assert second["faults"] == {"error": 2, "unusable": 1}
+    assert second["participated"] == [0, 1]  # everyone had failed once: all may come again
+    assert "rolled_back" not in second
 
 
 def test_a_federation_that_never_delivers_ends_with_an_error_and_keeps_what_was_done(tmp_path):

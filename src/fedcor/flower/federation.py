@@ -87,8 +87,13 @@ class FlowerFederation:
         changes[asked] = [after.get(client, np.nan) for client in asked.tolist()] - before
         return changes
 
-    def signs(self, delivered: IntArray) -> Signs:
-        """What clients made of the current model in this round; `delivered` trained usably."""
+    def signs(self, delivered: IntArray, reachable: int) -> Signs:
+        """What clients made of the current model in this round.
+
+        Args:
+            delivered: Who trained usably.
+            reachable: How many clients there are, of whom `available` may be a part.
+        """
         training, keys = self._training, self._settings.loss_keys
         reported = [
             client
@@ -96,7 +101,6 @@ class FlowerFederation:
             if not loss_fault(metrics_of(training.results[client].content), keys)
         ]
         usable = {*self._losses[self._version], *reported}
-        reachable = len(self.available)
         return Signs(delivered.tolist(), training.doubters, usable, self._unusable, reachable)
 
     def facts(self, version: str) -> CurrentModel:

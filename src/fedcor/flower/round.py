@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
@@ -50,6 +51,7 @@ class Attempt:
     training: Training
     federation: FlowerFederation
     decision: Decision
+    reachable: int  # clients, those included who failed in an earlier attempt
 
 
 @dataclass
@@ -61,6 +63,7 @@ class Round:
     arrays: ArrayRecord  # the model: w^t, and what the round has made of it
     started: float  # by time.perf_counter
     attempt: Attempt | None = None  # the last one
+    failed: set[int] = field(default_factory=set)  # clients chosen in earlier attempts, in vain
     outcome: Outcome | None = None  # once somebody has delivered
     evaluation: Evaluation | None = None  # federated, once it is configured
     left_alone: list[int] = field(default_factory=list)  # connected clients, after faults
@@ -86,7 +89,8 @@ class Round:
         self.left_alone = state.roster.left_alone(self.number, eligible)
         selector_state = state.adapt_selector(selector)
         training = Training(settings, self.exchange, self.start, state.model, state.norms)
-        federation = FlowerFederation(training, state.model, available, retries)
+        untried = self._not_failed(available)
+        federation = FlowerFederation(training, state.model, untried, retries)
         groups = groups_now(rules, settings.selector, state)
         try:
             guards, sharing = settings.selection.defence, _sharing(settings, state)
@@ -96,11 +100,19 @@ class Round:
             self.exchange.log_faults()
         log_unmet(number, decision.unmet, state)
         messages = training.request(decision.chosen)
-        self.attempt = Attempt(training, federation, decision)
+        self.attempt = Attempt(training, federation, decision, len(available))
         notes = [f"attempt {retries + 1}"] if retries else []
         notes += [phase_of(selector, decision.state, number)]
         self._log_choice(settings, decision.chosen.tolist(), len(available), notes)
         return messages
+
+    def _not_failed(self, available: IntArray) -> IntArray:
+        """Those who did not fail in an earlier attempt at this round; all, once everyone has.
+
+        A selector that prefers clients which never delivered would choose the same ones again.
+        """
+        untried = available[~np.isin(available, sorted(self.failed))]
+        return untried if len(untried) else available
 
     def _log_choice(
         self, settings: RoundSettings, chosen: list[int], reachable: int, notes: list[str]
@@ -166,7 +178,8 @@ class Round:
             attempt.training.receive(replies)
             participated = attempt.training.delivered(attempt.decision.chosen)
             self.exchange.log_faults()
-            condition, state.health = examine(state.health, attempt.federation.signs(participated))
+            signs = attempt.federation.signs(participated, attempt.reachable)
+            condition, state.health = examine(state.health, signs)
             if condition is Condition.GOOD:
                 state.good = self.start.arrays
             state.model = attempt.federation.facts(state.model.version)
@@ -178,6 +191,7 @@ class Round:
                 if condition is Condition.BAD:
                     self._doubt_past(state, attempt.training.judged)
                 tried += 1
+                self.failed.update(attempt.decision.chosen.tolist())
                 self._give_up_or_pause(settings, tried)
             messages = self.select(settings, state, tried)
             replies = self.exchange.grid.send_and_receive(messages, timeout=settings.train_timeout)
@@ -203,6 +217,7 @@ class Round:
         self.arrays = good
         self.exchange.rolled_back += 1
         self.exchange.gone.clear()
+        self.failed.clear()
         for client in doubters:  # it was the model's fault, not theirs
             state.roster.succeeded(client, "train")
         state.meet_model(version_of(good))
