@@ -332,6 +332,18 @@ def test_the_form_of_the_table():
     assert mean[0] == "mean of all"
     assert mean[column[ours]].startswith("**+.085 [")
     assert page.count("**") == 2 * 3  # one bold cell a row
+    assert "95 % interval" in page
+
+
+def test_the_table_of_one_seed_says_that_it_has_no_intervals():
+    whole = comparison()
+    first = whole.seeds[0]
+    runs = {label: {first: of_pair[first]} for label, of_pair in whole.runs.items()}
+    one = dataclasses.replace(whole, runs=runs)
+    page = accuracy_table("a title", [one])
+    assert "**+.100 (+.100)**" in page
+    assert "One seed\ngives no interval." in page
+    assert "95 %" not in page
 
 
 def test_random_is_bold_where_it_is_best():

@@ -21,10 +21,12 @@ from fedcor.reproduce.memory.values import ACCURACIES, Comparison, average_diffe
 __all__ = ["accuracy_table", "cost_table", "goal_lines"]
 
 _NOTE = """The column `random` has its mean accuracy over all rounds; the others, their differences
-to it, paired over seeds. In round brackets: the same over the last tenth of the rounds. In square
-brackets: the 95 % interval. Bold: the best of a row, not counting everyone training.
+to it, paired over seeds. In round brackets: the same over the last tenth of the rounds. {interval}
+Bold: the best of a row, not counting everyone training.
 
 """
+_INTERVAL = "In square\nbrackets: the 95 % interval."
+_NO_INTERVAL = "One seed\ngives no interval."
 
 _BELOW = f"""
 Ours is below another where the 95 % interval of the difference is below zero, or its mean below
@@ -55,7 +57,9 @@ def accuracy_table(title: str, comparisons: Sequence[Comparison]) -> str:
         {label: fmean(c.gain(label) for c in comparisons) for label in everywhere},
         labels,
     )
-    return markdown(title, head, [*rows, ["mean of all", *means, "–"]]) + _NOTE
+    several = any(len(comparison.seeds) > 1 for comparison in comparisons)
+    note = _NOTE.format(interval=_INTERVAL if several else _NO_INTERVAL)
+    return markdown(title, head, [*rows, ["mean of all", *means, "–"]]) + note
 
 
 def goal_lines(goals: Sequence[Goal]) -> str:
