@@ -435,6 +435,24 @@ def test_a_large_memory_is_a_warning(caplog, monkeypatch):
     assert "FedRecall" in line
     assert "72 B" in line
     assert 'dtype="float16"' in line
+    assert "checkpoint" not in line
+
+
+@pytest.mark.parametrize(
+    ("every", "often", "advised"), [(1, "each round", True), (4, "every 4 rounds", False)]
+)
+def test_a_large_memory_in_the_checkpoint_is_a_warning(
+    every, often, advised, caplog, monkeypatch, tmp_path
+):
+    monkeypatch.setattr("fedcor.flower.announce.LARGE_MEMORY", 70)
+    with logged(caplog):
+        selecting = select_with(
+            quiet(), clients_per_round=2, wait_for=6, checkpoint=tmp_path, checkpoint_every=every
+        )
+        selecting.start(MemoryGrid(numpy_app(), 6), initial(), num_rounds=1, timeout=0.1)
+    (line,) = said(caplog)
+    assert f"in the checkpoint that is written {often}" in line
+    assert ("checkpoint_every=10" in line) == advised
 
 
 def test_of_an_unknown_selector_no_traffic_is_promised(caplog):

@@ -14,11 +14,14 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 
+from fedcor.checkpoints import CHECKPOINT, PREVIOUS, load_checkpoint
 from fedcor.describe import NEWER
 from fedcor.errors import RecordError
 from fedcor.flower import select_with
+from fedcor.flower.checkpoint import Checkpoint
 from fedcor.flower.memory import pack, restore, snapshot, unpack, writable
 from fedcor.report.summary import summarise
+from fedcor.run_folder import write_client_names
 from fedcor.selectors import AFL, FedCor, PowerOfChoice, Random
 from flower_grid import (
     QUICK,
@@ -111,6 +114,60 @@ def test_a_damaged_checkpoint_gives_the_same_run_from_the_one_before(tmp_path, c
     assert [entry["selected"] for entry in lines(tmp_path)] == selected
     assert vector(result.arrays).tolist() == vector(whole.arrays).tolist()
     assert "previous.npz, after 5 rounds" in caplog.text
+
+
+def test_rare_checkpoints_give_the_same_run(tmp_path):
+    """A killed server repeats the rounds since the last one: here it is a copy of the folder."""
+    selector = FedCor(3, **QUICK)
+
+    def copy_after_six(record):
+        if record.round == 5:
+            shutil.copytree(tmp_path / "run", tmp_path / "killed")
+
+    settings = {"checkpoint_every": 4, "on_round": copy_after_six}
+    for folder, strategy in (("run", STRATEGIES["FedAdam"]()), ("killed", STRATEGIES["FedAdam"]())):
+        grid = MemoryGrid(numpy_app(), 12)
+        run(selector, grid, 9, strategy=strategy, folder=tmp_path / folder, **settings)
+        settings = {"checkpoint_every": 100}
+        selected, whole = uninterrupted(selector, "FedAdam")
+        assert [entry["selected"] for entry in lines(tmp_path / folder)] == selected
+        saved = load_checkpoint(tmp_path / folder / CHECKPOINT)
+        assert saved.round == 9  # the last round is always written
+        model = Checkpoint.from_arrays(saved.arrays).arrays
+        assert vector(model).tolist() == vector(whole.arrays).tolist()
+    assert load_checkpoint(tmp_path / "run" / PREVIOUS).round == 8
+
+
+def test_an_error_between_two_checkpoints_loses_no_finished_round(tmp_path):
+    def fail(server_round, arrays):
+        if server_round == 7:
+            raise Killed
+        return server_score(server_round, arrays)
+
+    selecting = select_with(
+        quiet(), Random(3), checkpoint=tmp_path, checkpoint_every=5, wait_for=12
+    )
+    with pytest.raises(Killed):
+        selecting.start(
+            MemoryGrid(numpy_app(), 12), initial(), num_rounds=9, timeout=0.1, evaluate_fn=fail
+        )
+    assert load_checkpoint(tmp_path / CHECKPOINT).round == 6
+
+
+def test_an_error_while_a_round_is_written_leaves_a_run_that_resumes(tmp_path, monkeypatch):
+    def fail(folder, names):
+        if len(lines(folder)) == 7:
+            raise OSError(28, "No space left on device")
+        write_client_names(folder, names)
+
+    selector, grid = Random(3), MemoryGrid(numpy_app(), 12)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr("fedcor.flower.record.write_client_names", fail)
+        run(selector, grid, 9, folder=tmp_path, checkpoint_every=5)
+    run(selector, grid, 9, folder=tmp_path, checkpoint_every=5)
+    run(selector, grid, 9, folder=tmp_path / "whole")
+    both = [[entry["selected"] for entry in lines(f)] for f in (tmp_path, tmp_path / "whole")]
+    assert both[0] == both[1]
 
 
 def test_the_same_object_starts_again_after_a_round_that_failed(tmp_path):

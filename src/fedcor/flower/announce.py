@@ -82,12 +82,16 @@ def say_memory(settings: RoundSettings, arrays: ArrayRecord, clients: int) -> No
     if size < LARGE_MEMORY:
         return
     name = optimiser_class(aggregating.optimiser)
-    written = settings.selection.checkpoint is not None
+    every = settings.selection.checkpoint_every
+    often = "each round" if every == 1 else f"every {every} rounds"
+    written = f", in memory and in the checkpoint that is written {often}"
+    rarely = ". checkpoint_every=10 writes it less often" if every == 1 else ""
+    kept = settings.selection.checkpoint is not None
     halved = hasattr(aggregating.optimiser, "dtype") and stored.itemsize > 2
     LOG.warning(
         "preflight: %s remembers an update of every client: up to %s for %d clients%s%s",
         *(name, bytes_text(size), clients),
-        ", in memory and in the checkpoint that each round writes" if written else "",
+        written + rarely if kept else "",
         f'. {name}(dtype="float16") needs half of it' if halved else "",
     )
 

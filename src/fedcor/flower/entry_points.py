@@ -34,9 +34,9 @@ class FedCorStrategy(SelectingStrategy):
         strategy: Aggregates their updates; `FedAvg()` unless another is given.
         warmup, interval, samples_per_refit, warmup_history, history, discount, dimension, noise,
             warmup_steps, refit_steps, gp_learning_rate, beta: As in `fedcor.FedCor`.
-        checkpoint, seed, wait_for, probe_timeout, attempts, loss_key, accuracy_key, name,
-            identity, secure_aggregation, on_round, preflight, eligible, at_least, at_most, defence,
-            callbacks: As in `SelectionSettings`.
+        checkpoint, checkpoint_every, seed, wait_for, probe_timeout, attempts, loss_key,
+            accuracy_key, name, identity, secure_aggregation, on_round, preflight, eligible,
+            at_least, at_most, defence, callbacks: As in `SelectionSettings`.
 
     Example:
         strategy = FedCorStrategy(5, warmup=10, checkpoint="runs/mine")
@@ -64,6 +64,7 @@ class FedCorStrategy(SelectingStrategy):
         gp_learning_rate: float = FedCor.gp_learning_rate,
         beta: float = FedCor.beta,
         checkpoint: str | Path | None = _Settings.checkpoint,
+        checkpoint_every: int = _Settings.checkpoint_every,
         seed: int = _Settings.seed,
         wait_for: int | None = _Settings.wait_for,
         probe_timeout: float = _Settings.probe_timeout,
@@ -98,6 +99,7 @@ class FedCorStrategy(SelectingStrategy):
         first, schedule = _first_number(clients_per_round)
         settings = SelectionSettings(
             checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
             seed=seed,
             wait_for=wait_for,
             probe_timeout=probe_timeout,
@@ -130,6 +132,7 @@ def select_with(
     *,
     clients_per_round: int | ClientsPerRound | None = None,
     checkpoint: str | Path | None = _Settings.checkpoint,
+    checkpoint_every: int = _Settings.checkpoint_every,
     seed: int = _Settings.seed,
     wait_for: int | None = _Settings.wait_for,
     probe_timeout: float = _Settings.probe_timeout,
@@ -161,9 +164,9 @@ def select_with(
         clients_per_round: C, clients that train in each round; or round, from 1 -> C from then on;
             or a function of the round. Must be given unless `selector` is an object, which says
             it itself.
-        checkpoint, seed, wait_for, probe_timeout, attempts, loss_key, accuracy_key, name,
-            identity, secure_aggregation, on_round, preflight, eligible, at_least, at_most, defence,
-            callbacks: As in `SelectionSettings`.
+        checkpoint, checkpoint_every, seed, wait_for, probe_timeout, attempts, loss_key,
+            accuracy_key, name, identity, secure_aggregation, on_round, preflight, eligible,
+            at_least, at_most, defence, callbacks: As in `SelectionSettings`.
 
     Returns:
         A strategy to `start` as any other.
@@ -178,6 +181,7 @@ def select_with(
     )
     settings = SelectionSettings(
         checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
         seed=seed,
         wait_for=wait_for,
         probe_timeout=probe_timeout,

@@ -1,4 +1,4 @@
-"""A Flower run's folder: its header, a line and a checkpoint per round, and how it is resumed."""
+"""A Flower run's folder: its header, a line per round, checkpoints, and how it is resumed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fedcor.run_folder import RunWriter, open_run, write_client_names
 from fedcor.selection import told_losses
 from fedcor.selectors import selector_name
 from fedcor.tracking import Session, StartedRun, following
-from fedcor.types import Optimiser, Outcome
+from fedcor.types import Array, Optimiser, Outcome
 
 __all__ = ["Recorder", "describe_run"]
 
@@ -80,6 +80,7 @@ class Recorder:
     def __init__(self, settings: RoundSettings) -> None:
         self._settings, self._memory = settings, StrategyMemory(settings.strategy)
         self._writer: RunWriter | None = None
+        self._unsaved: Mapping[str, Array] | None = None  # the last round, not in the checkpoint
         self._session: Session | None = None
         self.is_open = False  # whether a run is under way
         self._given_header: dict[str, Any] = {}
@@ -110,7 +111,10 @@ class Recorder:
                 restore(self._settings.strategy, self._finished)
                 raise
             finally:
-                self._writer, self._session, self.is_open = None, None, False
+                try:
+                    self._save()
+                finally:
+                    self._writer, self._session, self.is_open = None, None, False
 
     @property
     def before(self) -> list[Mapping[str, Any]]:
@@ -165,14 +169,15 @@ class Recorder:
             self._session.start(StartedRun(header, folder, folder, writer.resumed, kept))
 
     def tell_end(self) -> None:
-        """Tell the callbacks that all rounds are over."""
+        """Tell the callbacks that all rounds are over, and in the checkpoint."""
         assert self._session is not None, "opened() comes first"
+        self._save()
         self._session.end()
 
     def write(
         self, round: Round, state: FederationState, arrays: ArrayRecord, scores: MetricRecord | None
     ) -> None:
-        """Write the line of a round that ended with `arrays`, and the checkpoint."""
+        """Write the line of a round that ended with `arrays`, and the checkpoint if it is due."""
         record = self._line(round, MetricRecord() if scores is None else scores)
         if scores is not None and not self._names_checked:
             self._check_names(record, scores)
@@ -183,20 +188,29 @@ class Recorder:
                 "faults": dict(round.exchange.faults),
                 "metric_records": other_records(round.metrics, initial),
             }
-            self._writer.append({**dataclasses.asdict(record), **more})
-            write_client_names(self._writer.folder, state.roster.names)
             changed = {
                 key: value
                 for key, value in round.start.config.items()
                 if value != self._initial_config.get(key)
             }
             checkpoint = Checkpoint(record.round + 1, arrays, state, self._memory.read(), changed)
-            self._writer.save(checkpoint.to_arrays())
+            finished, self._unsaved = checkpoint.to_arrays(), None
+            self._writer.append({**dataclasses.asdict(record), **more})
+            self._unsaved = finished  # not before: a checkpoint is of all lines that are there
+            write_client_names(self._writer.folder, state.roster.names)
+            if checkpoint.done % self._settings.selection.checkpoint_every == 0:
+                self._save()
         self._finished = snapshot(self._settings.strategy)
         if self._session is not None:
             self._session.round(record)
         if self._settings.selection.on_round is not None:
             self._settings.selection.on_round(record)
+
+    def _save(self) -> None:
+        """Write the last finished round to the checkpoint, unless it is there."""
+        arrays, self._unsaved = self._unsaved, None
+        if arrays is not None and self._writer is not None:
+            self._writer.save(arrays)
 
     def _line(self, round: Round, scores: MetricRecord) -> RoundRecord:
         """The round as the record keeps it."""

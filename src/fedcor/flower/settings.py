@@ -58,8 +58,10 @@ class SelectionSettings:
     """How clients are selected in a Flower run: the keywords of `select_with` and `FedCorStrategy`.
 
     Args:
-        checkpoint: Folder for the record and the checkpoint, written after every round. A start
-            with the same folder resumes the run. None: nothing is written.
+        checkpoint: Folder for the record and the checkpoint. A start with the same folder resumes
+            the run. None: nothing is written.
+        checkpoint_every: Rounds from one checkpoint to the next. The last round, and a run that
+            ends with an error, write one too. A server that is killed repeats the rounds since.
         seed: Seed of the selector's draws.
         wait_for: Nodes that must be connected before the first round. None: the selector's
             `clients_per_round`, or the strategy's `min_available_nodes` if that is more.
@@ -96,6 +98,7 @@ class SelectionSettings:
     """
 
     checkpoint: str | Path | None = None
+    checkpoint_every: int = 1
     seed: int = 0
     wait_for: int | None = None
     probe_timeout: float = 60.0
@@ -116,6 +119,7 @@ class SelectionSettings:
 
     def __post_init__(self) -> None:
         check_positive("probe_timeout", self.probe_timeout)
+        check_at_least("checkpoint_every", self.checkpoint_every, 1)
         check_at_least("attempts", self.attempts, 1)
         check_at_least("seed", self.seed, 0, LARGEST_SEED)
         if self.wait_for is not None:
