@@ -301,7 +301,7 @@ def test_the_keywords_of_an_experiment_are_those_of_a_change():
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"rouns": 3}, 'rouns = 3: no such key here.*did you mean "rounds"'),
+        ({"rouns": 3}, 'rouns = 3: unknown setting.*did you mean "rounds"'),
         ({"rounds": 0}, "^rounds = 0: must be a whole number of at least 1"),
         ({"rounds": 2.5}, "^rounds = 2.5: must be a whole number"),
         ({"clients_per_round": 13}, "must be at most partition.clients = 12"),

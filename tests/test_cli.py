@@ -476,7 +476,7 @@ def test_what_the_system_refuses_is_a_sentence(capsys, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("fedcor.run_folder.save_checkpoint", full)
         assert fedcor(command) == 2
-    assert "No space left on device; what was recorded before is kept" in capsys.readouterr().err
+    assert "No space left on device; finished rounds are kept" in capsys.readouterr().err
     assert fedcor(f"{command} --resume") == 0
 
 

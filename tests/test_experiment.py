@@ -182,7 +182,7 @@ def test_every_optimiser_is_built_by_its_name():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("training.round=5", 'training.round = 5: no such key here.*did you mean "rounds"'),
+        ("training.round=5", 'training.round = 5: unknown setting.*did you mean "rounds"'),
         ("trainin.rounds=5", 'trainin = .*did you mean "training"'),
         ("training.rounds=0", "training.rounds = 0: must be a whole number of at least 1"),
         ("training.rounds=many", "training.rounds = 'many': must be a whole number"),
@@ -228,7 +228,7 @@ def test_every_optimiser_is_built_by_its_name():
         ("model.name=3", "model.name = 3: must be given"),
         ("training=3", "training = 3: must be a table"),
         ("optimiser.name=fedporx", 'optimiser.name.*did you mean "fedprox"'),
-        ("optimiser.mu=0.1", "optimiser.mu = 0.1: no such key"),
+        ("optimiser.mu=0.1", "optimiser.mu = 0.1: unknown setting"),
         ("model.name=mpl", 'model.name.*did you mean "mlp"'),
         ("model.droput=0.1", 'model.droput.*did you mean "dropout"'),
         ("faults.dropout=2", "faults.dropout = 2.0: must lie in"),
@@ -332,7 +332,7 @@ def test_a_toml_file(tmp_path):
     [
         (None, "cannot be read"),
         ("a = = b", "is not TOML"),
-        ("a = 1", "a = 1: no such key"),
+        ("a = 1", "a = 1: unknown setting"),
         ("", "data = None: must be given"),
     ],
 )
@@ -560,7 +560,7 @@ def test_a_table_without_a_name_sets_options_of_the_selectors_own():
     assert fedcor.experiment(paired, optimiser={"keep": 0.25}).build_optimiser() == Momentum(
         weighted=True, keep=0.25
     )
-    with pytest.raises(ConfigError, match="optimiser.keep = 0.5: no such key"):
+    with pytest.raises(ConfigError, match="optimiser.keep = 0.5: unknown setting"):
         fedcor.experiment("digits", optimiser={"keep": 0.5})
     with pytest.raises(ConfigError, match="optimiser.name = 'none': must be one of"):
         fedcor.experiment("digits", selector=Paired(10, optimiser="none"))

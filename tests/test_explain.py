@@ -136,6 +136,10 @@ def test_aligned_says_how_well_the_group_is_aligned(tmp_path, capsys):
     assert "it has its seat for waiting longest" in shown
     assert "cosine: of the group's summed update" in shown
     assert "age: rounds since" in shown
+    assert main(["explain", str(tmp_path), "--round", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "no update of it is known: it trains for the first time" in shown
+    assert "waited_alike" not in shown
 
 
 def test_a_process_that_was_never_fitted_is_said(tmp_path, capsys):

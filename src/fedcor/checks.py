@@ -117,7 +117,7 @@ def expand_home(key: str, given: object) -> Path:
         if "\0" not in text:
             return Path(text).expanduser()
     except RuntimeError:  # there is no such user
-        raise ConfigError(key, text, "there is no home folder of this user") from None
+        raise ConfigError(key, text, "this user has no home folder") from None
     raise ConfigError(key, text, "a path cannot hold a NUL character")
 
 

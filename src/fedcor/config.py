@@ -55,7 +55,7 @@ def suggests(function: Callable[P, T]) -> Callable[P, T]:
         >>> train(round=3)
         Traceback (most recent call last):
             ...
-        fedcor.errors.ConfigError: round = 3: no such key here; there are: rounds (did you mean \
+        fedcor.errors.ConfigError: round = 3: unknown setting; known here: rounds (did you mean \
 "rounds"?)
     """
     parameters = inspect.signature(function).parameters
@@ -85,7 +85,7 @@ def check_keys(table: Mapping[str, Any], known: list[str]) -> None:
     """Refuse a key that is not one of `known`; a near miss gets a suggestion."""
     for key, value in table.items():
         if key not in known:
-            allowed = f"no such key here; there are: {', '.join(known) or 'none'}"
+            allowed = f"unknown setting; known here: {', '.join(known) or 'none'}"
             raise ConfigError(key, value, allowed, suggest(key, known))
 
 

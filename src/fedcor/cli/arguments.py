@@ -48,7 +48,7 @@ def parse_seeds(text: str) -> list[int]:
         seeds += range(first, min(last, first + _MOST_SEEDS) + 1)
     if not seeds or len(seeds) > _MOST_SEEDS or len(set(seeds)) < len(seeds):
         raise argparse.ArgumentTypeError(
-            f"{text!r} has no seed, a seed twice, or too many seeds; write 1-5 or 1,2,7"
+            f"{text!r} is empty, repeats a seed, or has over {_MOST_SEEDS} seeds; use 1-5 or 1,2,7"
         )
     return seeds
 
@@ -58,6 +58,6 @@ def parse_names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if not all(names) or len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(
-            f"{text!r} has an empty name, or a name twice; separate different names by commas"
+            f"{text!r} has an empty or repeated name; separate names by commas"
         )
     return names

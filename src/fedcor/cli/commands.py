@@ -162,7 +162,7 @@ def reproduce(options: argparse.Namespace) -> None:
 
         file = plan.out / DEFAULT_PAGE.name if options.html == DEFAULT_PAGE else options.html
         page = write_reproduced(plan.out, file)
-        print(f"there are no runs to make a page of: {options.what}" if page is None else page)
+        print(f"no page: {options.what} has no runs to show" if page is None else page)
 
 
 def data_list(options: argparse.Namespace) -> None:  # noqa: ARG001
@@ -205,7 +205,7 @@ def _engine(name: str, address: str | None) -> Callable[..., None]:
             raise MissingExtraError(package or "flwr", "flower-sim") from error
         return partial(run_on_flower, address=address)
     if address is not None:
-        allowed = "is of a Ray cluster for --engine flower; many runs go to one with fedcor compare"
+        allowed = "needs --engine flower; to run on a cluster, use fedcor compare --backend"
         raise ConfigError("address", address, allowed)
     from fedcor.runner import run as run_on_simulator
 

@@ -14,7 +14,7 @@ __all__ = [
 ]
 
 EXAMPLES = """examples:
-  fedcor demo                                         FedCor and its baselines, in under a minute
+  fedcor demo                                         six selectors compared, in under a minute
   fedcor data fetch fmnist                            download a data set and verify it
   fedcor run fmnist-2spc --selector fedcor --seed 1   one run; add --resume to continue it
   fedcor compare fmnist-2spc --seeds 1-5 --jobs 2     paired runs of the paper's four selectors

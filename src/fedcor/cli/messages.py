@@ -39,7 +39,8 @@ def error_message(error: Exception, options: argparse.Namespace) -> str | None:
         missing = missing_package(error.name or "")
         return None if missing is None else str(missing)
     if isinstance(error, OSError):
-        return f"{error}; what was recorded before is kept, and can be resumed"
+        runs = hasattr(options, "resume") or hasattr(options, "jobs")
+        return f"{error}; finished rounds are kept and can be resumed" if runs else str(error)
     if isinstance(error, MemoryError):
         return "not enough memory for these settings"
     return _with_flags(error, options) if isinstance(error, FedcorError) else None

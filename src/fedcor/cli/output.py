@@ -112,8 +112,8 @@ def warn_about_warmup(experiment: Experiment) -> None:
     rounds = experiment.rounds
     if warmup >= rounds:
         _warn(
-            f"{experiment.selector} chooses at random in its first {warmup} rounds, "
-            f"and this run has {rounds}"
+            f"warning: {experiment.selector} chooses at random in its first {warmup} rounds, "
+            f"but this run has only {rounds}: set a shorter warmup, or run more rounds"
         )
 
 

@@ -89,7 +89,7 @@ def _add_command(actions: Any, name: str, help: str, epilog: str = "") -> argpar
 
 
 def _add_demo(actions: Any) -> None:
-    help = "compare FedCor with its baselines on built-in data, in under a minute"
+    help = "compare six selectors on built-in data, in under a minute"
     parser = _add_command(actions, "demo", help, DEMO_EXAMPLES)
     parser.add_argument(
         "--out",
@@ -121,8 +121,8 @@ def _add_run(actions: Any) -> None:
     )
     _add_address(
         parser,
-        "of a Ray cluster that runs, for --engine flower",
-        "RAY_ADDRESS, else a Ray on this machine",
+        "address of a running Ray cluster, for --engine flower",
+        "RAY_ADDRESS, else Ray is started on this machine",
     )
     parser.set_defaults(command=run)
 
@@ -170,7 +170,7 @@ def _add_experiment(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=parse_folder, help="folder for the result (default: a folder in runs/)"
     )
-    parser.add_argument("--resume", action="store_true", help="continue what is in the folder")
+    parser.add_argument("--resume", action="store_true", help="resume the runs in the folder")
     _add_track(parser)
     parser.set_defaults(flags=EXPERIMENT_FLAGS)
 
@@ -182,7 +182,7 @@ def _add_track(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="TRACKER",
-        help=f"write each round there, too: {', '.join(tracker_names())}, or module:Class; can be "
+        help=f"also log each round to {', '.join(tracker_names())}, or module:Class; can be "
         "repeated",
     )
 
@@ -214,10 +214,10 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
         "--backend",
         choices=["loky", *CLUSTERS],
         default="loky",
-        help="where the processes are: loky for this machine; ray or dask for a cluster that runs "
+        help="where to run: loky for processes on this machine; ray or dask for a running cluster "
         "(default: %(default)s)",
     )
-    _add_address(parser, "of the cluster", "RAY_ADDRESS or DASK_SCHEDULER_ADDRESS")
+    _add_address(parser, "address of the cluster", "RAY_ADDRESS or DASK_SCHEDULER_ADDRESS")
 
 
 def _add_address(parser: argparse.ArgumentParser, whose: str, default: str) -> None:
@@ -280,7 +280,7 @@ def _split_presets() -> list[tuple[str, str, str]]:
 
 
 def _add_report(actions: Any) -> None:
-    help = "say who is best in a folder of runs, finished or not, and show what it rests on"
+    help = "compare the runs in a folder, finished or not: verdict, table and curves"
     parser = _add_command(actions, "report", help, REPORT_EXAMPLES)
     parser.add_argument(
         "folder", type=parse_folder, metavar="DIR", help="folder of a run, or of several"
@@ -330,7 +330,7 @@ def _add_html(parser: argparse.ArgumentParser, folder: str) -> None:
 
 
 def _add_watch(actions: Any) -> None:
-    help = "show the page of a folder of runs in a browser, and follow those that go on"
+    help = "serve a live report page for a folder of runs, also while they are running"
     parser = _add_command(actions, "watch", help, WATCH_EXAMPLES)
     parser.add_argument(
         "folder", type=parse_folder, metavar="DIR", help="folder of a run, or of several"
@@ -341,7 +341,7 @@ def _add_watch(actions: Any) -> None:
         "--port",
         type=parse_count,
         default=0,
-        help="of 127.0.0.1, which only this machine reaches (default: one that is free)",
+        help="port on 127.0.0.1, reachable from this machine only (default: any free port)",
     )
     parser.set_defaults(command=watch, flags={"port": "--port"})
 

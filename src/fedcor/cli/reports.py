@@ -113,7 +113,7 @@ def watch(options: argparse.Namespace) -> None:
             why = getattr(error, "strerror", None) or "there are ports up to 65535"
             raise ConfigError("port", options.port, f"cannot be used: {why}") from None
         with made as server:
-            print(f"{server.url} follows {options.folder}; Ctrl-C ends it", flush=True)
+            print(f"{options.folder} is shown at {server.url}; Ctrl-C to stop", flush=True)
             server.serve_forever(poll_interval=0.2)
     except KeyboardInterrupt:
         print()  # after the ^C that the terminal shows

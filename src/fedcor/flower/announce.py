@@ -59,7 +59,7 @@ def say_warmup(settings: RoundSettings, round: int, plan: Sequence[Questions]) -
         other = "power_of_choice" if settings.selection.secure_aggregation else DEFAULT_SELECTOR
         LOG.warning(
             "preflight: %s chooses at random in its first %d rounds, and this run has %d: it is "
-            'random selection at a higher price. %s a selector without a warm-up, such as "%s"',
+            'random selection at extra cost. %s a selector without a warm-up, such as "%s"',
             *(selector_name(settings.selector), warmup, rounds, shorter, other),
         )
         return
@@ -67,7 +67,7 @@ def say_warmup(settings: RoundSettings, round: int, plan: Sequence[Questions]) -
     LOG.info(
         "preflight: rounds %d to %d of %d are a warm-up: clients are chosen at random%s",
         *(flower_round(round), warmup, rounds),
-        ", and everyone is asked for the loss of the model that they make" if shown else "",
+        ", and clients report their loss on the resulting model" if shown else "",
     )
 
 

@@ -87,10 +87,9 @@ def no_loss_answered(
         return _no_such_metric(settings, f"round {round}: the clients' evaluate", replies)
     there = [key for key in keys if any(key in one for one in unusable)]
     return FedcorError(
-        f"round {round}: the metric {there[0]} of {len(unusable)} of the {asked} clients that were "
-        f"asked for a loss is no usable one (but {_shown(unusable[0], there)}, say): the model has "
-        "diverged, or cannot be evaluated yet; or the metric is no loss, then loss_key says which "
-        "one is"
+        f"round {round}: {len(unusable)} of the {asked} clients that were asked for a loss sent an "
+        f"unusable one (for example {there[0]} = {_shown(unusable[0], there)}): the model has "
+        "diverged, or cannot be evaluated yet, or this metric is not the loss; if so, set loss_key"
     )
 
 

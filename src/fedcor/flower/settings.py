@@ -169,7 +169,7 @@ def _setting(strategy: Strategy, name: str, default: Any) -> Any:
 def check_selector(selector: Selector, settings: SelectionSettings) -> None:
     """Refuse what is no selector, and one that reads what `settings` hide from it."""
     if not isinstance(selector, Selector):
-        raise ConfigError("selector", selector, "must have the verbs init, select and observe")
+        raise ConfigError("selector", selector, "must have the methods init, select and observe")
     if settings.secure_aggregation and selector_traits(selector).needs_updates:
         allowed = "reads single updates, which secure aggregation hides"
         hint = "choose one that does not, such as random, power_of_choice or fedcor"

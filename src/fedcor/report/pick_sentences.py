@@ -46,7 +46,7 @@ def _reason(row: Mapping[str, Any], explanation: Mapping[str, Any]) -> str:
         rivals = len(explanation["candidates"])
         of = f" of {rivals} candidates" if rivals else ""
         return f"a loss of {_n(row['loss'])}, the {_ordinal(row['place'])} largest{of}."
-    if {"before", "cosine_before"} & row.keys():
+    if {"before", "cosine_before", "overdue"} & row.keys():
         return _match(row)
     named = [f"{name} {_n(row[name])}" for name in explanation["reasons"] if _known(row, name)]
     if named:
