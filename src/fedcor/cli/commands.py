@@ -174,7 +174,7 @@ def data_list(options: argparse.Namespace) -> None:  # noqa: ARG001
     from fedcor.data import available, cache_dir
 
     table = Table(box=None, pad_edge=False)
-    for title in ("name", "what", "here", "how"):
+    for title in ("name", "what", "downloaded", "next step"):
         table.add_column(title)
     for entry in available():
         what = f"{entry.description} {entry.shape}, {entry.classes} classes"

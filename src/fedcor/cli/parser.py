@@ -242,7 +242,8 @@ def _add_reproduce(actions: Any) -> None:
     parser.add_argument(
         "--settings",
         type=parse_names,
-        help=f"some of {','.join(settings)} (default: all)",
+        help=f"some of {','.join(settings)}: one or two shards per client, or Dirichlet "
+        "(default: all)",
     )
     _add_seeds(parser, 5)
     parser.add_argument(

@@ -122,7 +122,7 @@ def say_traffic(
     chosen = clients if chosen is None else chosen
     evaluated = _evaluated(settings, clients)
 
-    def foretell(questions: Sequence[Questions], known: int) -> list[Traffic]:
+    def expected(questions: Sequence[Questions], known: int) -> list[Traffic]:
         return expected_traffic(
             questions,
             clients=clients,
@@ -133,9 +133,9 @@ def say_traffic(
             known=known,
         )
 
-    ours = [Traffic(asked * model_bytes), *foretell(plan, known)]
+    ours = [Traffic(asked * model_bytes), *expected(plan, known)]
     nothing = [Questions()] * len(plan)
-    random = total(foretell(nothing, known - asked))
+    random = total(expected(nothing, known - asked))
     left = f"all {len(plan)} rounds"
     first = f"{_text(total(ours[:2]))} in the first round, "
     if len(plan) < settings.num_rounds:

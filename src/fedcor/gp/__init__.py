@@ -2,7 +2,7 @@
 
 `fit` learns the embedding of the clients from measured loss changes; `select` and `select_proxy`
 choose clients with it. `take_apart` says what each pick was worth; `forecast` how well the process
-foretells.
+predicts.
 """
 
 from fedcor.gp.fit import Samples, fit, log_likelihood, log_likelihood_gradient

@@ -1,4 +1,4 @@
-"""How well a process foretells the loss changes of the clients that did not train.
+"""How well a process predicts the loss changes of the clients that did not train.
 
 Notation
     X       client embeddings, row k is x_k                                     (N, d)

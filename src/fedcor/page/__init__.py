@@ -2,7 +2,7 @@
 
 data, table_data, run_data, why_data
                     what the page shows, as plain values that JSON takes
-health_words        how well a process foretells, in a sentence
+health_words        how well a process predicts, in a sentence
 compact             numbers with as many digits as can be seen
 render              one self-contained file: template, style, scripts and data
 watch               the same page, served on loopback, following runs that go on

@@ -1,4 +1,4 @@
-"""How well a process foretells the clients' loss changes, in a sentence."""
+"""How well a process predicts the clients' loss changes, in a sentence."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How well FedCor's process knows the clients, over the rounds of a run: numbers to be drawn.
 
 In every round that measured loss changes (a probe round), and before the process learns from them,
-it is asked to foretell them: given the changes of the clients that trained, the changes of all
+it is asked to predict them: given the changes of the clients that trained, the changes of all
 others (`fedcor.gp.forecast`). The record holds how that went.
 """
 

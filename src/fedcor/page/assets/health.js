@@ -1,4 +1,4 @@
-// How well the process that FedCor learns foretells loss changes.
+// How well the process that FedCor learns predicts loss changes.
 (() => {
   Page.parts.health = () => {
     const host = "health-body";
@@ -12,7 +12,7 @@
     const run = `${name(shown)}, seed ${shown.seed}`;
     const text = found.forecasts
       ? `${other}In ${run}, before each of ${plural(found.forecasts, "refit")} the process had to ` +
-        "foretell the loss changes of clients from those of the clients that trained."
+        "predict the loss changes of clients from those of the clients that trained."
       : `${other}In ${run}: ${found.note}.`;
     const cost = `${plural(found.refits, "fit")}; ${found.probed} losses asked for in ` +
       `${plural(found.probe_rounds, "round")}` + (found.probe_bytes === null ? "."
