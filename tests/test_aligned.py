@@ -176,7 +176,7 @@ def test_after_the_oldest_client_each_pick_aligns_the_group_best(seed, count, we
     chosen, after = selector.select(state, federation)
     limit = 3.0 * n / count
     overdue = np.flatnonzero(n - asked >= limit)
-    first = max(1, min(len(overdue), count))
+    first = min(max(len(overdue), int(count > 1)), count)
     assert set(chosen[:first].tolist()) == set(np.argsort(asked)[:first].tolist())
     target = sizes @ U / sizes.sum()
     for size in range(first, count):
@@ -201,17 +201,17 @@ def test_those_who_waited_too_long_come_first(seed, count, wait):
     federation = FakeFederation(np.zeros((12, 3)), seed=seed)
     chosen, _ = selector.select(state, federation)
     overdue = int(np.sum(state["round"] - asked >= wait * 12 / count))
-    first = min(max(overdue, 1), count)
+    first = min(max(overdue, int(count > 1)), count)
     # Of clients that were last chosen in the same round, any may come first.
     assert sorted(asked[chosen])[:first] == sorted(asked)[:first]
 
 
 def test_among_those_who_waited_equally_long_chance_decides():
-    selector, found = Aligned(1, sketch="full"), set()
+    selector, found = Aligned(2, sketch="full"), set()
     state = known_state(selector, np.eye(4), [5, 5, 5, 9])
     for seed in range(40):
         chosen, _ = selector.select(state, FakeFederation(np.zeros((4, 4)), seed=seed))
-        found |= set(chosen.tolist())
+        found |= set(chosen[:1].tolist())
     assert found == {0, 1, 2}
 
 
@@ -238,6 +238,55 @@ def test_nobody_waits_longer_than_is_said(seed, n, fraction, wait):
         state = selector.observe(state, outcome(t, np.sort(chosen), updates=updates))
         last[chosen] = t
         assert t - last.min() < bound
+
+
+def test_the_only_seat_of_a_round_goes_to_the_best_direction_unless_somebody_is_overdue():
+    """Given to the oldest, it would be round-robin, with which FedRecall ends below random."""
+    selector = Aligned(1, sketch="full")
+    directions = np.array([[0.0, 1.0], [3.0, 1.0], [1.0, 1.0], [-1.0, 0.0]])
+    federation = FakeFederation(np.zeros((4, 2)))
+    for oldest, expected in ((8, 2), (1, 0)):  # after 3 * 4 rounds, the first one is overdue
+        state = known_state(selector, directions, [oldest, 10, 11, 12])
+        chosen, _ = selector.select(state, federation)
+        assert chosen.tolist() == [expected]
+
+
+@pytest.mark.parametrize("count", [4, 7])
+def test_a_client_that_sends_nothing_fills_no_seat_but_that_of_the_oldest(count):
+    """Its zero would leave the cosine of a well aligned group as it is."""
+    rng = np.random.default_rng(1)
+    directions = rng.standard_normal((10, 3)) + 1.0
+    directions[:3] = 0.0
+    selector = Aligned(count, sketch="full")
+    federation = FakeFederation(np.zeros((10, 3)))
+    for oldest in (9, 0):
+        asked = np.full(10, 9)
+        asked[oldest] = 8
+        chosen, _ = selector.select(known_state(selector, directions, asked), federation)
+        assert chosen[0] == oldest
+        assert (chosen[1:] >= 3).all()
+
+
+def test_where_too_few_clients_move_the_others_fill_the_round():
+    selector, directions = Aligned(4, sketch="full"), np.zeros((6, 2))
+    directions[5] = 1.0
+    chosen, _ = selector.select(
+        known_state(selector, directions, np.arange(6)), FakeFederation(np.zeros((6, 2)))
+    )
+    assert len(set(chosen.tolist())) == 4
+    assert 5 in chosen
+
+
+def test_clients_that_left_no_longer_count_in_the_mean_of_everyone():
+    """Where N / C is 5 rounds, they count for 50."""
+    selector, weights = Aligned(2, sketch="full"), np.full(10, 0.1)
+    asked = np.r_[np.zeros(5, dtype=int), np.full(5, 50)]
+    for later, expected in ((50, [0.5, 0.5]), (51, [0.0, 1.0])):
+        state = known_state(selector, np.repeat(np.eye(2), 5, axis=0), asked)
+        state = {**state, "round": np.array(later)}
+        assert selector.target(state, weights) == pytest.approx(expected)
+    state = {**state, "round": np.array(1000)}  # nobody delivers: the past is all that there is
+    assert selector.target(state, weights) == pytest.approx([0.5, 0.5])
 
 
 def test_scaling_all_updates_changes_no_choice():
@@ -296,7 +345,7 @@ def test_a_known_client_that_stops_delivering_rests_although_it_is_overdue():
 
 def test_clients_that_join_train_one_after_the_other():
     small, large = FakeFederation.example(6), FakeFederation.example(9)
-    selector = Aligned(3)
+    selector = Aligned(4)
     _, state = play(selector, small, 8)
     state, joined = selector.join(state, large.population), []
     for _ in range(3):

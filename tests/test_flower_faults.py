@@ -587,18 +587,19 @@ def test_an_attempt_leaves_out_who_failed_in_the_one_before(tmp_path):
 
 
 @pytest.mark.parametrize("selector", [Aligned(1), Complement(1)])
-def test_a_broken_node_that_joins_does_not_end_a_run_that_prefers_new_clients(selector, tmp_path):
+def test_broken_nodes_do_not_end_a_run_that_prefers_clients_that_never_trained(selector, tmp_path):
     grid = MemoryGrid(numpy_app(), 4)
-    grid.trouble[4] = spoilt_training(raising)
+    grid.trouble = dict.fromkeys(range(4, 7), spoilt_training(raising))
 
     def score(server_round, arrays):
         if server_round == 5:
-            grid.join()
+            for _ in range(3):
+                grid.join()
         return server_score(server_round, arrays)
 
     selecting = select_with(quiet(), selector, checkpoint=tmp_path, wait_for=4, probe_timeout=0.05)
-    selecting.start(grid, initial(), num_rounds=8, timeout=0.05, evaluate_fn=score)
-    assert lines(tmp_path)[5]["faults"] == {"error": 1}
+    selecting.start(grid, initial(), num_rounds=20, timeout=0.05, evaluate_fn=score)
+    assert any("faults" in entry and entry["faults"] for entry in lines(tmp_path)[5:])
     assert all(entry["participated"] for entry in lines(tmp_path))
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedcor import AFL, Aligned, Complement, FedCor, Oort, PowerOfChoice, Proxy, RoundRobin
+from fedcor.rng import stream
 from fedcor.testing import FakeFederation
 
 FOUNDERS, JOINING, CHOSEN = 12, 50, 4
@@ -16,7 +17,7 @@ QUICK = {"warmup": 5, "interval": 5, "dimension": 4, "warmup_steps": 20, "refit_
 
 def federation_of(count, round, model=None):
     federation = FakeFederation(CENTRES[:count])
-    federation.round = round
+    federation.round, federation.rng = round, stream(0, "select", round)
     federation.model = federation.model if model is None else model
     return federation
 
@@ -43,6 +44,23 @@ def invaded(selector):
 def test_a_quarter_of_a_round_is_for_those_who_joined_and_never_trained(selector):
     for chosen in invaded(selector).values():
         assert [known for _, known in chosen].count(False) == 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_of_few_seats_those_who_joined_get_a_quarter_on_average(count):
+    """With one seat, every round would be theirs, and founders would never be chosen again."""
+    selector, federation, new = Aligned(count), federation_of(FOUNDERS, 0), 0
+    state = selector.init(federation.population)
+    for t in range(300):
+        if t >= FOUNDERS:
+            federation = federation_of(FOUNDERS + t * count, t, federation.model)
+            state = selector.join(state, federation.population)
+        chosen, after = selector.select(state, federation)
+        joined = (chosen >= FOUNDERS) & (state["seen"][chosen] < 0)
+        assert joined.sum() <= 1
+        new += int(joined.sum())
+        state = selector.observe(after, federation.train(chosen))
+    assert new / (300 - FOUNDERS) == pytest.approx(0.25 * count, abs=0.08)
 
 
 def test_oort_explores_those_who_joined_in_no_more_seats_than_epsilon_says():

@@ -4,13 +4,16 @@ The memory u_k, the weights a_k and the mean t of everyone are those of `remembe
 
 1. sweep     clients that never trained come first, in random order;
 2. oldest    then all clients that have waited too long, and at least the one that was chosen
-             longest ago;
+             longest ago, where a round has more than one seat;
 3. greedy    add the client that makes the cosine of sum_K a u and t largest, where K is the group;
 4. swap      exchange a member, but not those of step 2, for another client, while that makes the
              cosine larger still.
 
 The length of the sum does not matter. Where a few clients cannot stand for everyone, the group
 whose mean is closest to t is one of short updates, which teach little; the best aligned one is not.
+A client whose last update was zero points nowhere and would leave the cosine as it is: it gets a
+seat for waiting only. A client that did not deliver for ten times N / C rounds may have left, and
+no longer counts in t.
 How long the step then is, the optimiser says: `FedRecall` is made for this selector.
 """
 
@@ -24,11 +27,13 @@ import numpy as np
 from fedcor.checks import check_at_least, check_positive
 from fedcor.config import plain_keywords
 from fedcor.selectors.base import longest_ago, spread, uniform, without
-from fedcor.selectors.remembered import RememberingSelector, seated_known
+from fedcor.selectors.remembered import RememberingSelector, moves, seated_known
 from fedcor.selectors.table import table_rows
-from fedcor.types import Array, Federation, IntArray, Reasons, State
+from fedcor.types import Array, Federation, FloatArray, IntArray, Reasons, State
 
 __all__ = ["Aligned"]
+
+_LONGEST_ABSENCE = 10.0  # times N / C rounds; FedRecall forgets clients as late
 
 
 @plain_keywords
@@ -76,7 +81,7 @@ class Aligned(RememberingSelector):
     def choose_known(
         self, state: State, federation: Federation, known: IntArray, wanted: int
     ) -> IntArray:
-        """Those who waited too long, at least one, and the clients that align the group best."""
+        """Those who waited too long, and the clients that align the group best."""
         # Those chosen in the same round have waited equally long: chance decides among them.
         draws = federation.rng.random(len(known))
         seats = self._first_seats(state, federation, known, wanted)
@@ -85,7 +90,15 @@ class Aligned(RememberingSelector):
             # Nothing points anywhere: a part of the model that is not trained.
             more = uniform(federation.rng, without(known, first), wanted - len(first))
             return np.concatenate([first, more])
+        moving = known[moves(state, known) | np.isin(known, first)]
+        known = moving if len(moving) >= wanted else known
         return self.match_known(state, federation, known, first, wanted, self.swaps, "direction")
+
+    def ageing_weights(self, state: State) -> FloatArray | float:
+        """(N,) 0 for clients that have not delivered for so long that they may have left."""
+        limit = _LONGEST_ABSENCE * len(state["seen"]) / self.clients_per_round
+        recent = (state["seen"] >= 0) & (int(state["round"]) - state["seen"] <= limit)
+        return recent.astype(np.float64) if recent.any() else 1.0
 
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
         """How well the group is aligned with everyone, and how old its directions are.
@@ -141,5 +154,8 @@ class Aligned(RememberingSelector):
         waited = int(state["round"]) - state["asked"][known]
         limit = self.longest_wait * len(state["asked"]) / self.clients_per_round
         overdue = int(np.count_nonzero(waited >= limit))
-        least = 0 if len(seated_known(state, federation)) else 1
+        # With the only seat for the oldest, directions would never matter: that is round-robin,
+        # which misleads FedRecall's rate.
+        alone = self.clients_per_round == 1 or len(seated_known(state, federation)) > 0
+        least = 0 if alone else 1
         return min(max(overdue, least), wanted)

@@ -6,8 +6,8 @@
     t       the mean direction of everyone: sum_i p_i u_i over all who were seen         (s,)
 
 Clients that never trained come first, in random order: every client trains, and nothing is asked.
-Of those that joined after the first round, a round takes a quarter of its clients, at least one; so
-nobody fills the rounds by joining under ever new names.
+Clients that joined after the first round and never trained get a quarter of a round, or one seat in
+some rounds where a quarter is less than one: newcomers do not push out everyone else.
 A client that was chosen and did not deliver is left out for some rounds: twice as long each time,
 but never forever. A subclass says which of the known clients fill the rest of a round.
 """
@@ -51,7 +51,7 @@ from fedcor.types import (
     State,
 )
 
-__all__ = ["RememberingSelector", "seated_known"]
+__all__ = ["RememberingSelector", "moves", "seated_known"]
 
 _JOINED_SHARE = 0.25  # of a round, for new clients that joined after the first one
 
@@ -163,9 +163,9 @@ class RememberingSelector(ABC):
         """How many of `count` clients may be new ones, while there are any."""
         return count
 
-    def joined_per_round(self, count: int) -> int:
+    def joined_per_round(self, count: int, rng: np.random.Generator) -> int:
         """How many of `count` clients may be new ones that joined after the first round."""
-        return max(1, fraction_of(_JOINED_SHARE, count))
+        return fraction_of(_JOINED_SHARE, count) or int(rng.random() < _JOINED_SHARE * count)
 
     def ageing_weights(self, state: State) -> FloatArray | float:
         """(N,) How much each remembered direction still counts in the mean of everyone."""
@@ -210,7 +210,7 @@ class RememberingSelector(ABC):
         joined = new[new >= int(state.get("founders", len(state["seen"])))]
         chosen = uniform(rng, new[: len(new) - len(joined)], most)  # the others joined last
         if len(joined) and len(chosen) < most:
-            share = min(self.joined_per_round(count), most - len(chosen))
+            share = min(self.joined_per_round(count, rng), most - len(chosen))
             chosen = np.concatenate([chosen, uniform(rng, joined, share)])
         if len(chosen) < count and len(known):
             wanted = min(count - len(chosen), len(known))
@@ -322,3 +322,9 @@ def seated_known(state: State, federation: Federation) -> IntArray:
     """The clients that have a seat in this round already, and whose direction is known."""
     taken = seated(federation)
     return taken[state["seen"][taken] >= 0]
+
+
+def moves(state: State, clients: IntArray) -> BoolArray:
+    """(m,) whether the known direction of each client is other than zero."""
+    blocks = table_blocks(state, "directions")
+    return np.concatenate([block.any(axis=1) for block in blocks])[clients]
