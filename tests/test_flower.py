@@ -262,7 +262,7 @@ def test_mistakes_are_named():
         select_with(type("Looping", (FedAvg,), {"start": lambda self: None})(), Random(3))
     with pytest.raises(ConfigError, match="switches training off"):
         select_with(FedAvg(fraction_train=0.0), Random(3))
-    with pytest.raises(ConfigError, match="verbs"):
+    with pytest.raises(ConfigError, match="methods"):
         SelectingStrategy(FedAvg(), object())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="probe_timeout"):
         FedCorStrategy(3, probe_timeout=0)

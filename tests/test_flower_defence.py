@@ -13,6 +13,7 @@ from fedcor import Defence
 from fedcor.errors import ConfigError
 from fedcor.flower import OptimiserStrategy, select_with
 from fedcor.flower.judged import JudgedReplies
+from fedcor.flower.roster import Claim, Roster
 from fedcor.flower.screen import Unusable, clean_model
 from fedcor.flower.sizes import cap_sizes, largest_believed
 from fedcor.outliers import no_norms
@@ -350,6 +351,42 @@ def test_a_size_that_a_node_claims_at_once_does_not_fill_the_population():
 
     strategy, _ = run(Full(), MemoryGrid(numpy_app([answers_probes(examples=claimed)]), 4), 1)
     assert strategy._state.roster.population().sizes.tolist() == [10_000, 10, 10, 10]
+
+
+@pytest.mark.parametrize("introduced", [False, True])
+def test_sizes_follow_what_clients_train_with(introduced, tmp_path):
+    """Client 0 has four times the data from the third round on, client 1 a tenth."""
+    rounds = []
+
+    def changed(message, reply):
+        if is_training(message) and len(rounds) >= 2:
+            metrics = reply.content["metrics"]
+            number = int(reply.metadata.src_node_id == grid.node_of(0))
+            metrics["num-examples"] = (1, 40)[number]
+        return reply
+
+    mods = None if introduced else []
+    grid = MemoryGrid(numpy_app(mods), 4)
+    grid.trouble = {0: changed, 1: changed}
+    strategy, _ = run(Full(), grid, 6, folder=tmp_path, on_round=rounds.append)
+    roster = strategy._state.roster
+    sizes = roster.population().sizes.tolist()
+    assert sorted(sizes) == [1, 12, 13, 40]  # without the mod, nodes have no order
+    restored, largest = Roster.from_arrays(roster.to_arrays()), sizes.index(40)
+    restored.learn_size(largest, 80.0)
+    assert restored.population().sizes[largest] == 80
+
+
+def test_a_size_that_was_introduced_changes_in_proportion():
+    """All clients count alike in the mean: what they say there is no number of samples."""
+    roster = Roster()
+    roster.enrol({1: Claim("a", 500), 2: Claim("b", 300)})
+    for said, expected in ((1.0, 500), (1.0, 500), (2.0, 1000), (3.0, 1500), (1.0, 500)):
+        roster.learn_size(0, said)
+        assert roster.population().sizes.tolist() == [expected, 300]
+    for implausible in (0.0, float("nan"), 1e30):
+        roster.learn_size(0, implausible)
+    assert roster.population().sizes.tolist() == [500, 300]
 
 
 def test_evaluations_are_capped_by_those_of_the_round(tmp_path):

@@ -44,6 +44,7 @@ class Roster:
         self._sizes: list[float] = []  # (N,) n_k, NaN where it is unknown
         # (N,) the largest weight of its replies that each was believed, NaN before the first
         self._believed: list[float] = []
+        self._trained_with: list[float] = []  # (N,) samples in its last training, NaN for none
         self.not_believed: set[int] = set()  # clients that this start has said so of
         self.quarantine = Quarantine()
         # Client -> the nodes that claim to be it, the trusted one first; node -> the client.
@@ -89,6 +90,7 @@ class Roster:
                 self.names.append(claim.name)
                 self._sizes.append(np.nan)
                 self._believed.append(np.nan)
+                self._trained_with.append(np.nan)
                 self.quarantine.add()
             client = self.names.index(claim.name)
             rivals = [other for other in self._nodes.get(client, []) if other in self._here]
@@ -99,7 +101,8 @@ class Roster:
             self._client[node] = client
             self._here.add(node)
             self._tags[node] = claim.tags
-            self.learn_size(client, claim.examples)
+            if np.isnan(self._sizes[client]) and _plausible(claim.examples):
+                self._sizes[client] = float(int(claim.examples or 1))
             if not claim.mod:
                 self._plain.add(node)
 
@@ -123,12 +126,20 @@ class Roster:
             return self._earlier_tags.get(client)
         return self._tags[self.node(client)]
 
-    def learn_size(self, client: int, examples: float | None) -> None:
-        """Note a client's number of samples, if it is plausible and the first that we hear of."""
-        if examples is None or not 1 <= examples <= _MOST_EXAMPLES:
+    def learn_size(self, client: int, examples: float) -> None:
+        """Follow the number of samples that a client trained with, if it is plausible.
+
+        A client may have said another number when it introduced itself: all of its data, say, or
+        its data where all clients count alike in the mean. That one then changes in proportion.
+        """
+        if not _plausible(examples):
             return
+        before, self._trained_with[client] = self._trained_with[client], float(examples)
         if np.isnan(self._sizes[client]):
             self._sizes[client] = float(int(examples))
+        elif examples != before and not np.isnan(before):
+            changed = self._sizes[client] * examples / before
+            self._sizes[client] = float(np.clip(changed, 1, _MOST_EXAMPLES))
 
     def believe(self, said: Mapping[int, float], *, sizes: bool = True) -> dict[int, float]:
         """Client -> the weight that is believed of what its reply says; see `sizes.py`.
@@ -205,6 +216,7 @@ class Roster:
             "names": np.array(self.names, dtype=np.str_),
             "sizes": np.array(self._sizes, dtype=np.float64),
             "believed": np.array(self._believed, dtype=np.float64),
+            "trained_with": np.array(self._trained_with, dtype=np.float64),
             **self.quarantine.to_arrays(),
         }
 
@@ -215,8 +227,10 @@ class Roster:
         roster.names = [str(name) for name in arrays["names"]]
         sizes: FloatArray = arrays["sizes"]
         roster._sizes, roster.quarantine = sizes.tolist(), Quarantine.from_arrays(arrays)
-        # A checkpoint of an earlier version does not have it.
-        roster._believed = arrays.get("believed", np.full(len(sizes), np.nan)).tolist()
+        # A checkpoint of an earlier version does not have them.
+        unknown = np.full(len(sizes), np.nan)
+        roster._believed = arrays.get("believed", unknown).tolist()
+        roster._trained_with = arrays.get("trained_with", unknown).tolist()
         tags = json.loads(str(arrays["tags"])) if "tags" in arrays else {}
         roster._earlier_tags = {int(client): of for client, of in tags.items()}
         return roster
@@ -227,7 +241,12 @@ def population_of(given: Iterable[float]) -> Population:
     sizes = np.array(list(given))
     known = np.isfinite(sizes)
     mean = max(1, round(float(sizes[known].mean()))) if known.any() else 1
-    return Population(np.where(known, sizes, mean).astype(np.int64))
+    return Population(np.rint(np.where(known, sizes, mean)).astype(np.int64))
+
+
+def _plausible(examples: float | None) -> bool:
+    """Whether a client may have so many samples."""
+    return examples is not None and 1 <= examples <= _MOST_EXAMPLES
 
 
 def _natural(name: str) -> tuple[int, int, str]:
