@@ -216,6 +216,16 @@ def test_killed_between_the_two_renames(tmp_path, monkeypatch, caplog):
     assert "is missing; resuming from" in caplog.text
 
 
+def test_a_record_that_is_older_than_the_newest_checkpoint_fits_the_previous_one(tmp_path, caplog):
+    """As in a copy of the folder that was made while the run was written."""
+    write_run(tmp_path)
+    content = (tmp_path / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "rounds.jsonl").write_text("".join(content[: 1 + 3]))
+    with open_run(tmp_path, HEADER, resume=True) as writer:
+        assert writer.done == 2
+    assert "is of round 4, but rounds.jsonl ends with 3; resuming from" in caplog.text
+
+
 @pytest.mark.parametrize("checkpoints", [(2,), (2, 4)])
 def test_without_a_good_checkpoint_nothing_is_touched(tmp_path, checkpoints):
     write_run(tmp_path, checkpoints)

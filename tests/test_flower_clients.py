@@ -22,6 +22,7 @@ from flower_grid import (
     SAYS_KEYS,
     MemoryGrid,
     initial,
+    is_introduction,
     lines,
     logged,
     numpy_app,
@@ -127,6 +128,23 @@ def test_clients_without_the_mod_are_asked_with_plain_messages(tmp_path):
     assert all(not entry["faults"] for entry in entries)
     assert all(NOTE not in m.content for m in grid.sent if m.content.array_records)
     assert ("key-" if SAYS_KEYS else "node-") in (tmp_path / "clients.tsv").read_text()
+
+
+def test_clients_that_do_not_say_who_they_are_are_known_by_their_nodes_keys(tmp_path):
+    """An id alone would make each of them a second client after a restart of the SuperLink."""
+
+    def without_partition(message, reply):
+        if is_introduction(message):
+            del reply.content.config_records[NOTE]["partition"]
+        return reply
+
+    grid = MemoryGrid(numpy_app(), 4)
+    grid.trouble = dict.fromkeys(range(4), without_partition)
+    selecting, _ = run(Random(2), grid, rounds=2, folder=tmp_path)
+    assert all(
+        name.startswith("key-" if SAYS_KEYS else "node-") for name in selecting._state.roster.names
+    )
+    assert all(selecting._state.roster.has_mod(client) for client in range(4))
 
 
 def test_a_name_of_its_own_comes_before_the_partition(tmp_path):

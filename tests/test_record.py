@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -189,14 +190,21 @@ def test_devices_tied_to_labels_that_are_not_there_start_nothing(tmp_path):
     assert not (tmp_path / "run" / RECORD).exists()
 
 
-def test_a_checkpoint_of_a_record_that_is_gone_is_not_trusted(tmp_path):
-    run(digits("random", 20), 1, tmp_path / "run")
-    (tmp_path / "run" / RECORD).unlink()
-    with pytest.raises(Interrupted):
-        run(digits("random", 20), 2, tmp_path / "run", on_round=interrupt_after(8))
-    run(digits("random", 20), 2, tmp_path / "run", resume=True)
-    run(digits("random", 20), 2, tmp_path / "whole")
-    assert lines_without_seconds(tmp_path / "run") == lines_without_seconds(tmp_path / "whole")
+@pytest.mark.parametrize("content", [None, b"", b"\0" * 500])
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_checkpoint_whose_record_is_gone_is_kept(content, resume, tmp_path):
+    run(digits("random", 20), 1, tmp_path)
+    (tmp_path / RECORD).unlink()
+    if content is not None:
+        (tmp_path / RECORD).write_bytes(content)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    said = r"has a checkpoint, but rounds.jsonl is missing or empty.* delete .*checkpoint to start"
+    with pytest.raises(RecordError, match=said):
+        run(digits("random", 20), 1, tmp_path, resume=resume)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    shutil.rmtree(tmp_path / "checkpoint")
+    run(digits("random", 20), 1, tmp_path, resume=resume)
+    assert len(read_run(tmp_path).rounds) == 20
 
 
 def test_a_checkpoint_inside_the_warm_up_keeps_who_holds_and_what_is_known(tmp_path):
@@ -379,7 +387,10 @@ def test_a_checkpoint_that_is_ahead_of_its_record_is_refused(tmp_path):
     lines = (tmp_path / RECORD).read_text().splitlines()
     (tmp_path / RECORD).write_text("\n".join(lines[:2]) + "\n")
     with (
-        pytest.raises(RecordError, match="has 1 rounds, but its checkpoint"),
+        pytest.raises(
+            RecordError,
+            match=r"state.npz is of round 3, but rounds.jsonl ends with 1; previous.npz is missing",
+        ),
         open_run(tmp_path, HEADER, resume=True),
     ):
         pass

@@ -141,9 +141,7 @@ class RunWriter:
         """Write the record as it was at the last checkpoint, and open it for more lines."""
         kept = self.kept
         if self._before is None:
-            # A checkpoint may be left of a record that is gone.
-            for path in (CHECKPOINT, PREVIOUS, REFUSED):
-                (self.folder / path).unlink(missing_ok=True)
+            (self.folder / REFUSED).unlink(missing_ok=True)  # of a run that was deleted
         else:
             # The settings may ask for more rounds, and the selector may have another name now.
             # Everything else stays as it was when the run started, library versions included.
@@ -214,22 +212,21 @@ def _existing_run(
     folder: Path, header: Mapping[str, Any], resume: bool
 ) -> tuple[RunRecord | None, _Usable | None]:
     """The run in `folder` and its checkpoint; refuses one that `header` may not resume."""
+    saved = any((folder / path).exists() for path in (CHECKPOINT, PREVIOUS))
     if not has_run(folder):
+        if saved:
+            raise RecordError(
+                f"{folder} has a checkpoint, but {RECORD} is missing or empty. Put back a copy of "
+                f"it if there is one; else delete {folder / CHECKPOINT.parent} to start this run over"
+            )
         return None, None
     run = read_run(folder, check=False)  # below, against the checkpoint that is used
-    saved = any((folder / path).exists() for path in (CHECKPOINT, PREVIOUS))
     if not resume and not run.rounds and not saved:
         return None, None  # it died in its first round: there is nothing to lose
     _check_same(folder, run.header, json.loads(json_line(header)))
     if not resume:
         raise RunExistsError(folder)
     checkpoint = _usable_checkpoint(folder, run) if saved else None
-    done = 0 if checkpoint is None else checkpoint.saved.round
-    if len(run.rounds) < done:
-        raise RecordError(
-            f"{folder / RECORD} has {len(run.rounds)} rounds, but its checkpoint was made "
-            f"after {done}"
-        )
     marks = None if checkpoint is None else checkpoint.saved.marks
     if marks is not None:
         check_marks(folder, run, marks)
@@ -252,6 +249,8 @@ def _usable_checkpoint(folder: Path, run: RunRecord) -> _Usable:
             wrong[path] = "is missing"
         elif other is not None:
             wrong[path] = f"is of {other}"
+        elif saved.round > len(run.rounds):  # a copy that was made while the run was written
+            wrong[path] = f"is of round {saved.round}, but {RECORD} ends with {len(run.rounds)}"
         else:
             if wrong:
                 LOG.warning(

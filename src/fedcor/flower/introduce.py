@@ -99,9 +99,9 @@ def introduce(
         note = None if fault is not None else reply.content.config_records.get(NOTE)
         if fault is None:
             exchange.bytes_up += payload_bytes(reply.content)
-        vouched = _vouched_name(exchange, node) if by_key or note is None else ""
+        vouched = _vouched_name(exchange, node) if by_key or _nameless(note) else ""
         if note is not None:
-            answers.claims[node] = _claim(note, node, vouched)
+            answers.claims[node] = _claim(note, vouched)
             if str(note.get("protocol", PROTOCOL)).split(".")[0] != PROTOCOL.split(".")[0]:
                 answers.foreign[node] = _readable(str(note.get("fedcor", "of another version")))
             continue
@@ -112,12 +112,20 @@ def introduce(
     return answers
 
 
-def _claim(note: ConfigRecord, node: int, vouched: str) -> Claim:
+def _nameless(note: ConfigRecord | None) -> bool:
+    """Whether the node does not say who it is. An id alone would be new after a restart."""
+    return note is None or not (_own_name(note) or isinstance(note.get("partition"), int))
+
+
+def _own_name(note: ConfigRecord) -> str:
+    name = note.get("name")
+    return _readable(name) if isinstance(name, str) else ""
+
+
+def _claim(note: ConfigRecord, vouched: str) -> Claim:
     """What a node's note says, under its vouched name where that is to be used."""
-    name, partition, examples = note.get("name"), note.get("partition"), note.get("examples")
-    name = vouched or (_readable(name) if isinstance(name, str) else "")
-    if not name:
-        name = f"partition-{partition}" if isinstance(partition, int) else f"node-{node}"
+    name, examples = vouched or _own_name(note), note.get("examples")
+    name = name or f"partition-{note.get('partition')!r}"
     if not isinstance(examples, int) or isinstance(examples, bool):
         examples = None
     return Claim(name, examples, tags=read_tags(note))
