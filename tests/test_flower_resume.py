@@ -19,7 +19,7 @@ from fedcor.describe import NEWER
 from fedcor.errors import RecordError
 from fedcor.flower import select_with
 from fedcor.flower.checkpoint import Checkpoint
-from fedcor.flower.memory import pack, restore, snapshot, unpack, writable
+from fedcor.flower.memory import pack, restore, same, snapshot, unpack, writable
 from fedcor.report.summary import summarise
 from fedcor.run_folder import write_client_names
 from fedcor.selectors import AFL, FedCor, PowerOfChoice, Random
@@ -200,6 +200,52 @@ def test_the_same_object_starts_again_after_a_round_that_failed(tmp_path):
             folder=tmp_path / f"whole-{folder is None}",
         )[1]
         assert vector(result.arrays).tolist() == vector(whole.arrays).tolist()
+
+
+class Saving(FedAvg):
+    """Writes to objects that the ServerApp holds, and reads an array that is a setting."""
+
+    def __init__(self, history, scale):
+        super().__init__(fraction_evaluate=0.0)
+        self.history, self.scale, self.used = history, scale, []
+
+    def aggregate_train(self, server_round, replies):
+        self.history.append(server_round)
+        self.used.append(float(self.scale[0]))
+        return super().aggregate_train(server_round, replies)
+
+
+def test_what_a_strategy_shares_with_its_app_stays_shared():
+    history = []
+    run(Random(2), MemoryGrid(numpy_app(), 4), 5, strategy=Saving(history, np.ones(2)))
+    assert history == [1, 2, 3, 4, 5]
+
+
+def test_an_array_that_is_a_setting_may_be_changed_between_two_starts(tmp_path):
+    for rounds, scale in ((3, np.ones(2)), (5, np.full(2, 7.0))):
+        strategy = Saving([], scale)
+        run(Random(2), MemoryGrid(numpy_app(), 4), rounds, strategy=strategy, folder=tmp_path)
+    assert strategy.used == [1.0] * 3 + [7.0] * 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        (np.array([1.0, np.nan]), np.array([1.0, np.nan]), True),
+        (np.array([0.0]), np.array([-0.0]), False),
+        (np.zeros(2, np.float32), np.zeros(2), False),
+        (np.zeros((2, 1)), np.zeros(2), False),
+        ([np.zeros(2), {"a": 1}], [np.zeros(2), {"a": 1}], True),
+        ([np.zeros(2)], [np.ones(2)], False),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, False),  # an order may matter
+        (1, True, False),
+        (float("nan"), float("nan"), False),
+        (object(), object(), False),
+    ],
+)
+def test_what_counts_as_unchanged(one, other, equal):
+    assert same(one, other) == equal
+    assert same(one, one)
 
 
 class Decaying(FedAdam):

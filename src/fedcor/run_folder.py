@@ -217,7 +217,8 @@ def _existing_run(
         if saved:
             raise RecordError(
                 f"{folder} has a checkpoint, but {RECORD} is missing or empty. Put back a copy of "
-                f"it if there is one; else delete {folder / CHECKPOINT.parent} to start this run over"
+                f"it if there is one; else delete {folder / CHECKPOINT.parent}, the whole folder, "
+                "to start this run over"
             )
         return None, None
     run = read_run(folder, check=False)  # below, against the checkpoint that is used

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedcor.errors import RecordError
 from fedcor.flower.alike import Signature
-from fedcor.flower.memory import pack, snapshot, unpack, wrapped, writable
+from fedcor.flower.memory import pack, same, snapshot, unpack, wrapped, writable
 from fedcor.flower.privacy import read_spent, restore_spent
 from fedcor.flower.roster import Roster
 from fedcor.flower.state import CurrentModel, FederationState, SeenReplies
@@ -128,7 +128,7 @@ class StrategyMemory:
         changed = {
             key: value
             for key, value in snapshot(self._strategy).values.items()
-            if key not in self._initial or not _same(value, self._initial[key])
+            if key not in self._initial or not same(value, self._initial[key])
         }
         lost = {key for key, value in changed.items() if not writable(value)}
         for key in sorted(lost - self._reported):
@@ -148,10 +148,3 @@ class StrategyMemory:
         for key, value in restore_spent(self._strategy, memory).items():
             path, dot, name = key.rpartition(".")
             setattr(owners[path + dot], name, value)
-
-
-def _same(one: Any, other: Any) -> bool:
-    try:
-        return one is other or bool(one == other)
-    except Exception:  # arrays, say, which compare number by number
-        return False

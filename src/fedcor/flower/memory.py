@@ -27,6 +27,7 @@ __all__ = [
     "is_accountant",
     "pack",
     "restore",
+    "same",
     "snapshot",
     "unpack",
     "wrapped",
@@ -111,7 +112,29 @@ def restore(strategy: Strategy, memory: Memory) -> None:
     owners = dict(wrapped(strategy))
     for key, value in memory.values.items():
         path, dot, name = key.rpartition(".")
-        setattr(owners[path + dot], name, copy.deepcopy(value))
+        owner = owners[path + dot]
+        # What did not change stays the same object: others may hold it, as an app its history.
+        if not (hasattr(owner, name) and same(getattr(owner, name), value)):
+            setattr(owner, name, copy.deepcopy(value))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are the same, to the last bit of their arrays; False where in doubt."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        alike = one.dtype == other.dtype and one.shape == other.shape and not one.dtype.hasobject
+        return bool(alike and one.tobytes() == other.tobytes())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    try:
+        return bool(one == other)
+    except Exception:  # a value that cannot be compared
+        return False
 
 
 def writable(value: Any) -> bool:
