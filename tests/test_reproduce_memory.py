@@ -387,6 +387,9 @@ def test_what_is_run_on_which_data():
     assert plan.seeds == (1, 2, 3, 4, 5)
     slow = dataclasses.replace(plan, dataset="cifar10")
     assert scenarios_of(slow) == CIFAR10
+    some = dataclasses.replace(slow, settings=("dir", "2spc"))
+    assert [scenario.name for scenario in scenarios_of(some)] == ["cifar10-2spc", "cifar10-dir"]
+    assert scenarios_of(dataclasses.replace(some, dataset="fmnist")) == scenarios_of(plan)
     assert [pair.label for pair in _pairs_of(slow)] == ["random", "complement", ours]
     assert "memory" in GROUPS["beyond"]
     assert "memory" in GROUPS["all"]

@@ -37,7 +37,7 @@ CIFAR10_PAIRS = (RANDOM.label, "complement", OURS.label)
 def memory(plan: Plan) -> list[Path]:
     """Run every pair in every scenario of the plan's data set, and compare them.
 
-    The scenarios are the same whatever settings the plan names.
+    Only those of CIFAR-10 depend on the settings that the plan names.
     """
     scenarios = scenarios_of(plan)
     runs = run_pairs(plan, _pairs_of(plan), scenarios)
