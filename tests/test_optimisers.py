@@ -21,6 +21,7 @@ from fedcor import (
     FedDyn,
     FedExP,
     FedNova,
+    FedRecall,
     FedStale,
     FedVARP,
     FedYogi,
@@ -522,6 +523,41 @@ def test_after_clients_joined_a_round_is_as_if_they_had_been_there(optimiser, pl
             rtol=1e-5,
             atol=1e-5,
         )
+
+
+@pytest.mark.parametrize("optimiser", [*WITH_MEMORY, MIFA(wait=True), FedRecall()], ids=repr)
+@given(play=plays(), joined=st.integers(0, 2))
+def test_who_has_no_samples_is_not_in_the_federation(optimiser, play, joined):
+    """Rules exclude them: nobody waits for them, and they count in no mean, now or after a join."""
+    sizes, none = play.population.sizes, np.zeros(2, dtype=np.int64)
+    without, beside = (
+        optimiser.init(Population(it), play.model) for it in (sizes, np.append(sizes, none))
+    )
+    one = other = play.model
+    for number, came in enumerate(play.rounds * 2):
+        if number == len(play.rounds):
+            sizes = np.append(sizes, np.full(joined, 9))
+            without = optimiser.join(without, Population(sizes))
+            beside = optimiser.join(beside, Population(np.append(sizes, none)))
+        one, without = optimiser.step(without, came.delivery(number, one))
+        other, beside = optimiser.step(beside, came.delivery(number, other))
+        assert_array_equal(one, other)
+        if hasattr(optimiser, "corrections"):
+            clients = np.arange(len(sizes))
+            assert_array_equal(*(optimiser.corrections(it, clients) for it in (without, beside)))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_who_is_excluded_later_is_left_out_of_the_mean_and_counts_again_when_let_in(weighted):
+    vectors, sizes = np.float32([[1.0, 2.0], [3.0, -4.0]]), np.array([2, 2, 2])
+    state = empty_memory(Population(sizes), vectors[0], weighted=weighted)
+    state = remember(state, np.array([0, 1]), vectors)
+    assert not all_seen(state)
+    some = resize(state, Population(np.array([2, 0, 0])), weighted=weighted)
+    assert_allclose(mean_of_all(some), vectors[0])
+    assert all_seen(some)
+    again = resize(some, Population(sizes), weighted=weighted)
+    assert_allclose(mean_of_all(again), vectors.sum(axis=0) / 3)
 
 
 # Settings

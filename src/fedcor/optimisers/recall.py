@@ -32,6 +32,7 @@ from fedcor.config import plain_keywords
 from fedcor.errors import ConfigError
 from fedcor.optimisers.memory import (
     StoredAs,
+    count_members,
     empty_memory,
     forget,
     recall,
@@ -126,7 +127,7 @@ class FedRecall:
         fresh = delivery.updates / paces[:, None]  # (m, P) u_k
         covered = float(state["scales"] @ (state["seen"] >= 0) / state["scales"].sum())
         everyone, news = self._news(state, delivery, fresh, covered)
-        gain = max(self.gain, len(delivery.clients) / len(state["seen"]))
+        gain = max(self.gain, len(delivery.clients) / count_members(state))
         step = everyone + (1.0 - covered * (1.0 - gain)) * news
         rate = self._adapted(state, everyone + news, covered)
         length = float(delivery.weights @ paces) * (1.0 + covered * (rate - 1.0))
@@ -144,7 +145,7 @@ class FedRecall:
         seen = state["seen"].copy()
         seen[clients] = steps - 1
         state = remember(state, clients, fresh, self.dtype)
-        longest = self.longest_absence * len(seen) * steps / delivered
+        longest = self.longest_absence * count_members(state) * steps / delivered
         gone = np.flatnonzero((seen >= 0) & (steps - 1 - seen > longest))
         if len(gone):
             state = forget(state, gone)
