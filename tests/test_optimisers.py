@@ -30,7 +30,7 @@ from fedcor import (
 from fedcor.errors import ConfigError
 from fedcor.optimisers import OPTIMISERS, build_optimiser
 from fedcor.optimisers.memory import all_seen, empty_memory, mean_of_all, recall, remember, resize
-from fedcor.testing import check_optimiser
+from fedcor.testing import check_optimiser, round_trip
 from fedcor.types import Delivery, Optimiser, Population, optimiser_traits
 from optimiser_plays import Play, Quadratics, Round, models, plays
 
@@ -282,6 +282,40 @@ def test_fedstale_lies_between_fedavg_and_fedvarp(play):
 def test_mifa_with_everyone_is_fedavg(play):
     assert_same_models(MIFA(), FedAvg(), play)
     assert_same_models(MIFA(wait=True), FedAvg(), play)
+
+
+@pytest.mark.parametrize("through_a_checkpoint", [False, True])
+def test_mifa_waits_at_the_start_alone(through_a_checkpoint):
+    """A client that joins later, and may never come, does not end the training of the others."""
+    it, model = MIFA(wait=True), np.zeros(1, dtype=np.float32)
+    state, moved = it.init(Population(np.full(2, 7)), model), []
+
+    def joined(count):
+        after = it.join(state, Population(np.full(count, 7)))
+        return round_trip(after) if through_a_checkpoint else after
+
+    for number, (clients, there) in enumerate(
+        [([0], 2), ([1], 3), ([2], 3), ([0, 1], 4), ([2], 4), ([0], 6), ([1, 2], 6)]
+    ):
+        state = joined(there)
+        m = len(clients)
+        equal = np.full(m, 1 / m), np.ones(m, dtype=np.int64), 0.5
+        came = Round(np.array(clients), *equal, np.ones((m, 1), np.float32))
+        after, state = it.step(state, came.delivery(number, model))
+        moved.append(after[0] > model[0])
+        model = after
+    # The third joined before the first two were seen, so it was waited for, and nobody after it.
+    assert moved == [False, False, True, True, True, True, True]
+
+
+def test_mifa_without_newcomers_keeps_nothing_more():
+    """So that records of such runs stay as they were, down to the size of the memory."""
+    it, model = MIFA(wait=True), np.zeros(1, dtype=np.float32)
+    state = it.init(Population(np.array([3])), model)
+    came = Round(np.array([0]), np.ones(1), np.ones(1, dtype=np.int64), 0.5, np.float32([[1.0]]))
+    _, state = it.step(state, came.delivery(0, model))
+    state = it.join(state, Population(np.array([4])))
+    assert state.keys() == {"scales", "total", "update/0"}
 
 
 def test_mifa_waits_for_everyone():
