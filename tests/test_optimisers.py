@@ -243,6 +243,19 @@ def test_a_client_alone_has_no_drift_to_correct(seed):
 # Identities
 
 
+@pytest.mark.parametrize(
+    ("optimiser", "early", "late"), [(FedAdam(), 5.6, 10.0), (FedYogi(), 5.0, 5.0)], ids=repr
+)
+def test_far_below_tau_adaptive_steps_are_a_multiple_of_the_updates(optimiser, early, late):
+    size, model = 1e-6, np.zeros(1)
+    state, found = optimiser.init(Population(np.array([1])), model), []
+    came = Round(np.array([0]), np.ones(1), np.ones(1, dtype=np.int64), 0.1, np.full((1, 1), size))
+    for number in range(1501):
+        moved, state = optimiser.step(state, came.delivery(number, model))
+        found.append(float(moved[0]) / size)
+    assert_allclose([found[50], found[-1]], [early, late], rtol=0.01)
+
+
 @given(play=plays())
 def test_momentum_zero_is_fedavg(play):
     for one, other in zip(models(FedAvgM(momentum=0.0), play), models(FedAvg(), play), strict=True):
