@@ -78,7 +78,8 @@ class FedVARP(_LastUpdates):
     Args:
         weighted: as for FedAvg; y is then the mean in proportion to the clients' data. The paper
             has equal weights.
-        dtype: float32, or float16 to keep the memory in half of the space.
+        dtype: float32, or float16 to keep the memory in half of the space: to 3 digits, and to
+            fewer where numbers of an update are below 6e-5.
         learning_rate: eta_s, of the server.
 
     Example:
@@ -111,7 +112,8 @@ class FedStale(_LastUpdates):
 
     Args:
         weighted: as for FedAvg; y is then the mean in proportion to the clients' data.
-        dtype: float32, or float16 to keep the memory in half of the space.
+        dtype: float32, or float16 to keep the memory in half of the space: to 3 digits, and to
+            fewer where numbers of an update are below 6e-5.
         beta: weight of the old updates, from 0 (FedAvg) to 1 (FedVARP).
         learning_rate: eta_s, of the server.
 
@@ -148,7 +150,8 @@ class MIFA(_LastUpdates):
 
     Args:
         weighted: whether clients count in proportion to their data. The paper has equal weights.
-        dtype: float32, or float16 to keep the memory in half of the space.
+        dtype: float32, or float16 to keep the memory in half of the space: to 3 digits, and to
+            fewer where numbers of an update per learning rate are below 6e-5.
         wait: whether the model stays as it is until every client was seen for the first time.
             Otherwise clients that were never seen count as zero, and the first steps are short.
 

@@ -72,7 +72,7 @@ def remember(
         clients: (m,) ids, each once.
         vectors: (m, P) What to store.
         dtype: How to store it. float16 takes half of the space; numbers beyond its range become
-            its largest.
+            its largest, those below 6e-5 have fewer than 3 digits, and those below 3e-8 become 0.
         name: What the vectors are called in the state.
     """
     new = dict(state)
