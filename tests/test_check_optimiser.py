@@ -76,6 +76,14 @@ def init_counting():
     return init
 
 
+def init_by_size(self, population, model):
+    with np.errstate(divide="ignore"):
+        return {
+            **Memory.init(self, population, model),
+            "pace": np.array((1.0 / population.sizes).max()),
+        }
+
+
 def init_writing(self, population, model):
     model[0] = 1.0
     return Memory.init(self, population, model)
@@ -204,6 +212,13 @@ MISTAKES = {
         "step wrote into what it was given",
     ),
     "not finite": (lambda: variant(step=changing(dividing)), "round 4: step .* not finite"),
+    "nobody is excluded": (
+        lambda: variant(
+            init=init_by_size,
+            step=changing(lambda s, d, model, new: (model + s["pace"], new)),
+        ),
+        "round 0: step .* not finite",
+    ),
     "shape": (
         lambda: variant(step=changing(lambda s, d, model, new: (model[None], new))),
         r"shape \(1, 6\), not \(6,\)",

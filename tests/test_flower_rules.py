@@ -12,7 +12,13 @@ from flwr.serverapp.strategy import FedAvg
 
 import fedcor
 from fedcor.errors import ConfigError, FedcorError, RecordError
-from fedcor.flower import FedCorStrategy, SelectionSettings, answers_probes, select_with
+from fedcor.flower import (
+    FedCorStrategy,
+    OptimiserStrategy,
+    SelectionSettings,
+    answers_probes,
+    select_with,
+)
 from fedcor.flower import attendance as attendance_module
 from fedcor.flower.roster import Claim, Roster
 from fedcor.flower.tags import EVERY_TAG, read_tags, write_tags
@@ -21,7 +27,7 @@ from fedcor.record import read_run
 from fedcor.runner import run as simulate
 from fedcor.selectors import FedCor, Full, PowerOfChoice, Random
 from flower_grid import QUICK, SAYS_KEYS, MemoryGrid, initial, lines, logged, numpy_app, quiet, run
-from test_flower_bridge import experiment, on_flower
+from test_flower_bridge import end_of, experiment, on_flower
 
 SITES = "aaaabbbbcc"
 
@@ -381,3 +387,36 @@ def test_an_experiment_with_rules_is_the_same_on_flower(tmp_path):
             for key in ("selected", "test_loss", "why", "probed"):
                 assert [line[key] for line in flower] == [line[key] for line in simulated]
             assert len(np.unique([len(line["selected"]) for line in flower])) == 1 + (number != 1)
+
+
+@pytest.mark.parametrize("optimiser", [fedcor.FedRecall(), fedcor.MIFA(wait=True)], ids=repr)
+def test_on_flower_an_optimiser_counts_the_clients_that_may_be_chosen_as_in_the_simulator(
+    optimiser, tmp_path
+):
+    one = experiment(
+        optimiser, "random", rules={"eligible": {"site": "a"}}, tags={"site": {"a": "0-3"}}
+    )
+    simulate(one, 1, tmp_path / "ours")
+    flower, simulated = on_flower(one, tmp_path / "flower"), read_run(tmp_path / "ours").rounds
+    for key in ("selected", "test_loss", "memory_bytes"):
+        assert [line[key] for line in flower] == [line[key] for line in simulated]
+    _, memory = end_of(tmp_path / "flower")
+    assert np.flatnonzero(memory["scales"]).tolist() == [0, 1, 2, 3]
+
+
+def test_a_node_that_is_let_in_later_counts_from_then_on(tmp_path):
+    """And not before: MIFA moves as soon as it has seen everyone who may be chosen."""
+    late, rounds = [], []
+
+    def eligible(name, _tags):
+        return not name.endswith("-3") or bool(late)
+
+    def score(server_round, arrays):
+        rounds.append(float(arrays["w"].numpy()[0]))
+        late.extend([3] if server_round == 2 else [])
+
+    strategy = OptimiserStrategy(fedcor.MIFA(wait=True), fraction_evaluate=0.0)
+    made = select_with(strategy, Full(), eligible=eligible, checkpoint=tmp_path)
+    made.start(MemoryGrid(numpy_app(), 4), initial(), 4, evaluate_fn=score)
+    assert [len(line["selected"]) for line in lines(tmp_path)] == [3, 3, 4, 4]
+    assert len(set(rounds)) == len(rounds)

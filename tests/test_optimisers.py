@@ -21,6 +21,7 @@ from fedcor import (
     FedDyn,
     FedExP,
     FedNova,
+    FedRecall,
     FedStale,
     FedVARP,
     FedYogi,
@@ -29,7 +30,7 @@ from fedcor import (
 from fedcor.errors import ConfigError
 from fedcor.optimisers import OPTIMISERS, build_optimiser
 from fedcor.optimisers.memory import all_seen, empty_memory, mean_of_all, recall, remember, resize
-from fedcor.testing import check_optimiser
+from fedcor.testing import check_optimiser, round_trip
 from fedcor.types import Delivery, Optimiser, Population, optimiser_traits
 from optimiser_plays import Play, Quadratics, Round, models, plays
 
@@ -242,6 +243,19 @@ def test_a_client_alone_has_no_drift_to_correct(seed):
 # Identities
 
 
+@pytest.mark.parametrize(
+    ("optimiser", "early", "late"), [(FedAdam(), 5.6, 10.0), (FedYogi(), 5.0, 5.0)], ids=repr
+)
+def test_far_below_tau_adaptive_steps_are_a_multiple_of_the_updates(optimiser, early, late):
+    size, model = 1e-6, np.zeros(1)
+    state, found = optimiser.init(Population(np.array([1])), model), []
+    came = Round(np.array([0]), np.ones(1), np.ones(1, dtype=np.int64), 0.1, np.full((1, 1), size))
+    for number in range(1501):
+        moved, state = optimiser.step(state, came.delivery(number, model))
+        found.append(float(moved[0]) / size)
+    assert_allclose([found[50], found[-1]], [early, late], rtol=0.01)
+
+
 @given(play=plays())
 def test_momentum_zero_is_fedavg(play):
     for one, other in zip(models(FedAvgM(momentum=0.0), play), models(FedAvg(), play), strict=True):
@@ -281,6 +295,40 @@ def test_fedstale_lies_between_fedavg_and_fedvarp(play):
 def test_mifa_with_everyone_is_fedavg(play):
     assert_same_models(MIFA(), FedAvg(), play)
     assert_same_models(MIFA(wait=True), FedAvg(), play)
+
+
+@pytest.mark.parametrize("through_a_checkpoint", [False, True])
+def test_mifa_waits_at_the_start_alone(through_a_checkpoint):
+    """A client that joins later, and may never come, does not end the training of the others."""
+    it, model = MIFA(wait=True), np.zeros(1, dtype=np.float32)
+    state, moved = it.init(Population(np.full(2, 7)), model), []
+
+    def joined(count):
+        after = it.join(state, Population(np.full(count, 7)))
+        return round_trip(after) if through_a_checkpoint else after
+
+    for number, (clients, there) in enumerate(
+        [([0], 2), ([1], 3), ([2], 3), ([0, 1], 4), ([2], 4), ([0], 6), ([1, 2], 6)]
+    ):
+        state = joined(there)
+        m = len(clients)
+        equal = np.full(m, 1 / m), np.ones(m, dtype=np.int64), 0.5
+        came = Round(np.array(clients), *equal, np.ones((m, 1), np.float32))
+        after, state = it.step(state, came.delivery(number, model))
+        moved.append(after[0] > model[0])
+        model = after
+    # The third joined before the first two were seen, so it was waited for, and nobody after it.
+    assert moved == [False, False, True, True, True, True, True]
+
+
+def test_mifa_without_newcomers_keeps_nothing_more():
+    """So that records of such runs stay as they were, down to the size of the memory."""
+    it, model = MIFA(wait=True), np.zeros(1, dtype=np.float32)
+    state = it.init(Population(np.array([3])), model)
+    came = Round(np.array([0]), np.ones(1), np.ones(1, dtype=np.int64), 0.5, np.float32([[1.0]]))
+    _, state = it.step(state, came.delivery(0, model))
+    state = it.join(state, Population(np.array([4])))
+    assert state.keys() == {"scales", "total", "update/0"}
 
 
 def test_mifa_waits_for_everyone():
@@ -522,6 +570,41 @@ def test_after_clients_joined_a_round_is_as_if_they_had_been_there(optimiser, pl
             rtol=1e-5,
             atol=1e-5,
         )
+
+
+@pytest.mark.parametrize("optimiser", [*WITH_MEMORY, MIFA(wait=True), FedRecall()], ids=repr)
+@given(play=plays(), joined=st.integers(0, 2))
+def test_who_has_no_samples_is_not_in_the_federation(optimiser, play, joined):
+    """Rules exclude them: nobody waits for them, and they count in no mean, now or after a join."""
+    sizes, none = play.population.sizes, np.zeros(2, dtype=np.int64)
+    without, beside = (
+        optimiser.init(Population(it), play.model) for it in (sizes, np.append(sizes, none))
+    )
+    one = other = play.model
+    for number, came in enumerate(play.rounds * 2):
+        if number == len(play.rounds):
+            sizes = np.append(sizes, np.full(joined, 9))
+            without = optimiser.join(without, Population(sizes))
+            beside = optimiser.join(beside, Population(np.append(sizes, none)))
+        one, without = optimiser.step(without, came.delivery(number, one))
+        other, beside = optimiser.step(beside, came.delivery(number, other))
+        assert_array_equal(one, other)
+        if hasattr(optimiser, "corrections"):
+            clients = np.arange(len(sizes))
+            assert_array_equal(*(optimiser.corrections(it, clients) for it in (without, beside)))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_who_is_excluded_later_is_left_out_of_the_mean_and_counts_again_when_let_in(weighted):
+    vectors, sizes = np.float32([[1.0, 2.0], [3.0, -4.0]]), np.array([2, 2, 2])
+    state = empty_memory(Population(sizes), vectors[0], weighted=weighted)
+    state = remember(state, np.array([0, 1]), vectors)
+    assert not all_seen(state)
+    some = resize(state, Population(np.array([2, 0, 0])), weighted=weighted)
+    assert_allclose(mean_of_all(some), vectors[0])
+    assert all_seen(some)
+    again = resize(some, Population(sizes), weighted=weighted)
+    assert_allclose(mean_of_all(again), vectors.sum(axis=0) / 3)
 
 
 # Settings

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+from scipy.optimize import minimize
 
 from fedcor import GeometricMedian, MultiKrum, TrimmedMean
 from fedcor.errors import ConfigError
-from fedcor.optimisers.robust import _share
+from fedcor.optimisers.robust import _share, _weighted_median
 from fedcor.testing import check_optimiser
 from fedcor.types import Delivery
 
@@ -124,6 +125,88 @@ def test_three_liars_of_ten_cannot_move_the_step_out_of_the_honest_cloud(
     everyone = np.concatenate([honest, lies])[rng.permutation(10)]
     away = np.linalg.norm(optimiser.mean(delivered(everyone)) - honest.mean(axis=0))
     assert away <= 3.0 * np.linalg.norm(honest - honest.mean(axis=0), axis=1).max()
+
+
+def cost_of(points, weights):
+    """v -> sum_k a_k |v - Delta_k|, which a geometric median minimises."""
+    points = points.astype(float)
+    return lambda v: float(weights @ np.linalg.norm(points - v, axis=1))
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    size=st.sampled_from([1e1, 1e3, 1e6, 1e9, 1e20]),
+    together=st.booleans(),
+    weighted=st.booleans(),
+)
+def test_liars_with_less_than_half_of_the_weight_cannot_move_a_geometric_median_away(
+    seed, size, together, weighted
+):
+    """Five of eleven, or fourteen of twenty that have 45 % of the data, whatever they send."""
+    rng = np.random.default_rng(seed)
+    honest = rng.standard_normal((6, 20))
+    lies = size * rng.standard_normal((1 if together else 14 if weighted else 5, 20))
+    lies = lies * np.ones((14 if weighted else 5, 1))
+    weights = np.r_[np.full(6, 0.55 / 6), np.full(len(lies), 0.45 / len(lies))]
+    order = rng.permutation(len(weights))
+    delivery = delivered(np.concatenate([honest, lies])[order], weights[order])
+    found = GeometricMedian(weighted=weighted).mean(delivery)
+    centre, cost = honest.mean(axis=0), cost_of(delivery.updates, delivery.weights)
+    spread = np.linalg.norm(honest - centre, axis=1).max()
+    # No answer that is nearly the best can be further off than that: by the triangle inequality,
+    # liars pull with .45 at most, and the honest ones with .55 but for what lies between them.
+    assert np.linalg.norm(found - centre) <= 2.0 * 0.55 / (0.55 - 0.45) * spread
+    assert cost(found) <= min(map(cost, [centre, *honest])) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("size", [0.0, 1.0, 1e1, 1e3, 1e6, 1e9])
+def test_five_liars_of_eleven_get_the_geometric_median_that_a_minimiser_finds(size):
+    rng = np.random.default_rng(3)
+    honest = rng.standard_normal((6, 50))
+    delivery = delivered(np.concatenate([honest, np.full((5, 50), size)]))
+    found = GeometricMedian(iterations=300).mean(delivery)
+    longest = np.linalg.norm(honest, axis=1).max()
+    assert np.linalg.norm(found) < 1.5 * longest
+    assert_allclose(found, minimum(delivery), atol=1e-3 * longest)
+    assert_allclose(GeometricMedian().mean(delivery), found, atol=1e-2 * longest)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_geometric_median_is_the_one_that_a_minimiser_finds(seed):
+    rng = np.random.default_rng(seed)
+    shape = rng.integers(3, 12), rng.integers(2, 20)
+    scales = 10.0 ** rng.uniform(-1, 2, size=(shape[0], 1))  # some far longer than others
+    delivery = delivered(scales * rng.standard_normal(shape), rng.uniform(0.2, 1.0, size=shape[0]))
+    cost, best = cost_of(delivery.updates, delivery.weights), minimum(delivery)
+    assert cost(GeometricMedian().mean(delivery)) <= cost(best) * (1 + 1e-3)
+    assert cost(GeometricMedian(iterations=2000).mean(delivery)) <= cost(best) * (1 + 1e-6)
+
+
+def minimum(delivery):
+    """The geometric median as SciPy finds it, from the best single update on."""
+    points, weights = delivery.updates.astype(float), delivery.weights
+
+    def cost(v):
+        away = points - v
+        distances = np.sqrt((away**2).sum(axis=1) + 1e-18)
+        return float(weights @ distances), -(weights / distances) @ away
+
+    start = min(points, key=cost_of(points, weights))
+    exact = {"maxiter": 10_000, "maxfun": 100_000, "ftol": 1e-15, "gtol": 1e-9}
+    return minimize(cost, start + 1e-3, jac=True, method="L-BFGS-B", options=exact).x
+
+
+@given(
+    numbers=st.lists(st.floats(-10, 10), min_size=1, max_size=14),
+    repeat=st.integers(1, 3),
+)
+def test_a_weighted_median_with_equal_weights_is_the_median(numbers, repeat):
+    values, weights = np.array(numbers), np.full(len(numbers), 1.0 / len(numbers))
+    assert _weighted_median(values, weights) == np.median(values)
+    # A weight of 3 is three clients of weight 1.
+    thrice = np.repeat(values, np.where(np.arange(len(values)) == 0, repeat, 1))
+    heavy = np.where(np.arange(len(values)) == 0, float(repeat), 1.0)
+    assert _weighted_median(values, heavy) == np.median(thrice)
 
 
 @given(seed=st.integers(0, 2**32 - 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 import shlex
@@ -13,9 +14,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 
 import fedcor
 from fedcor import Rules
+from fedcor.build import build_simulation
 from fedcor.cli import main
 from fedcor.errors import ConfigError, FedcorError, RecordError
 from fedcor.rules import (
@@ -549,6 +552,28 @@ def test_a_client_that_is_not_eligible_is_neither_chosen_nor_asked(tmp_path):
     own = digits(clients_per_round=2, rules=Rules(eligible=lambda k, tags: tags["site"] == "c"))
     (run,) = fedcor.run(own, "random").runs
     assert all(site(k) == "c" for row in run.rounds for k in row["selected"])
+
+
+@pytest.mark.parametrize("optimiser", [fedcor.FedRecall(), fedcor.MIFA(wait=True)], ids=repr)
+def test_an_optimiser_remembers_everyone_once_all_who_may_be_chosen_were_seen(optimiser, tmp_path):
+    """Five of 50 are eligible: who can never come is not waited for, and is no part of any mean."""
+    changed = digits(rules={"eligible": {"site": "c"}}, optimiser=optimiser, rounds=2)
+    simulation = build_simulation(changed, seed=1)
+    assert np.flatnonzero(simulation.start.optimiser["scales"]).tolist() == [45, 46, 47, 48, 49]
+    (run,) = fedcor.run(changed, "random", out=tmp_path / "run").runs
+    assert run.rounds[0]["participated"] == [45, 46, 47, 48, 49]
+    assert run.rounds[0]["test_loss"] != run.rounds[1]["test_loss"]  # MIFA does not wait
+    everyone = digits(optimiser=optimiser)
+    assert build_simulation(everyone, seed=1).start.optimiser["scales"].all()
+
+
+def test_an_optimiser_that_starts_over_forgets_nothing_of_who_may_be_chosen():
+    """A model that went bad is replaced, and the optimiser's memory with it."""
+    changed = digits(rules={"eligible": {"site": "c"}}, optimiser=fedcor.FedRecall())
+    simulation = build_simulation(changed, seed=1)
+    state = dataclasses.replace(simulation.start, good=simulation.start.model)
+    again = simulation.open_round(state)._last_good().memory
+    assert_array_equal(again["scales"], simulation.start.optimiser["scales"])
 
 
 def test_what_a_round_cannot_meet_is_met_as_far_as_possible_and_recorded(tmp_path):

@@ -10,12 +10,13 @@ import numpy as np
 
 from fedcor.errors import FedcorError
 from fedcor.selection import blame, check_state
-from fedcor.types import Array, Delivery, IntArray, Optimiser, Population, State
+from fedcor.types import Array, BoolArray, Delivery, IntArray, Optimiser, Population, State
 
 __all__ = [
     "find_corrections",
     "init_optimiser",
     "join_optimiser",
+    "members",
     "optimiser_class",
     "read_only",
     "state_bytes",
@@ -98,6 +99,24 @@ def join_optimiser(optimiser: Optimiser, state: State, population: Population) -
         joined: State = join(state, population)
         check_state(joined, who)
     return joined
+
+
+def members(population: Population, eligible: BoolArray | None) -> Population:
+    """The population as an optimiser sees it: who can never be chosen has no samples.
+
+    Otherwise it would be waited for, and count as zero in every mean over all, for good.
+
+    Args:
+        population: Everyone.
+        eligible: (N,) Who may be chosen; None for everyone.
+
+    Example:
+        >>> members(Population(np.array([30, 10])), np.array([False, True])).sizes
+        array([ 0, 10])
+    """
+    if eligible is None or eligible.all():
+        return population
+    return Population(np.where(eligible, population.sizes, 0))
 
 
 def state_bytes(state: State) -> int:

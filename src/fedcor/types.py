@@ -395,9 +395,10 @@ class Optimiser(Protocol):
         w <- w - eta (gradient + lambda w + mu (w - w^t) + e_k). It must not depend on who trains
         beside the client.
     `join(state, population) -> State`
-        Called before `step` when clients have joined (they stand at the end of the population) or
-        when their sizes became known. In the simulator, neither happens. Without it, the state must
-        not depend on the number of clients or on their sizes.
+        Called before `step` when clients have joined (they stand at the end of the population),
+        when their sizes became known, or when rules let in others than before. In the simulator,
+        none of it happens. Without it, the state must not depend on the number of clients or on
+        their sizes.
 
     Some attributes tell an engine more. `OptimiserTraits` lists them; all are optional.
 
@@ -416,7 +417,10 @@ class Optimiser(Protocol):
     """
 
     def init(self, population: Population, model: Array) -> State:
-        """The state before the first round. `model` is w^0, (P,)."""
+        """The state before the first round. `model` is w^0, (P,).
+
+        A client of size 0 is not in the federation: rules exclude it, and it never delivers.
+        """
         ...
 
     def step(self, state: State, delivery: Delivery) -> tuple[Array, State]:

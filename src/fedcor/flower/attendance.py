@@ -37,7 +37,7 @@ def reachable_clients(
         nodes = list(exchange.grid.get_node_ids())
         if len(nodes) >= wanted or (nodes and waiting.seconds > patience):
             _enrol(settings, state, exchange, nodes)
-            eligible = eligible_clients(settings.selection.rules, state)
+            eligible = eligible_clients(settings.selection.rules, roster)
             available = roster.reachable(nodes, exchange.round, eligible)
             if len(available):
                 state.assembled = True

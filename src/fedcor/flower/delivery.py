@@ -25,7 +25,7 @@ class Company:
 
     Attributes:
         clients: Node -> the client on it.
-        population: All clients that are known.
+        population: All clients that are known; of size 0 if the rules exclude them.
         metrics: Client -> all metrics of its reply, where a part of them was left out.
     """
 

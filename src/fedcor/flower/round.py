@@ -85,7 +85,7 @@ class Round:
         selector = scheduled(rules, settings.selector, self.number)
         available = reachable_clients(settings, state, self.exchange, retry=retries > 0)
         preflight(settings, state, self.exchange, self.start.arrays, available)
-        eligible = eligible_clients(rules, state)
+        eligible = eligible_clients(rules, state.roster)
         self.left_alone = state.roster.left_alone(self.number, eligible)
         selector_state = state.adapt_selector(selector)
         training = Training(settings, self.exchange, self.start, state.model, state.norms)

@@ -38,11 +38,10 @@ def scheduled(rules: Rules, selector: Selector, round: int) -> Selector:
     return with_clients(selector, rules.clients_at(flower_round(round)))
 
 
-def eligible_clients(rules: Rules, state: FederationState) -> Callable[[int], bool] | None:
+def eligible_clients(rules: Rules, roster: Roster) -> Callable[[int], bool] | None:
     """Says of a client whether it may be asked and chosen; None where everyone may."""
     if rules.eligible is None:
         return None
-    roster = state.roster
 
     def eligible(client: int) -> bool:
         tags = roster.tags(client)
@@ -58,7 +57,7 @@ def eligible_clients(rules: Rules, state: FederationState) -> Callable[[int], bo
 
 def count_eligible(rules: Rules, state: FederationState) -> int:
     """How many of the clients that are known by now may be chosen."""
-    eligible, known = eligible_clients(rules, state), range(len(state.roster))
+    eligible, known = eligible_clients(rules, state.roster), range(len(state.roster))
     return len(known) if eligible is None else sum(map(eligible, known))
 
 
@@ -69,7 +68,7 @@ def groups_now(rules: Rules, selector: Selector, state: FederationState) -> Grou
         ConfigError: Before the first round: nobody has a tag that a bound names, or the minima need
             more seats than there are. Later, both may be due to who comes and goes.
     """
-    roster, eligible = state.roster, eligible_clients(rules, state)
+    roster, eligible = state.roster, eligible_clients(rules, state.roster)
     _log_untagged(rules, roster, state.said)
     if not rules.quota_tags:
         return None

@@ -11,13 +11,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from fedcor.aggregation import members
 from fedcor.errors import FedcorError
 from fedcor.flower.alike import compare_replies, log_left_out, with_common_metrics
 from fedcor.flower.candidates import Candidate, adopt, trial
@@ -32,6 +33,7 @@ from fedcor.flower.memory import Memory, restore, snapshot
 from fedcor.flower.messages import Holders, renewed, slim
 from fedcor.flower.numbering import flower_round
 from fedcor.flower.optimiser_strategy import introduced
+from fedcor.flower.rules import eligible_clients
 from fedcor.flower.screen import (
     Unusable,
     clean_model,
@@ -45,7 +47,7 @@ from fedcor.flower.trees import clean_trees, trees_fault, usual_bytes
 from fedcor.flower.wire import LOG
 from fedcor.foreign import one_line
 from fedcor.selection import blame
-from fedcor.types import IntArray, State
+from fedcor.types import IntArray, Population, State
 
 __all__ = ["RoundStart", "Training"]
 
@@ -190,13 +192,22 @@ class Training:
             reply.content = content
         round, strategy = flower_round(self.exchange.round), self.settings.strategy
         whole = {client: metrics_of(self.results[client].content) for client in clients.values()}
-        company = Company(clients, self.exchange.roster.population(), whole)
+        company = Company(clients, self._members(whole), whole)
         failed = f"round {round}: {type(strategy).__name__} failed in aggregate_train"
         with introduced(strategy, company), blame(failed):
             arrays, metrics = strategy.aggregate_train(round, replies)
         if arrays is not None:
             self._check(arrays)
         return arrays, metrics
+
+    def _members(self, delivered: Collection[int]) -> Population:
+        """Who is in the federation: those who may be chosen, and who was, if that has changed."""
+        roster, rules = self.exchange.roster, self.settings.selection.rules
+        population, may = roster.population(), eligible_clients(rules, roster)
+        if may is None:
+            return population
+        eligible = [client in delivered or may(client) for client in range(len(roster))]
+        return members(population, np.array(eligible, dtype=bool))
 
     def _configure(self, selection: IntArray) -> dict[int, Message]:
         """Have the strategy configure `selection`; the messages to those who were not asked yet."""

@@ -86,9 +86,10 @@ class FedAdagrad(_Adaptive):
 class FedAdam(_Adaptive):
     """Adam at the server (Reddi et al., 2021).
 
-    Where updates are far below `tau`, a step in the long run is learning_rate / (2 tau) times the
-    mean update: five times, by default. Where they are far above, it is about the learning rate in
-    each parameter, however large the updates.
+    Where updates stay far below `tau`, a step is learning_rate / (2 tau) times the mean update as
+    long as v is near tau^2, and learning_rate / tau times in the long run, when v has decayed: by
+    default, five times at first and ten times in the end. Where they are far above, it is about the
+    learning rate in each parameter, however large the updates.
 
     Args:
         learning_rate: eta_s, of the server. The paper tunes it for each task.
@@ -117,6 +118,9 @@ class FedAdam(_Adaptive):
 @dataclass(frozen=True)
 class FedYogi(FedAdam):
     """Yogi at the server (Reddi et al., 2021): as FedAdam, but v shrinks more slowly.
+
+    Where updates stay far below `tau`, v stays near tau^2, and a step at learning_rate / (2 tau)
+    times the mean update: five times, by default.
 
     Args:
         learning_rate: eta_s, of the server. The paper tunes it for each task.

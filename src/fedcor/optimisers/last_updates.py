@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, get_args
 
+import numpy as np
+
 from fedcor.checks import check_fraction, check_one_of, check_positive
 from fedcor.config import plain_keywords
 from fedcor.optimisers.memory import (
@@ -30,6 +32,8 @@ from fedcor.optimisers.memory import (
 from fedcor.types import Array, Delivery, FloatArray, Population, State
 
 __all__ = ["MIFA", "FedStale", "FedVARP"]
+
+_STARTED = "started"  # in MIFA's state: everyone had been seen when another client joined
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,8 @@ class FedVARP(_LastUpdates):
     Args:
         weighted: as for FedAvg; y is then the mean in proportion to the clients' data. The paper
             has equal weights.
-        dtype: float32, or float16 to keep the memory in half of the space.
+        dtype: float32, or float16 to keep the memory in half of the space: to 3 digits, and to
+            fewer where numbers of an update are below 6e-5.
         learning_rate: eta_s, of the server.
 
     Example:
@@ -107,7 +112,8 @@ class FedStale(_LastUpdates):
 
     Args:
         weighted: as for FedAvg; y is then the mean in proportion to the clients' data.
-        dtype: float32, or float16 to keep the memory in half of the space.
+        dtype: float32, or float16 to keep the memory in half of the space: to 3 digits, and to
+            fewer where numbers of an update are below 6e-5.
         beta: weight of the old updates, from 0 (FedAvg) to 1 (FedVARP).
         learning_rate: eta_s, of the server.
 
@@ -139,13 +145,15 @@ class MIFA(_LastUpdates):
 
     As in the paper, updates are stored per unit of the learning rate that made them, and applied
     with that of the round. The paper's analysis lets everyone take part in the first round; a
-    server can also wait until everyone was there once.
+    server can also wait until everyone was there once. Clients that join after that are not waited
+    for: they count as zero until they are seen.
 
     Args:
         weighted: whether clients count in proportion to their data. The paper has equal weights.
-        dtype: float32, or float16 to keep the memory in half of the space.
-        wait: whether the model stays as it is until every client was seen. Otherwise clients that
-            were never seen count as zero, and the first steps are short.
+        dtype: float32, or float16 to keep the memory in half of the space: to 3 digits, and to
+            fewer where numbers of an update per learning rate are below 6e-5.
+        wait: whether the model stays as it is until every client was seen for the first time.
+            Otherwise clients that were never seen count as zero, and the first steps are short.
 
     Example:
         >>> from fedcor import MIFA
@@ -155,11 +163,18 @@ class MIFA(_LastUpdates):
 
     wait: bool = False
 
+    def join(self, state: State, population: Population) -> State:
+        """As the others'. If everyone was seen before, nobody waits for those who joined."""
+        joined = super().join(state, population)
+        if self.wait and all_seen(state) and not all_seen(joined):
+            joined = {**joined, _STARTED: np.array(True)}
+        return joined
+
     def step(self, state: State, delivery: Delivery) -> tuple[Array, State]:
         """(P,) w^t + eta_t y, with the new y."""
         rate = delivery.learning_rate
         state = remember(state, delivery.clients, delivery.updates / rate, self.dtype)
-        if self.wait and not all_seen(state):
+        if self.wait and _STARTED not in state and not all_seen(state):
             return delivery.model.copy(), state
         model = delivery.model + rate * mean_of_all(state)
         return model.astype(delivery.model.dtype), state

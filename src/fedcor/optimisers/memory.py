@@ -1,9 +1,10 @@
 """What a server remembers of every client: one vector of P numbers each.
 
 y_k        the vector of client k; zero until one is stored
-scale_k    how much k counts: 1, or n_k where clients count in proportion to their data
+scale_k    how much k counts: 1, or n_k where clients count in proportion to their data; 0 for a
+           client without samples, which is not in the federation
 total      sum_k scale_k y_k, in float64
-mean       total / sum_k scale_k, over all N clients, also those never seen
+mean       total / sum_k scale_k, over all N clients in the federation, also those never seen
 
 Each vector is an array of its own in the state, called `update/<id>`. To store m vectors, a shallow
 copy of the state gets m new entries: the N x P numbers are never copied, and the given state stays
@@ -21,6 +22,7 @@ from fedcor.types import Array, BoolArray, FloatArray, IntArray, Population, Sta
 __all__ = [
     "StoredAs",
     "all_seen",
+    "count_members",
     "empty_memory",
     "forget",
     "mean_of_all",
@@ -70,7 +72,7 @@ def remember(
         clients: (m,) ids, each once.
         vectors: (m, P) What to store.
         dtype: How to store it. float16 takes half of the space; numbers beyond its range become
-            its largest.
+            its largest, those below 6e-5 have fewer than 3 digits, and those below 3e-8 become 0.
         name: What the vectors are called in the state.
     """
     new = dict(state)
@@ -104,14 +106,21 @@ def mean_of_all(state: State) -> FloatArray:
 
 
 def all_seen(state: State, name: str = "update") -> bool:
-    """Whether every client has a vector."""
-    return sum(key.startswith(f"{name}/") for key in state) == len(state["scales"])
+    """Whether every client in the federation has a vector."""
+    return all(f"{name}/{client}" in state for client in np.flatnonzero(state["scales"]))
+
+
+def count_members(state: State) -> int:
+    """N, how many clients are in the federation: those who can be chosen."""
+    return int(np.count_nonzero(state["scales"]))
 
 
 def resize(
     state: State, population: Population, *, weighted: bool = False, name: str = "update"
 ) -> State:
-    """The same memory for a population in which clients have joined or sizes became known.
+    """The same memory for a population with more clients or other sizes.
+
+    What is stored of a client that now has no samples stays, for the case that it is let in again.
 
     The total is corrected only for clients that have a vector and count for another amount than
     before. In most rounds these are few or none.
@@ -133,7 +142,8 @@ def weighted_mean(weights: FloatArray, vectors: Array) -> FloatArray:
 
 
 def _scales(population: Population, weighted: bool) -> FloatArray:
-    return population.sizes.astype(np.float64) if weighted else np.ones(population.count)
+    counts = population.sizes if weighted else population.sizes > 0
+    return counts.astype(np.float64)
 
 
 def _stored(vector: Array, dtype: StoredAs) -> Array:

@@ -11,10 +11,12 @@ rate      r <- r exp(k c cos(y + news, d_before)), within its limits
 model     w^{t+1} = w^t + eta E (1 + c (r - 1)) d,   E the mean number of local steps
 
 With nothing remembered, this is FedAvg's step, or FedNova's where clients took unequal numbers of
-local steps. With everyone remembered, a gain of 1 is FedVARP's,
-and one of m/N is MIFA's: the smaller the gain, the less a step depends on who was chosen. It is at
-least m/N, so that nothing is recalled where everyone delivers. A client that was not seen for very
-long may have left, and is forgotten.
+local steps. With everyone remembered, a gain of 1 is FedVARP's with y by data, and one of m/N is
+MIFA's if all have as much data: the smaller the gain, the less a step depends on who was chosen. It
+is at least m/N, so that nothing is recalled where everyone delivers and a_k = p_k. If the chosen
+count alike (`weighted=False`) and have unequal data, y and the news are means with other weights:
+something of y is then recalled whoever delivers. A client that was not seen for very long may have
+left, and is forgotten.
 
 The rate is the server's. While fresh news points where the last step went, steps were too short,
 and it grows; where it points back, they were too long, or the news is noise, and it falls.
@@ -32,6 +34,7 @@ from fedcor.config import plain_keywords
 from fedcor.errors import ConfigError
 from fedcor.optimisers.memory import (
     StoredAs,
+    count_members,
     empty_memory,
     forget,
     recall,
@@ -57,7 +60,8 @@ class FedRecall:
     Args:
         weighted: Whether the chosen clients' news counts in proportion to their data. Everyone's
             remembered mean always does: it stands for the loss of all data.
-        gain: Weight of the chosen clients' news once everyone was seen, in (0, 1]. 1 is FedVARP.
+        gain: Weight of the chosen clients' news once everyone was seen, in (0, 1]. 1 is FedVARP's
+            step, with its mean of everyone by data.
         rate: r at the start, the server's learning rate once everyone was seen. Before, it is
             between 1 and r.
         smallest_rate: r is never smaller.
@@ -66,7 +70,8 @@ class FedRecall:
             as it is at the start.
         longest_absence: After this many times N / m rounds in which it did not deliver, a client is
             forgotten; m is how many deliver per round on average.
-        dtype: float32, or float16 to keep the memory in half of the space.
+        dtype: float32, or float16 to keep the memory in half of the space: to 3 digits, and to
+            fewer where updates per local step and learning rate are below 6e-5.
 
     Example:
         >>> from fedcor import FedRecall
@@ -126,7 +131,7 @@ class FedRecall:
         fresh = delivery.updates / paces[:, None]  # (m, P) u_k
         covered = float(state["scales"] @ (state["seen"] >= 0) / state["scales"].sum())
         everyone, news = self._news(state, delivery, fresh, covered)
-        gain = max(self.gain, len(delivery.clients) / len(state["seen"]))
+        gain = max(self.gain, len(delivery.clients) / count_members(state))
         step = everyone + (1.0 - covered * (1.0 - gain)) * news
         rate = self._adapted(state, everyone + news, covered)
         length = float(delivery.weights @ paces) * (1.0 + covered * (rate - 1.0))
@@ -144,7 +149,7 @@ class FedRecall:
         seen = state["seen"].copy()
         seen[clients] = steps - 1
         state = remember(state, clients, fresh, self.dtype)
-        longest = self.longest_absence * len(seen) * steps / delivered
+        longest = self.longest_absence * count_members(state) * steps / delivered
         gone = np.flatnonzero((seen >= 0) & (steps - 1 - seen > longest))
         if len(gone):
             state = forget(state, gone)

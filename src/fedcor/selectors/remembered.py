@@ -81,7 +81,11 @@ class RememberingSelector(ABC):
             check_at_least("sketch", self.sketch, 1)
 
     def memory_bytes(self, clients: int, parameters: int | None) -> dict[str, float]:
-        """What the sketches of all clients cost: setting -> bytes."""
+        """What the rows of all clients cost: setting -> bytes. The head's size is not known here.
+
+        Each client has a row of float64, whether it was seen or not. It is a part of the selector's
+        state: the `memory_bytes` of a record is what the optimiser remembers, without it.
+        """
         if self.sketch == "head" or (self.sketch == "full" and parameters is None):
             return {}
         size = parameters if self.sketch == "full" else self.sketch

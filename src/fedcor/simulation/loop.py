@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcor.aggregation import init_optimiser, state_bytes
+from fedcor.aggregation import init_optimiser, members, state_bytes
 from fedcor.clock import Devices, Speeds, device_speeds
 from fedcor.defence import Defence
 from fedcor.engine import Engine, Faults
@@ -93,7 +93,8 @@ class Simulation:
     def optimiser_start(self) -> State:
         """The optimiser's state before the first round."""
         model = parameters_of(self.engine.initial_model, self.engine.vector.trained)
-        return init_optimiser(self.optimiser, self.engine.population, model)
+        eligible = None if self.rules is None else self.rules.eligible
+        return init_optimiser(self.optimiser, members(self.engine.population, eligible), model)
 
     def _check_scale(self) -> None:
         """In regression, the loss has the scale of the targets; clients' losses have a limit."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from fedcor.aggregation import find_corrections, init_optimiser
+from fedcor.aggregation import find_corrections, init_optimiser, members
 from fedcor.clock import Speeds
 from fedcor.defence import Defence
 from fedcor.engine import Engine, Faults
@@ -93,6 +93,7 @@ class SimulatedRound:
     ) -> None:
         self._noise, self._seed = noise or LossNoise(), seed
         self._engine, self._optimiser = engine, optimiser
+        self._members = members(engine.population, eligible)
         self._traits = optimiser_traits(optimiser)
         self.round, self.learning_rate = state.round, learning_rate
         self.weights, clients = engine.population.weights, engine.population.count
@@ -240,7 +241,7 @@ class SimulatedRound:
         good, engine = self._before.good, self._engine
         assert good is not None
         model = parameters_of(good, engine.vector.trained)
-        memory = init_optimiser(self._optimiser, engine.population, model)
+        memory = init_optimiser(self._optimiser, self._members, model)
         return self._candidate(good, memory, None)
 
     def _ask(self, version: int, model: Tensor, clients: IntArray) -> FloatArray:

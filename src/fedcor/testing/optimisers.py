@@ -31,9 +31,9 @@ def check_optimiser(optimiser: Optimiser, clients: int = 12, rounds: int = 12) -
 
     It takes invented steps: after rounds of one client, of all, and of some that come for the first
     time; with unequal weights and numbers of local steps; with updates that are zero or large; with
-    clients that join, or whose sizes become known. Its methods must change nothing that they are
-    given, return the same when they are called again or on a state that went through a checkpoint,
-    and return finite numbers.
+    clients that join, whose sizes become known, or that rules exclude. Its methods must change
+    nothing that they are given, return the same when they are called again or on a state that went
+    through a checkpoint, and return finite numbers.
 
     Args:
         optimiser: Yours.
@@ -69,6 +69,8 @@ def check_optimiser(optimiser: Optimiser, clients: int = 12, rounds: int = 12) -
         "a state that went through a checkpoint led to other models: keep it all in the state"
     )
     _play(optimiser, _population(1), rounds)
+    excluded = Population(read_only(np.append(everyone.sizes, 0)))  # the last, by rules
+    _play(optimiser, everyone, rounds, state=_init(optimiser, excluded))
     _check_join(optimiser, clients, rounds)
 
 
