@@ -98,6 +98,18 @@ class Quarantine:
         """The client did `task` well: its faults there are forgotten."""
         self._faults[task][client] = self._until[task][client] = 0
 
+    def forgive(self, client: int, task: Task, round: int) -> bool:
+        """A fault of this `round` was not the client's, and another one in it counts anew.
+
+        Returns whether there was one.
+        """
+        if self._last[task][client] != round:
+            return False
+        self._faults[task][client] = max(0, self._faults[task][client] - 1)
+        # It was asked in this round, so it was not left alone before the fault.
+        self._until[task][client], self._last[task][client] = 0, -1
+        return True
+
     def to_arrays(self) -> dict[str, Array]:
         """What a checkpoint keeps, one row per task."""
         return {

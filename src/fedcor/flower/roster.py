@@ -192,6 +192,10 @@ class Roster:
         """A client did what it was asked to: its faults at this task are forgotten."""
         self.quarantine.succeeded(client, task)
 
+    def forgive(self, client: int, task: Task, round: int) -> bool:
+        """A fault of this round was not the client's; returns whether there was one."""
+        return self.quarantine.forgive(client, task, round)
+
     def _connected(self, eligible: Callable[[int], bool] | None = None) -> list[int]:
         """Sorted clients on connected nodes, of the `eligible` ones."""
         there = {client for node in self._here if (client := self.client(node)) >= 0}
