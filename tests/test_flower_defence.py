@@ -379,6 +379,30 @@ def test_a_poisoned_model_is_rolled_back_though_two_nodes_are_broken(selector, t
     assert np.abs(vector(result.arrays)).max() < 10
 
 
+def test_losses_that_no_client_can_tell_any_more_do_not_freeze_the_model(tmp_path, caplog):
+    """From round 4 on, of every model; updates are as usable as before."""
+
+    def spoil(message, reply):
+        if "metrics" not in reply.content:  # who it is, or that it lost the model
+            return reply
+        metrics = dict(reply.content["metrics"].items())
+        if is_training(message):
+            del metrics["loss"]
+        elif message.content["config"]["server-round"] >= 4:
+            metrics["loss"] = float("nan")
+        content = {**reply.content, "metrics": MetricRecord(metrics)}
+        return Message(RecordDict(content), reply_to=message)
+
+    grid = MemoryGrid(numpy_app(), 6)
+    grid.trouble = dict.fromkeys(range(6), spoil)
+    with logged(caplog):
+        run(PowerOfChoice(2), grid, 12, folder=tmp_path, preflight=False)
+    rounds = lines(tmp_path)
+    assert not any(line.get("rolled_back") for line in rounds)
+    assert all(line["participated"] for line in rounds)
+    assert sum("comes back" in line for line in our_lines(caplog)) == 1
+
+
 # --- data that change -----------------------------------------------------------------------------
 
 
