@@ -183,6 +183,77 @@ def test_nobody_asks_or_evaluates_one_that_is_left_alone(tmp_path):
     assert [b == a for a, b in itertools.pairwise(seen)] == alone
 
 
+def in_evaluation(change):
+    return lambda m, r: change(m, r) if m.metadata.message_type == "evaluate" else r
+
+
+def in_own_evaluation(change):
+    """Of the strategy, which comes after the training of its round; questions come before."""
+    trained = [0]
+
+    def spoil(message, reply):
+        if "config" not in message.content:  # the question who it is
+            return reply
+        round = message.content["config"]["server-round"]
+        if is_training(message):
+            trained[0] = round
+        return in_evaluation(change)(message, reply) if trained[0] == round else reply
+
+    return spoil
+
+
+def evaluations(selector, grid, folder, rounds):
+    """(rounds,) how many evaluate messages client 2 got in each round, questions included."""
+    node, counts = grid.node_of(2), []
+
+    def count(_record):
+        mine = [m for m in grid.sent if m.metadata.dst_node_id == node]
+        counts.append(len([m for m in mine if m.metadata.message_type == "evaluate"]))
+
+    settings = {"on_round": count, "preflight": False}
+    run(selector, grid, rounds, strategy=FedAvg(), folder=folder, **settings)
+    return [after - before for before, after in itertools.pairwise([0, *counts])]
+
+
+def test_a_client_whose_evaluation_fails_trains_all_the_same(tmp_path, caplog):
+    """It is not evaluated for a while."""
+    grid = MemoryGrid(numpy_app(), 5)
+    grid.trouble[2] = in_evaluation(raises)
+    with logged(caplog):
+        counts = evaluations(Full(), grid, tmp_path, rounds=21)
+    assert np.flatnonzero(counts).tolist() == [0, 1, 3, 6, 11, 20]
+    assert tried(tmp_path, 2) == list(range(21))
+    assert not any("quarantined" in entry for entry in lines(tmp_path))
+    said = [m for m in caplog.messages if "until round" in m]
+    assert said[0] == (
+        "round 2: client 2 (partition-2) failed 2 times in a row: not evaluated until round 4"
+    )
+
+
+def test_a_client_whose_evaluation_fails_is_not_asked_for_losses_either(tmp_path):
+    """The same function would answer them. It is chosen, and trains."""
+    grid = MemoryGrid(numpy_app(), 5)
+    grid.trouble[2] = in_own_evaluation(raises)
+    counts = evaluations(Asking(), grid, tmp_path, rounds=8)
+    assert [count > 0 for count in counts] == [True, True, False, True, False, False, True, False]
+    assert all(2 in entry["participated"] for entry in lines(tmp_path))
+
+
+def test_a_client_that_does_not_reply_to_an_evaluation_is_left_alone(tmp_path):
+    grid = MemoryGrid(numpy_app(), 5)
+    grid.trouble[2] = in_evaluation(lambda _m, _r: None)
+    run(Full(), grid, rounds=10, strategy=FedAvg(), folder=tmp_path)
+    assert tried(tmp_path, 2) == [0, 2, 5]
+
+
+def test_useless_evaluations_do_not_make_a_late_training_worse():
+    quarantine = new_quarantine()
+    for round in range(6):
+        quarantine.failed(0, "evaluate", round, replied=True)
+    quarantine.failed(0, "train", 6, replied=False)
+    assert quarantine.until(0) == 6 + 1 + 1  # its first missing reply: for one round
+
+
 @pytest.mark.parametrize("selector", [FedCor(3, **QUICK), PowerOfChoice(3), Random(3)])
 def test_every_selector_leaves_it_alone(selector, tmp_path):
     grid = MemoryGrid(numpy_app(), 6)
@@ -313,23 +384,26 @@ def test_nobody_is_left_alone_without_a_cause_and_everybody_comes_back(events):
     quarantine, round = new_quarantine(), 0
     row = {task: [] for task in ("train", "probe", "evaluate")}  # faults since a good reply
     for task, event in events:
-        assert quarantine.until(0) <= round
+        assert quarantine.until(0, task) <= round
         if event == "good":
             quarantine.succeeded(0, task)
             row[task] = []
         else:
             row[task].append(event)
             longer = quarantine.failed(0, task, round, replied=event == "useless")
-            alone = quarantine.until(0) - round - 1
+            alone = quarantine.until(0, task) - round - 1
             assert longer == (alone > 0)
+            if (task, event) == ("evaluate", "useless"):
+                assert quarantine.until(0) <= round  # it trains all the same
             if "silent" not in row[task]:
                 assert longer == (len(row[task]) >= 2)  # one useless reply may be chance
             assert alone <= (LONGEST_SILENT if event == "silent" else LONGEST_USELESS)
-            round = max(round, quarantine.until(0) - 1)  # it comes back after that, at the latest
+            # It comes back after that, at the latest.
+            round = max(round, quarantine.until(0, task) - 1)
         round += 1
     for task in row:
         quarantine.succeeded(0, task)
-    assert quarantine.until(0) == 0
+    assert quarantine.until(0) == quarantine.until(0, "evaluate") == 0
 
 
 @pytest.mark.parametrize("replied", [False, True])
@@ -356,7 +430,7 @@ def test_a_checkpoint_changes_nothing(before, after):
                 quarantine.succeeded(0, task)
             else:
                 quarantine.failed(0, task, round, replied=event == "useless")
-            seen.append(quarantine.until(0))
+            seen.append([quarantine.until(0, one) for one in ("train", "probe", "evaluate")])
             round += 1
         return seen
 

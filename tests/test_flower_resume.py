@@ -304,7 +304,7 @@ def test_a_checkpoint_of_version_0_1_is_resumed(tmp_path):
     with np.load(tmp_path / "run" / "checkpoint" / "state.npz") as arrays:
         # It also says whose it is, how replies are usually built, what can be gone back to, ...
         newer = ("replies/", "header", "record_sha256", "good", "health/", "norms/")
-        newer += ("roster/believed", "roster/trained_with", "selector/tried")
+        newer += ("roster/believed", "roster/silent", "roster/trained_with", "selector/tried")
         later = {name for name in arrays.files if name.startswith(newer)}
         assert set(arrays.files) - later == names
 

@@ -27,7 +27,8 @@ The median of fewer than FEWEST clients is their own word:
 
 The past is the last ROUNDS rounds. It holds lengths after clipping, so a liar that is clipped in
 every round counts as one longer update among others. Refused lengths enter it only where all are
-refused and the model is not at fault: then the past may be wrong, and is outvoted in time.
+refused and the model is not at fault: then the past may be wrong, and is outvoted in time. On
+Flower, where everyone is refused in all attempts at a round, they replace it (flower/doubt.py).
 """
 
 from __future__ import annotations

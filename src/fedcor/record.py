@@ -83,8 +83,8 @@ class RoundRecord:
             `train/NAME`, `evaluate/NAME` and `server/NAME`. A line has them only if there are any.
         memory_bytes: Bytes of what the federated optimiser remembers after the round. A line has
             it only if there are any.
-        quarantined: Clients that were there and were left alone, after several faults in a row. A
-            line has them only if there are any.
+        quarantined: Clients that were there and could not be chosen, after several faults in a
+            row. A line has them only if there are any.
         server_round: Flower's number of the round, from 1. Only a line of a run on Flower has it.
         unmet: Rules that could not be met: `tag=value`, or `clients_per_round` -> how many clients
             are missing. A line has it only if there are any.

@@ -110,10 +110,10 @@ def configure_evaluation(
 ) -> Evaluation:
     """Have the strategy choose who evaluates `arrays`, among the nodes that can be reached."""
     roster, nodes = exchange.roster, list(grid.get_node_ids())
-    reachable = [roster.node(client) for client in roster.reachable(nodes, exchange.round).tolist()]
-    some = reachable or nodes
+    clients_now = roster.reachable(nodes, exchange.round, task="evaluate").tolist()
+    some = [roster.node(client) for client in clients_now] or nodes
     round, strategy = flower_round(exchange.round), settings.strategy
-    alone = len(roster.left_alone(exchange.round))
+    alone = len(roster.left_alone(exchange.round, task="evaluate"))
     failed = f"round {round}: {type(strategy).__name__} failed in configure_evaluate"
     with limited(strategy, len(some)), true_numbers(left_alone=alone), blame(failed):
         messages = list(strategy.configure_evaluate(round, arrays, config, SomeNodes(grid, some)))

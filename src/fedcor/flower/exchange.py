@@ -126,8 +126,9 @@ class Exchange:
                 return
             self.gone.add(client)
         if roster.failed(client, self.round, task, replied=kind not in UNREACHABLE):
-            faults, until = roster.quarantine.faults(client, task), roster.quarantine.until(client)
-            self._fault_log.add_alone(client, name, faults, until)
+            faults, until = roster.quarantine.faults(client, task), roster.quarantine.until
+            chosen = until(client) < until(client, task)  # it may be, all the same
+            self._fault_log.add_alone(client, name, faults, until(client, task), chosen=chosen)
 
     def log_faults(self) -> None:
         """Log the faults that were counted since it was last called."""

@@ -42,7 +42,8 @@ class FlowerFederation:
         self._version = model.version
         self._losses = {model.version: dict(model.losses)}  # version -> client -> loss
         self._told: set[int] = set()  # who was asked for the loss of the last candidate
-        self._silent: set[int] = set()  # asked for l_k(w^t) in this round, without an answer
+        # Asked for l_k(w^t) in this round, without an answer; or not asked, after faults at that.
+        self._silent = self._not_asked()
         self._unusable: set[int] = set()  # of them, those whose answer was no usable number
 
     def losses(self, clients: IntArray) -> FloatArray:
@@ -53,6 +54,12 @@ class FlowerFederation:
         known |= self._probe(self._version, self._training.start.arrays, unasked)
         self._silent |= set(unasked) - known.keys()
         return np.array([known.get(client, np.nan) for client in clients.tolist()])
+
+    def _not_asked(self) -> set[int]:
+        """Who may be chosen but not asked, since its evaluation fails; nobody, if all are such."""
+        clients, until = self.available.tolist(), self._roster.quarantine.until
+        barred = {client for client in clients if until(client, "probe") > self.round}
+        return barred if len(barred) < len(clients) else set()
 
     def known_losses(self) -> FloatArray:
         """(N,) l_k(w^t) of all who have reported it; NaN where it is unknown. It asks nothing."""

@@ -40,6 +40,7 @@ class JudgedReplies:
     Attributes:
         clipped: Client -> how many times the usual length its update had.
         refused: Client -> the same, of those that are not used.
+        too_long: Client -> (PARTS,) the lengths of those.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class JudgedReplies:
             [name for name in floats if name not in weights],
         )
         self._norms: dict[int, FloatArray] = {}
-        self._too_long: dict[int, FloatArray] = {}
+        self.too_long: dict[int, FloatArray] = {}
         self.clipped: dict[int, float] = {}
         self.refused: dict[int, float] = {}
 
@@ -73,7 +74,7 @@ class JudgedReplies:
         for row, (client, content) in enumerate(contents.items()):
             ratio = float(verdict.ratios[row])
             if verdict.refused[row]:
-                self.refused[client], self._too_long[client] = ratio, norms[row]
+                self.refused[client], self.too_long[client] = ratio, norms[row]
                 continue
             if verdict.clipped[row]:
                 self.clipped[client] = ratio
@@ -82,11 +83,9 @@ class JudgedReplies:
             used[client] = content
         return used
 
-    def past(self, round: int, wrong: bool = False) -> State:
-        """What is known next of usual lengths; all that came, if the past may be `wrong`."""
-        known = {**self._norms, **(self._too_long if wrong else {})}
-        norms = np.array(list(known.values())).reshape(-1, PARTS)
-        return remember(self._past, norms, round, list(known))
+    def past(self, round: int) -> State:
+        """What is known of usual lengths after the round."""
+        return remember(self._past, self._accepted(), round, list(self._norms))
 
     def _accepted(self) -> FloatArray:
         return np.array(list(self._norms.values())).reshape(-1, PARTS)

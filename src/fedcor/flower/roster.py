@@ -161,24 +161,34 @@ class Roster:
         return population_of(cap_sizes(np.array(self._sizes)))
 
     def reachable(
-        self, nodes: Iterable[int], round: int, eligible: Callable[[int], bool] | None = None
+        self,
+        nodes: Iterable[int],
+        round: int,
+        eligible: Callable[[int], bool] | None = None,
+        task: Task = "train",
     ) -> IntArray:
         """Sorted clients that may be chosen: on a connected node, not left alone after faults.
 
-        If all of them are left alone, all of them may be chosen. Only of the `eligible` ones.
+        If all of them are left alone, all of them may be chosen. Only of the `eligible` ones. With
+        another `task`, those who may be asked to do that.
         """
         self._here = set(nodes)
-        alone = set(self.left_alone(round, eligible))
+        alone = set(self.left_alone(round, eligible, task))
         there = [client for client in self._connected(eligible) if client not in alone]
         return np.array(there, dtype=np.int64)
 
-    def left_alone(self, round: int, eligible: Callable[[int], bool] | None = None) -> list[int]:
-        """Sorted clients on connected nodes that may not be chosen in `round`, after faults.
+    def left_alone(
+        self,
+        round: int,
+        eligible: Callable[[int], bool] | None = None,
+        task: Task = "train",
+    ) -> list[int]:
+        """Sorted clients on connected nodes that may not do `task` in `round`, after faults.
 
         Nobody is left alone where that would leave no one of the `eligible` ones.
         """
         there = self._connected(eligible)
-        alone = [client for client in there if self.quarantine.until(client) > round]
+        alone = [client for client in there if self.quarantine.until(client, task) > round]
         return [] if len(alone) == len(there) else alone
 
     def failed(
@@ -202,6 +212,10 @@ class Roster:
     def succeeded(self, client: int, task: Task) -> None:
         """A client did what it was asked to: its faults at this task are forgotten."""
         self.quarantine.succeeded(client, task)
+
+    def forgive(self, client: int, task: Task, round: int) -> bool:
+        """A fault of this round was not the client's; returns whether there was one."""
+        return self.quarantine.forgive(client, task, round)
 
     def _connected(self, eligible: Callable[[int], bool] | None = None) -> list[int]:
         """Sorted clients on connected nodes, of the `eligible` ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,16 +13,17 @@ from flwr.serverapp import Grid
 
 from fedcor.errors import FedcorError
 from fedcor.flower.attendance import reachable_clients
+from fedcor.flower.doubt import Doubt, PutAway
 from fedcor.flower.evaluation import Evaluation
 from fedcor.flower.exchange import Exchange
 from fedcor.flower.fault_log import some_of
 from fedcor.flower.federation import FlowerFederation
-from fedcor.flower.judged import JudgedReplies
 from fedcor.flower.local_training import read_local_training
 from fedcor.flower.memory import snapshot
 from fedcor.flower.numbering import flower_round
 from fedcor.flower.outcome import check_losses, read_outcome
 from fedcor.flower.preflight import preflight
+from fedcor.flower.quarantine import Task
 from fedcor.flower.rules import (
     count_eligible,
     eligible_clients,
@@ -33,10 +35,10 @@ from fedcor.flower.settings import RoundSettings
 from fedcor.flower.state import FederationState
 from fedcor.flower.training import RoundStart, Training
 from fedcor.flower.wire import LOG, version_of
-from fedcor.health import Condition, examine
+from fedcor.health import Condition, Health, examine
 from fedcor.selection import Decision, decide, observe, phase_of
 from fedcor.shield import after_round, shield, shield_outcome
-from fedcor.types import IntArray, Outcome
+from fedcor.types import IntArray, Outcome, State
 
 __all__ = ["Round", "open_round"]
 
@@ -51,7 +53,7 @@ class Attempt:
     training: Training
     federation: FlowerFederation
     decision: Decision
-    reachable: int  # clients, those included who failed in an earlier attempt
+    available: IntArray  # clients, those included who failed in an earlier attempt
 
 
 @dataclass
@@ -62,8 +64,10 @@ class Round:
     start: RoundStart
     arrays: ArrayRecord  # the model: w^t, and what the round has made of it
     started: float  # by time.perf_counter
+    norms: State  # lengths of updates that earlier rounds accepted
     attempt: Attempt | None = None  # the last one
     failed: set[int] = field(default_factory=set)  # clients chosen in earlier attempts, in vain
+    doubt: Doubt = field(default_factory=Doubt)  # of the model, the clients and the past
     outcome: Outcome | None = None  # once somebody has delivered
     evaluation: Evaluation | None = None  # federated, once it is configured
     left_alone: list[int] = field(default_factory=list)  # connected clients, after faults
@@ -100,7 +104,7 @@ class Round:
             self.exchange.log_faults()
         log_unmet(number, decision.unmet, state)
         messages = training.request(decision.chosen)
-        self.attempt = Attempt(training, federation, decision, len(available))
+        self.attempt = Attempt(training, federation, decision, available)
         notes = [f"attempt {retries + 1}"] if retries else []
         notes += [phase_of(selector, decision.state, number)]
         self._log_choice(settings, decision.chosen.tolist(), len(available), notes)
@@ -111,8 +115,11 @@ class Round:
 
         A selector that prefers clients which never delivered would choose the same ones again.
         """
-        untried = available[~np.isin(available, sorted(self.failed))]
-        return untried if len(untried) else available
+        untried = self._untried(available)
+        return self.doubt.witnesses_first(untried if len(untried) else available)
+
+    def _untried(self, available: IntArray) -> IntArray:
+        return available[~np.isin(available, sorted(self.failed))]
 
     def _log_choice(
         self, settings: RoundSettings, chosen: list[int], reachable: int, notes: list[str]
@@ -178,31 +185,61 @@ class Round:
             attempt.training.receive(replies)
             participated = attempt.training.delivered(attempt.decision.chosen)
             self.exchange.log_faults()
-            signs = attempt.federation.signs(participated, attempt.reachable)
-            condition, state.health = examine(state.health, signs)
-            if condition is Condition.GOOD:
-                state.good = self.start.arrays
-            state.model = attempt.federation.facts(state.model.version)
-            if condition is Condition.BAD and self._can_go_back(state):
-                self._roll_back(settings, state, attempt.training.doubters)
+            condition = self._examine(state, attempt, participated)
+            bad = condition is Condition.BAD
+            if bad and self.doubt.put_away is not None:
+                self._take_back(settings, state)
+                if len(participated):  # of every model, losses alone are unusable: they say nothing
+                    state.health = Health()
+                else:
+                    tried += 1
+                    self._try_again(settings, state, attempt, tried, at_once=True)
+            elif bad and self._asks_others(state, attempt, participated):
+                self.doubt.ask_others(attempt.decision.chosen.tolist())
+            elif bad and self._can_go_back(state):
+                self._roll_back(settings, state)
             elif len(participated):
                 return attempt, participated
             else:
-                if condition is Condition.BAD:
-                    self._doubt_past(state, attempt.training.judged)
+                if bad:
+                    self._doubt_past(settings, state)
                 tried += 1
-                self.failed.update(attempt.decision.chosen.tolist())
-                self._give_up_or_pause(settings, tried)
+                self._try_again(settings, state, attempt, tried)
             messages = self.select(settings, state, tried)
             replies = self.exchange.grid.send_and_receive(messages, timeout=settings.train_timeout)
 
-    def _can_go_back(self, state: FederationState) -> bool:
-        """Whether there is a good model, and it is not the one that went bad."""
-        return state.good is not None and version_of(state.good) != state.model.version
+    def _examine(
+        self, state: FederationState, attempt: Attempt, participated: IntArray
+    ) -> Condition:
+        """What an attempt says of the model; who was asked in vain is not asked next."""
+        signs = attempt.federation.signs(participated, len(attempt.available))
+        doubted = state.health.doubters
+        condition, state.health = examine(state.health, signs)
+        condition = self.doubt.weigh(condition, signs)
+        state.model = attempt.federation.facts(state.model.version)
+        if condition is Condition.GOOD:
+            state.good = self.start.arrays
+        if condition is Condition.BAD or not len(participated):
+            found = {*signs.refused, *signs.unusable_losses}
+            self.doubt.doubters |= doubted | found
+            self.failed |= found | ({*attempt.decision.chosen.tolist()} - {*participated.tolist()})
+        self.doubt.too_long |= attempt.training.judged.too_long
+        return condition
 
-    def _roll_back(
-        self, settings: RoundSettings, state: FederationState, doubters: Iterable[int]
-    ) -> None:
+    def _asks_others(
+        self, state: FederationState, attempt: Attempt, participated: IntArray
+    ) -> bool:
+        """Whether others are asked before the model is put away, or the past is doubted."""
+        if self.doubt.asked_others or not len(self._untried(attempt.available)):
+            return False
+        return self._can_go_back(state) or not len(participated)
+
+    def _can_go_back(self, state: FederationState) -> bool:
+        """Whether there is a good model, not the one that went bad, and somebody new says so."""
+        there = state.good is not None and version_of(state.good) != state.model.version
+        return there and not self.doubt.doubters <= self.doubt.refuted
+
+    def _roll_back(self, settings: RoundSettings, state: FederationState) -> None:
         """Put the last good model back. What the strategy remembers may be bad: it starts over."""
         good, fresh = state.good, settings.fresh
         assert good is not None
@@ -212,31 +249,100 @@ class Round:
             flower_round(self.number),
             type(settings.strategy).__name__,
         )
+        tasks: tuple[Task, ...] = ("train", "probe")
+        forgiven = tuple(  # it was the model's fault, not theirs
+            (client, task)
+            for client in sorted(self.doubt.doubters)
+            for task in tasks
+            if state.roster.forgive(client, task, self.number)
+        )
+        away = PutAway(
+            *(self.start, self.arrays, state.model, frozenset(self.failed)),
+            *(forgiven, self.doubt.too_long),
+        )
+        self.doubt.put_back(away)
         memory = self.start.memory if fresh is None else fresh
         self.start = RoundStart(good, self.start.config, memory)
         self.arrays = good
         self.exchange.rolled_back += 1
         self.exchange.gone.clear()
         self.failed.clear()
-        for client in doubters:  # it was the model's fault, not theirs
-            state.roster.succeeded(client, "train")
         state.meet_model(version_of(good))
 
-    def _doubt_past(self, state: FederationState, judged: JudgedReplies) -> None:
-        """Nothing usable comes of a good model: what is thought to be usual may be wrong.
-
-        The refusals still count against the clients: it may be they who are wrong.
-        """
-        if not judged.refused:
-            return
+    def _take_back(self, settings: RoundSettings, state: FederationState) -> None:
+        """Those who doubted the model refuse the last good one as well: it was their fault."""
+        away = self.doubt.take_back()
         LOG.warning(
-            "round %d: every update is far longer than usual, and the model is not at fault: "
-            "these lengths count from now on",
+            "round %d: clients that found nothing usable in the model find nothing in the last "
+            "good one either: it was not at fault, and comes back",
             flower_round(self.number),
         )
-        state.norms = judged.past(self.number, wrong=True)
+        self.start, self.arrays = away.start, away.arrays
+        self.exchange.rolled_back -= 1
+        self.failed |= away.failed
+        for client, task in away.forgiven:  # it counts once in a round
+            state.roster.failed(client, self.number, task, replied=True)
+        state.model = dataclasses.replace(away.model, replies=state.model.replies)
+        self._doubt_past(settings, state)
 
-    def _give_up_or_pause(self, settings: RoundSettings, tried: int) -> None:
+    def _doubt_past(self, settings: RoundSettings, state: FederationState) -> None:
+        """Nothing usable comes of a good model: what is thought to be usual may be wrong.
+
+        The refusals still count against those who are not outvoting it: they may be wrong.
+        """
+        if self.doubt.too_long:
+            LOG.warning(
+                "round %d: every update is far longer than usual, and the model is not at fault: "
+                "these lengths count from now on",
+                flower_round(self.number),
+            )
+            self._correct_past(settings, state, self.doubt.outvoted(self.norms, self.number))
+
+    def _replace_past(self, settings: RoundSettings, state: FederationState) -> bool:
+        """Where everyone says that the past is wrong, forget it; returns whether that was done."""
+        norms = self.doubt.replaced(len(self.failed), self.number)
+        if norms is not None:
+            LOG.warning(
+                "round %d: %d of the %d clients that were asked send updates far longer than "
+                "usual, and nobody a usable one: what was usual is forgotten",
+                flower_round(self.number),
+                len(self.doubt.too_long),
+                len(self.failed),
+            )
+            self._correct_past(settings, state, norms)
+        return norms is not None
+
+    def _correct_past(self, settings: RoundSettings, state: FederationState, norms: State) -> None:
+        """Set the past right, and forgive those who were refused for it."""
+        state.norms = norms
+        limits = settings.selection.defence.norm_limits
+        for client in self.doubt.usual_now(limits, norms):
+            state.roster.forgive(client, "train", self.number)
+            self.failed.discard(client)
+
+    def _try_again(
+        self,
+        settings: RoundSettings,
+        state: FederationState,
+        attempt: Attempt,
+        tried: int,
+        *,
+        at_once: bool = False,
+    ) -> None:
+        """Nobody delivered in so many attempts: prepare one more, or end the run.
+
+        `at_once` is for an attempt whose outcome was the clients' fault, if there are others.
+        """
+        others = len(self._untried(attempt.available)) > 0
+        if (tried >= settings.selection.attempts or not others) and self._replace_past(
+            settings, state
+        ):
+            return
+        self._give_up_or_pause(settings, tried, at_once=at_once and others)
+
+    def _give_up_or_pause(
+        self, settings: RoundSettings, tried: int, *, at_once: bool = False
+    ) -> None:
         """Nobody delivered: wait a little, since an outage may pass, or end the run."""
         number, counts = flower_round(self.number), self.exchange.faults
         faults = (
@@ -244,13 +350,13 @@ class Round:
         )
         lost = f"round {number}: NOBODY delivered a usable update ({faults})"
         attempts = settings.selection.attempts
-        if tried == attempts:
+        if tried >= attempts:
             raise FedcorError(
                 f"round {number}: nobody delivered a usable update in {tried} attempts ({faults}); "
                 "look at the nodes' logs. Finished rounds are kept: with a checkpoint, the same "
                 "start resumes after them"
             )
-        pause = min(2.0 ** (tried - 1), settings.probe_timeout)
+        pause = 0.0 if at_once else min(2.0 ** (tried - 1), settings.probe_timeout)
         LOG.error("%s: attempt %d of %d in %g s", lost, tried + 1, attempts, pause)
         time.sleep(pause)
         self.exchange.gone.clear()
@@ -275,4 +381,4 @@ def open_round(
     state.meet_model(version_of(arrays))
     start = RoundStart(arrays, config, snapshot(settings.strategy))
     exchange = Exchange(grid, state.roster, round, state.fault_log)
-    return Round(exchange, start, arrays, started)
+    return Round(exchange, start, arrays, started, state.norms)
