@@ -2,11 +2,12 @@
 
 A usable reply has one record of a kind, so what it calls them says nothing: the strategy is given
 them under one name. A metric that only some replies have gets nobody refused: it is left out of
-what the strategy is given. Two kinds of metrics are not left out as soon as somebody lacks them, if
-most replies have them; whoever lacks one is refused:
+what the strategy is given. Three kinds of metrics are not left out as soon as somebody lacks them;
+whoever lacks one is refused:
 
-    usual   every reply of this run so far has had it
-    needed  somebody reads it: the strategy's weight, say
+    needed  the strategy fails without it: if any reply has it, or all earlier ones had it
+    usual   every reply of this run so far has had it: if most replies have it
+    wanted  the record takes it: likewise
 """
 
 from __future__ import annotations
@@ -72,22 +73,28 @@ def compare_replies(
     usual: Signature | None,
     *,
     needed: Collection[str] = (),
+    wanted: Collection[str] = (),
 ) -> Comparison:
     """Which of the usable `replies` of a round go together.
 
-    Those that are refused because of a metric are always fewer than half, and a reply that has all
-    usual and all needed metrics is not among them.
+    All may be refused for a metric that is needed. Those that are refused for another one are
+    always fewer than half of the rest, and a reply that has all usual and all wanted metrics is
+    not among them.
 
     Args:
         replies: Client -> its reply.
         usual: How the replies of earlier rounds were built; None in the first.
-        needed: Metrics that somebody reads.
+        needed: Metrics without which the strategy fails.
+        wanted: Metrics that somebody reads, who can do without.
     """
     metrics = {client: _metrics(content) for client, content in sorted(replies.items())}
-    if not metrics:
-        return Comparison(usual=usual)
-    refused = _lacking(metrics, frozenset() if usual is None else usual.metrics, needed)
-    kept = {client: one for client, one in metrics.items() if client not in refused}
+    before = frozenset() if usual is None else usual.metrics
+    refused = _without_needed(metrics, before, needed)
+    rest = {client: one for client, one in metrics.items() if client not in refused}
+    refused |= _lacking(rest, before, wanted)
+    kept = {client: one for client, one in rest.items() if client not in refused}
+    if not kept:
+        return Comparison(refused, usual=usual)
     shared = frozenset.intersection(*kept.values())
     left_out: dict[str, list[int]] = {}
     for client, one in kept.items():
@@ -163,15 +170,32 @@ def _metrics(content: RecordDict) -> frozenset[_Metric]:
     return frozenset((name, len(v) if isinstance(v, list) else -1) for name, v in metrics.items())
 
 
-def _lacking(
+def _without_needed(
     metrics: Mapping[int, frozenset[_Metric]], usual: frozenset[_Metric], needed: Collection[str]
 ) -> dict[int, str]:
-    """Client -> which metrics it lacks that are usual or needed, and that most replies have."""
+    """Client -> which metrics it lacks that are needed, and that a reply has or all had so far."""
+    counts = Counter(one for has in metrics.values() for one in has if one[0] in needed)
+    required: dict[str, _Metric] = {}
+    # Of several lengths the usual one is right, else the commonest, else a single number.
+    known = {*counts, *(one for one in usual if one[0] in needed)}
+    for one in sorted(known, key=lambda one: (one not in usual, -counts[one], one)):
+        required.setdefault(one[0], one)
+    return {
+        client: _difference(list(required.values()), has)
+        for client, has in metrics.items()
+        if not has.issuperset(required.values())
+    }
+
+
+def _lacking(
+    metrics: Mapping[int, frozenset[_Metric]], usual: frozenset[_Metric], wanted: Collection[str]
+) -> dict[int, str]:
+    """Client -> which metrics it lacks that are usual or wanted, and that most replies have."""
     counts = Counter(one for has in metrics.values() for one in has)
-    wanted = [one for one in counts if one in usual or one[0] in needed]
+    asked = [one for one in counts if one in usual or one[0] in wanted]
     whole, required = set(metrics), []
     # Where each lacks another one, the rarest ones are left out: most replies are always kept.
-    for one in sorted(wanted, key=lambda one: (-counts[one], one)):
+    for one in sorted(asked, key=lambda one: (-counts[one], one)):
         having = {client for client in whole if one in metrics[client]}
         if 2 * len(having) > len(metrics):
             whole = having

@@ -88,7 +88,7 @@ class Evaluation:
         found = compare_replies(
             {client: reply.content for client, reply in usable.items()},
             seen.evaluated,
-            needed=self.settings.recorded_metrics,
+            wanted=self.settings.recorded_metrics,
         )
         for client, why in found.refused.items():
             self.exchange.count_fault(client, "malformed", why, task="evaluate")

@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flwr.app import ConfigRecord
-from flwr.serverapp.strategy import FedXgbCyclic, Strategy
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    FedXgbCyclic,
+    Strategy,
+)
 
 from fedcor.checks import (
     LARGEST_SEED,
@@ -49,8 +53,9 @@ _ACCURACIES = (
 )
 # fmt: on
 _DEFENCE = Defence()
-# Differential privacy with adaptive clipping reads it, and no attribute names it.
-_READ_BY_FLOWER = ("norm_bit",)
+# Attributes of strategies that name a record, not a metric.
+_RECORDS = ("arrayrecord_key", "configrecord_key")
+_NORM_BIT = "norm_bit"  # adaptive clipping at the clients reads it, and no attribute names it
 
 
 @dataclass(frozen=True)
@@ -256,14 +261,21 @@ class RoundSettings:
 
     @property
     def needed_metrics(self) -> set[str]:
-        """The metrics of train replies that the strategy reads one by one, as it names them."""
+        """The metrics of train replies that the strategy reads one by one, as it names them.
+
+        A single reply that has one gets those refused that lack it, so nothing else is in here.
+        """
+        strategies = [one for _, one in wrapped(self.strategy)]
         named = {
             value
-            for _, one in wrapped(self.strategy)
+            for one in strategies
             for name, value in vars(one).items()
-            if name.endswith("_key") and isinstance(value, str)
+            if name.endswith("_key") and name not in _RECORDS and isinstance(value, str)
         }
-        return {self.weight_key, *_READ_BY_FLOWER, *named}
+        clips = any(
+            isinstance(one, DifferentialPrivacyClientSideAdaptiveClipping) for one in strategies
+        )
+        return {self.weight_key, *named, *([_NORM_BIT] if clips else [])}
 
     @property
     def weighted(self) -> bool:
