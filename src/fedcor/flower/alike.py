@@ -2,7 +2,8 @@
 
 A usable reply has one record of a kind, so what it calls them says nothing: the strategy is given
 them under one name. A metric that only some replies have gets nobody refused: it is left out of
-what the strategy is given. Three kinds of metrics are not left out as soon as somebody lacks them;
+what the strategy is given. So is one that is no usable number in some replies: the trained models
+that come with it are good. Three kinds of metrics are not left out as soon as somebody lacks them;
 whoever lacks one is refused:
 
     needed  the strategy fails without it: if any reply has it, or all earlier ones had it
@@ -20,8 +21,9 @@ from typing import TypeAlias
 
 from flwr.app import MetricRecord, RecordDict
 
-from fedcor.flower.screen import metrics_of
+from fedcor.flower.screen import metrics_of, usable_metric
 from fedcor.flower.wire import LOG
+from fedcor.foreign import one_line
 
 __all__ = ["Comparison", "Signature", "compare_replies", "log_left_out", "with_common_metrics"]
 
@@ -60,11 +62,13 @@ class Comparison:
     Attributes:
         refused: Client -> why its reply cannot go with the others.
         left_out: Metric that only some of the other replies have -> the clients that have it.
+        unusable: Metric that is no usable number in some of them -> (client, what it is), ...
         usual: How the replies of the run are built, this round included.
     """
 
     refused: Mapping[int, str] = field(default_factory=dict)
     left_out: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    unusable: Mapping[str, Sequence[tuple[int, str]]] = field(default_factory=dict)
     usual: Signature | None = None
 
 
@@ -74,6 +78,7 @@ def compare_replies(
     *,
     needed: Collection[str] = (),
     wanted: Collection[str] = (),
+    loss_keys: tuple[str, ...] = (),
 ) -> Comparison:
     """Which of the usable `replies` of a round go together.
 
@@ -86,12 +91,16 @@ def compare_replies(
         usual: How the replies of earlier rounds were built; None in the first.
         needed: Metrics without which the strategy fails.
         wanted: Metrics that somebody reads, who can do without.
+        loss_keys: Metrics that may hold a loss.
     """
-    metrics = {client: _metrics(content) for client, content in sorted(replies.items())}
+    metrics = {client: _metrics(replies[client], loss_keys) for client in sorted(replies)}
     before = frozenset() if usual is None else usual.metrics
     refused = _without_needed(metrics, before, needed)
     rest = {client: one for client, one in metrics.items() if client not in refused}
-    refused |= _lacking(rest, before, wanted)
+    # What is left out because it is unusable in one reply gets nobody refused.
+    unusable = _unusable({client: replies[client] for client in rest}, loss_keys)
+    usable = frozenset(one for one in before if one[0] not in unusable)
+    refused |= _lacking(rest, usable, {*wanted} - unusable.keys())
     kept = {client: one for client, one in rest.items() if client not in refused}
     if not kept:
         return Comparison(refused, usual=usual)
@@ -99,16 +108,19 @@ def compare_replies(
     left_out: dict[str, list[int]] = {}
     for client, one in kept.items():
         for name, _ in sorted(one - shared):
-            left_out.setdefault(name, []).append(client)
+            if name not in unusable:
+                left_out.setdefault(name, []).append(client)
     lasting = shared if usual is None else shared & usual.metrics
-    return Comparison(refused, left_out, Signature(lasting))
+    return Comparison(refused, left_out, unusable, Signature(lasting))
 
 
-def with_common_metrics(replies: Sequence[RecordDict]) -> list[RecordDict]:
-    """The replies with those metrics that all of them have, and with records of equal names."""
+def with_common_metrics(
+    replies: Sequence[RecordDict], loss_keys: tuple[str, ...] = ()
+) -> list[RecordDict]:
+    """The replies with those metrics that are usable in all of them, and records of equal names."""
     if not replies:
         return []
-    shared = frozenset.intersection(*map(_metrics, replies))
+    shared = frozenset.intersection(*(_metrics(content, loss_keys) for content in replies))
     names = {name for name, _ in shared}
     # As most call them; where as many call them otherwise, nobody is the worse for it.
     counts = Counter(tuple(sorted(map(_kind_and_name, content.items()))) for content in replies)
@@ -144,30 +156,51 @@ def log_left_out(
     Returns:
         What has been logged by now.
     """
+    left_out = "it is left out of what the strategy aggregates (this is said once per run)"
     for metric, clients in found.left_out.items():
         if f"{what} {metric}" in said:
             continue
-        have = ", ".join(f"{client} ({names[client]})" for client in clients[:_MOST_NAMES])
-        more = f" and {len(clients) - _MOST_NAMES} more" if len(clients) > _MOST_NAMES else ""
-        LOG.warning(
-            "round %d: the metric %s is not alike in all %s replies (those of clients %s%s have "
-            "it): it is left out of what the strategy aggregates (this is said once per run)",
-            round,
-            metric,
-            what,
-            have,
-            more,
-        )
-    return said | {f"{what} {metric}" for metric in found.left_out}
+        message = "round %d: the metric %s is not alike in all %s replies (those of %s have it): %s"
+        have = _some_of(clients, names)
+        LOG.warning(message, round, one_line(metric), what, have, left_out)
+    for metric, given in found.unusable.items():
+        if f"{what} {metric}" in said:
+            continue
+        message = "round %d: the metric %s is no usable number (%s) in the %s replies of %s: %s"
+        whose, value = _some_of([client for client, _ in given], names), given[0][1]
+        LOG.warning(message, round, one_line(metric), value, what, whose, left_out)
+    return said | {f"{what} {metric}" for metric in [*found.left_out, *found.unusable]}
+
+
+def _some_of(clients: Sequence[int], names: Sequence[str]) -> str:
+    some = ", ".join(f"{client} ({names[client]})" for client in clients[:_MOST_NAMES])
+    more = f" and {len(clients) - _MOST_NAMES} more" if len(clients) > _MOST_NAMES else ""
+    return f"clients {some}{more}"
 
 
 def _kind_and_name(item: tuple[str, object]) -> tuple[str, str]:
     return type(item[1]).__name__, item[0]
 
 
-def _metrics(content: RecordDict) -> frozenset[_Metric]:
-    metrics = metrics_of(content)
-    return frozenset((name, len(v) if isinstance(v, list) else -1) for name, v in metrics.items())
+def _metrics(content: RecordDict, loss_keys: tuple[str, ...]) -> frozenset[_Metric]:
+    """Those that are usable numbers."""
+    return frozenset(
+        (name, len(value) if isinstance(value, list) else -1)
+        for name, value in metrics_of(content).items()
+        if usable_metric(name, value, loss_keys)
+    )
+
+
+def _unusable(
+    replies: Mapping[int, RecordDict], loss_keys: tuple[str, ...]
+) -> dict[str, list[tuple[int, str]]]:
+    """Metric -> (client, what it is) of those whose it is no usable number."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for client, content in sorted(replies.items()):
+        for name, value in metrics_of(content).items():
+            if not usable_metric(name, value, loss_keys):
+                found.setdefault(name, []).append((client, one_line(value, 40)))
+    return found
 
 
 def _without_needed(

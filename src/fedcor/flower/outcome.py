@@ -22,9 +22,13 @@ from fedcor.types import Array, FloatArray, IntArray, Outcome, selector_traits
 
 __all__ = ["check_losses", "read_outcome"]
 
+_FEW = 3  # clients without a loss in their replies that end a run which needs it
+
 
 def check_losses(training: Training, participated: IntArray) -> None:
     """Refuse to go on if the selector needs the losses in replies, and no reply has ever had one.
+
+    It takes a few clients to say so: one alone may err, where few train in a round.
 
     Args:
         training: The replies.
@@ -34,9 +38,13 @@ def check_losses(training: Training, participated: IntArray) -> None:
     if seen.reported or not selector_traits(settings.selector).needs_losses:
         return
     contents = [training.results[client].content for client in participated.tolist()]
-    if all(loss_fault(metrics_of(content), settings.loss_keys) for content in contents):
+    if not all(loss_fault(metrics_of(content), settings.loss_keys) for content in contents):
+        training.replies = dataclasses.replace(seen, reported=True)
+        return
+    silent = seen.silent | {*participated.tolist()}
+    if len(silent) >= min(_FEW, len(training.exchange.roster)):
         raise no_loss_reported(settings, flower_round(training.exchange.round), contents)
-    training.replies = dataclasses.replace(seen, reported=True)
+    training.replies = dataclasses.replace(seen, silent=silent)
 
 
 def read_outcome(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
@@ -14,6 +15,7 @@ from fedcor.guard import LARGEST_LOSS
 __all__ = [
     "ABSURD_EXAMPLES",
     "UNREACHABLE",
+    "Terms",
     "Unusable",
     "clean_evaluation",
     "clean_model",
@@ -21,11 +23,14 @@ __all__ = [
     "number",
     "numbers_fault",
     "reply_fault",
+    "trusted_model",
+    "usable_metric",
 ]
 
 UNREACHABLE = ("unreachable", "late")  # faults of the connection, not of the answer
 # A parameter or a sample count beyond these is no result of training; it would dominate the mean.
 ABSURD_WEIGHT, ABSURD_EXAMPLES = 1e10, 1e9
+_ABSURD_METRIC = 1e15  # one such number would be the mean of a metric
 _GONE = {
     ErrorCode.NODE_UNAVAILABLE,
     ErrorCode.MESSAGE_UNAVAILABLE,
@@ -35,11 +40,31 @@ _GONE = {
 
 
 class Unusable(Exception):
-    """A reply that is refused: of what kind, and why."""
+    """A reply that is refused: of what kind, and why.
 
-    def __init__(self, kind: str, why: str) -> None:
-        self.kind, self.why = kind, why
+    Attributes:
+        doubts_model: Whether the model that the client was sent may be the reason.
+    """
+
+    def __init__(self, kind: str, why: str, *, doubts_model: bool = False) -> None:
+        self.kind, self.why, self.doubts_model = kind, why, doubts_model
         super().__init__(f"{kind}: {why}")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a reply must be like, beside its arrays.
+
+    Attributes:
+        weight_key: The metric by which replies are weighted. Every reply must have it.
+        loss_keys: Metrics that may hold a loss, of which less is believed than of others.
+        read: Metrics that somebody reads one by one. A reply in which one is no usable number is
+            refused; any other metric is only left out.
+    """
+
+    weight_key: str
+    loss_keys: tuple[str, ...] = ()
+    read: frozenset[str] = frozenset()
 
 
 def reply_fault(reply: Message) -> tuple[str, str] | None:
@@ -65,33 +90,34 @@ def number(metrics: MetricRecord, *keys: str) -> float:
     return float("nan")
 
 
-def clean_evaluation(
-    content: RecordDict, weight_key: str, loss_keys: tuple[str, ...]
-) -> RecordDict:
-    """The reply's only MetricRecord, and nothing else, or Unusable."""
+def usable_metric(name: str, value: object, loss_keys: tuple[str, ...]) -> bool:
+    """Whether all numbers of a metric are finite, and of a size that can be averaged."""
+    largest = float(np.max(np.abs(np.asarray(value, dtype=np.float64)), initial=0.0))
+    return largest <= (LARGEST_LOSS if name in loss_keys else _ABSURD_METRIC)
+
+
+def clean_evaluation(content: RecordDict, terms: Terms) -> RecordDict:
+    """The reply's only MetricRecord, and nothing else, or Unusable.
+
+    Metrics that are no usable numbers stay in it: whoever averages metrics leaves them out.
+    """
     if len(content.metric_records) != 1:
         raise Unusable("malformed", "not exactly one MetricRecord")
     ((key, metrics),) = content.metric_records.items()
-    weight = metrics.get(weight_key)
+    weight = metrics.get(terms.weight_key)
     if not isinstance(weight, int | float):
-        raise Unusable("malformed", f"no number {weight_key!r} in its metrics")
+        raise Unusable("malformed", f"no number {terms.weight_key!r} in its metrics")
     if not 0 < weight <= ABSURD_EXAMPLES:
-        raise Unusable("unusable", f"{weight_key} = {weight}")
+        raise Unusable("unusable", f"{terms.weight_key} = {weight}")
     for name, value in metrics.items():
-        largest = float(np.max(np.abs(np.asarray(value, dtype=np.float64)), initial=0.0))
-        if not largest <= (LARGEST_LOSS if name in loss_keys else 1e15):
+        if name in terms.read and not usable_metric(name, value, terms.loss_keys):
             raise Unusable("unusable", f"the metric {name} is {str(value)[:80]}")
     return RecordDict({key: metrics})
 
 
-def clean_model(
-    content: RecordDict,
-    model: Mapping[str, types.Array],
-    weight_key: str,
-    loss_keys: tuple[str, ...],
-) -> RecordDict:
+def clean_model(content: RecordDict, model: Mapping[str, types.Array], terms: Terms) -> RecordDict:
     """A trained model with its metrics, or Unusable; names, shapes and types are `model`'s."""
-    metrics = clean_evaluation(content, weight_key, loss_keys)
+    metrics = clean_evaluation(content, terms)
     if len(content.array_records) != 1:
         raise Unusable("malformed", "not exactly one ArrayRecord")
     ((key, record),) = content.array_records.items()
@@ -118,14 +144,15 @@ def _clean_array(name: str, array: Array, like: types.Array) -> Array:
         )
     wrong = numbers_fault(values, like)
     if wrong:
-        raise Unusable("unusable", f"{name} {wrong}")
+        raise Unusable("unusable", f"{name} {wrong}", doubts_model=True)
     if values.dtype == like.dtype:
         return array
     # Another type of number would become the type of the whole model.
     with np.errstate(over="ignore"):
         cast = values.astype(like.dtype)
     if numbers_fault(cast, like):
-        raise Unusable("unusable", f"{name} has numbers that do not fit {like.dtype}")
+        why = f"{name} has numbers that do not fit {like.dtype}"
+        raise Unusable("unusable", why, doubts_model=True)
     return Array(cast)
 
 
@@ -134,8 +161,31 @@ def numbers_fault(values: types.Array, like: types.Array) -> str:
 
     Where the model `like` itself is not finite (a mask of -inf), equal numbers are right.
     """
-    with np.errstate(invalid="ignore"):
-        bad = ~(np.abs(values.astype(np.float64, copy=False)) <= ABSURD_WEIGHT)
+    bad = _out_of_bounds(values)
     if not bad.any() or np.array_equal(values[bad], like[bad], equal_nan=like.dtype.kind == "f"):
         return ""
     return "has numbers that are not finite or absurdly large"
+
+
+def _out_of_bounds(values: types.Array) -> types.BoolArray:
+    with np.errstate(invalid="ignore"):
+        return ~(np.abs(values.astype(np.float64, copy=False)) <= ABSURD_WEIGHT)
+
+
+def trusted_model(
+    model: Mapping[str, types.Array], good: Mapping[str, Array] | None
+) -> dict[str, types.Array]:
+    """What replies are compared with: the model, but not where it may have gone bad.
+
+    Args:
+        model: As it was sent.
+        good: The last one that somebody has trained usably from, if there is one. What is not
+            finite in it was meant so.
+    """
+    found = dict(model)
+    for name, values in model.items():
+        if good is not None and name in good and _out_of_bounds(values).any():
+            before = good[name].numpy()
+            if before.shape == values.shape and before.dtype == values.dtype:
+                found[name] = before
+    return found

@@ -29,6 +29,7 @@ from fedcor.flower.memory import Memory, wrapped
 from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.flower.private import SAYS_KEYS
 from fedcor.flower.rules import check_minima
+from fedcor.flower.screen import Terms
 from fedcor.flower.trees import grows_trees
 from fedcor.record import RoundRecord
 from fedcor.rules import Bounds, ClientsPerRound, Eligible, Rules, check_rules_for
@@ -276,6 +277,11 @@ class RoundSettings:
             isinstance(one, DifferentialPrivacyClientSideAdaptiveClipping) for one in strategies
         )
         return {self.weight_key, *named, *([_NORM_BIT] if clips else [])}
+
+    @property
+    def train_terms(self) -> Terms:
+        """What a reply to a train message must be like."""
+        return Terms(self.weight_key, self.loss_keys, frozenset(self.needed_metrics))
 
     @property
     def weighted(self) -> bool:
