@@ -26,7 +26,7 @@ from fedcor.flower.screen import (
     Terms,
     Unusable,
     clean_evaluation,
-    metrics_of,
+    main_metrics,
     number,
     usable_metric,
 )
@@ -65,14 +65,14 @@ class Evaluation:
         exchange.log_faults()
         losses = dict(model.losses)
         for client, reply in usable.items():
-            loss = number(metrics_of(reply.content), *settings.loss_keys)
+            loss = number(main_metrics(reply.content), *settings.loss_keys)
             if np.isfinite(screen_losses(np.array([loss]))[0][0]):
                 losses[client] = loss
                 seen = dataclasses.replace(seen, answered=True)
         remember = {client for client in usable if exchange.roster.has_mod(client)} - lost
         holders = (model.holders | remember) - lost
         contents = [reply.content for reply in usable.values()]
-        common = with_common_metrics(contents, settings.loss_keys)
+        common = with_common_metrics(contents, settings.loss_keys, trained=False)
         for reply, content in zip(usable.values(), common, strict=True):
             reply.content = content
         round, name = flower_round(exchange.round), type(settings.strategy).__name__
@@ -99,6 +99,7 @@ class Evaluation:
             seen.evaluated,
             wanted=self.settings.recorded_metrics,
             loss_keys=terms.loss_keys,
+            trained=False,
         )
         for client, why in found.refused.items():
             self.exchange.count_fault(client, "malformed", why, task="evaluate")
@@ -115,11 +116,12 @@ class Evaluation:
         counts = Counter(
             name
             for reply in received
-            for name, value in metrics_of(reply.content).items()
+            for record in reply.content.metric_records.values()
+            for name, value in record.items()
             if usable_metric(name, value, settings.loss_keys)
         )
         most = {name for name in settings.recorded_metrics if 2 * counts[name] > len(received)}
-        return Terms(settings.weight_key, settings.loss_keys, frozenset(most))
+        return settings.evaluate_terms(most)
 
 
 def configure_evaluation(

@@ -11,7 +11,7 @@ from flwr.app import MetricRecord, RecordDict
 
 from fedcor.errors import FedcorError, suggest
 from fedcor.flower.local_training import RATE, STEPS
-from fedcor.flower.screen import metrics_of, number
+from fedcor.flower.screen import main_metrics, metrics_of, number
 from fedcor.flower.settings import RoundSettings
 from fedcor.guard import screen_losses
 
@@ -111,7 +111,7 @@ def no_loss_reported(
         round: Flower's number of the round.
         replies: Those of the clients that delivered.
     """
-    metrics = [metrics_of(content) for content in replies]
+    metrics = [main_metrics(content) for content in replies]
     unusable = [one for one in metrics if unusable_loss(one, settings.loss_keys)]
     if 2 * len(unusable) > len(replies):
         whose = f"round {round}: {len(unusable)} of the {len(replies)} clients that trained"

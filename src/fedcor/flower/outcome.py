@@ -14,7 +14,7 @@ from fedcor.flower.layout import layout_of
 from fedcor.flower.local_training import LocalTraining
 from fedcor.flower.missing_loss import loss_fault, no_loss_reported
 from fedcor.flower.numbering import flower_round
-from fedcor.flower.screen import metrics_of, number
+from fedcor.flower.screen import main_arrays, main_metrics, number
 from fedcor.flower.training import Training
 from fedcor.flower.wire import RMS_LOSS, SECONDS
 from fedcor.guard import screen_losses
@@ -38,7 +38,7 @@ def check_losses(training: Training, participated: IntArray) -> None:
     if seen.reported or not selector_traits(settings.selector).needs_losses:
         return
     contents = [training.results[client].content for client in participated.tolist()]
-    if not all(loss_fault(metrics_of(content), settings.loss_keys) for content in contents):
+    if not all(loss_fault(main_metrics(content), settings.loss_keys) for content in contents):
         training.replies = dataclasses.replace(seen, reported=True)
         return
     silent = seen.silent | {*participated.tolist()}
@@ -65,11 +65,13 @@ def read_outcome(
     layout = layout_of(training.model, settings.plain)
 
     def losses() -> FloatArray:  # (m,)
-        reported = [number(metrics_of(content), *settings.loss_keys) for content in contents]
+        reported = [number(main_metrics(content), *settings.loss_keys) for content in contents]
         return screen_losses(np.array(reported))[0]
 
     def rms_losses() -> FloatArray:  # (m,) the mean loss of who does not send it
-        said = [number(metrics_of(content), RMS_LOSS, *settings.loss_keys) for content in contents]
+        said = [
+            number(main_metrics(content), RMS_LOSS, *settings.loss_keys) for content in contents
+        ]
         return screen_losses(np.array(said))[0]
 
     def updates() -> FloatArray:  # (m, P)
@@ -88,7 +90,7 @@ def read_outcome(
     # A strategy that is not known to weight replies is taken to weight them alike.
     weights = np.ones(len(clients))
     if settings.weighted:
-        given = [number(metrics_of(content), settings.weight_key) for content in contents]
+        given = [number(main_metrics(content), settings.weight_key) for content in contents]
         weights = np.array(given, dtype=np.float64)
     return Outcome(
         training.exchange.round,
@@ -99,7 +101,7 @@ def read_outcome(
         read_losses=losses,
         read_updates=updates,
         head=_head([shape for _, shape, _ in layout.parts]),
-        durations=_durations([number(metrics_of(content), SECONDS) for content in contents]),
+        durations=_durations([number(main_metrics(content), SECONDS) for content in contents]),
         read_rms_losses=rms_losses,
     )
 
@@ -125,5 +127,4 @@ def _head(shapes: Sequence[tuple[int, ...]]) -> slice:
 
 def _arrays(content: RecordDict) -> dict[str, Array]:
     """The arrays of a reply, by name."""
-    record = next(iter(content.array_records.values()))
-    return {name: array.numpy() for name, array in record.items()}
+    return {name: array.numpy() for name, array in main_arrays(content).items()}

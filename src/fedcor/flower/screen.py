@@ -1,12 +1,18 @@
-"""Check every reply: errors, wrong keys and shapes, and bad numbers reach no aggregation."""
+"""Check every reply: errors, wrong keys and shapes, and bad numbers reach no aggregation.
+
+A usable reply begins with the records that are checked and read here: of a trained model the
+ArrayRecord with its arrays, and the MetricRecord with the weight. What else the client sent follows
+them, for a strategy that knows what it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedcor import types
 from fedcor.flower.private import ErrorCode
@@ -15,17 +21,23 @@ from fedcor.guard import LARGEST_LOSS
 __all__ = [
     "ABSURD_EXAMPLES",
     "UNREACHABLE",
+    "Record",
     "Terms",
     "Unusable",
     "clean_evaluation",
     "clean_model",
+    "main_arrays",
+    "main_metrics",
     "metrics_of",
     "number",
     "numbers_fault",
     "reply_fault",
+    "split_model",
     "trusted_model",
     "usable_metric",
 ]
+
+Record: TypeAlias = ArrayRecord | MetricRecord | ConfigRecord
 
 UNREACHABLE = ("unreachable", "late")  # faults of the connection, not of the answer
 # A parameter or a sample count beyond these is no result of training; it would dominate the mean.
@@ -60,11 +72,16 @@ class Terms:
         loss_keys: Metrics that may hold a loss, of which less is believed than of others.
         read: Metrics that somebody reads one by one. A reply in which one is no usable number is
             refused; any other metric is only left out.
+        arrays_key: What the record with the model's arrays is called, if there are several.
+        several: Whether there may be more ArrayRecords and MetricRecords than one. Flower's own
+            aggregation cannot use them.
     """
 
     weight_key: str
     loss_keys: tuple[str, ...] = ()
     read: frozenset[str] = frozenset()
+    arrays_key: str = "arrays"
+    several: bool = False
 
 
 def reply_fault(reply: Message) -> tuple[str, str] | None:
@@ -79,6 +96,16 @@ def metrics_of(content: RecordDict) -> MetricRecord:
     """Its only MetricRecord; an empty one where it has none, or several."""
     records = list(content.metric_records.values())
     return records[0] if len(records) == 1 else MetricRecord()
+
+
+def main_metrics(content: RecordDict) -> MetricRecord:
+    """Of a usable reply, the MetricRecord with the weight; an empty one where there is none."""
+    return next(iter(content.metric_records.values()), MetricRecord())
+
+
+def main_arrays(content: RecordDict) -> ArrayRecord:
+    """Of a usable reply to a train message, the trained model."""
+    return next(iter(content.array_records.values()))
 
 
 def number(metrics: MetricRecord, *keys: str) -> float:
@@ -97,13 +124,64 @@ def usable_metric(name: str, value: object, loss_keys: tuple[str, ...]) -> bool:
 
 
 def clean_evaluation(content: RecordDict, terms: Terms) -> RecordDict:
-    """The reply's only MetricRecord, and nothing else, or Unusable.
+    """The reply, its MetricRecord with the weight first, or Unusable.
 
-    Metrics that are no usable numbers stay in it: whoever averages metrics leaves them out.
+    Metrics that are no usable numbers stay in it: whoever averages metrics leaves them out. Where
+    nobody could use several records, ArrayRecords are taken out.
     """
-    if len(content.metric_records) != 1:
+    key, metrics = _weighted_record(content, terms)
+    others = _others(content, {key})
+    if not terms.several:
+        others = {name: one for name, one in others.items() if not isinstance(one, ArrayRecord)}
+    _check_others(others)
+    return RecordDict({key: metrics, **others})
+
+
+def clean_model(content: RecordDict, model: Mapping[str, types.Array], terms: Terms) -> RecordDict:
+    """A trained model with its metrics, or Unusable; names, shapes and types are `model`'s."""
+    key, record, others = split_model(content, model, terms)
+    arrays = ArrayRecord(
+        {name: _clean_array(name, record[name], like) for name, like in model.items()}
+    )
+    return RecordDict({key: arrays, **others})
+
+
+def split_model(
+    content: RecordDict, names: Collection[str], terms: Terms
+) -> tuple[str, ArrayRecord, dict[str, Record]]:
+    """A trained model, what its record is called, and the other records; or Unusable.
+
+    The arrays of the model have the right names, and are not checked otherwise. Of the other
+    records, the one with the weight is the first.
+
+    Args:
+        content: Of the reply.
+        names: Of the model's arrays.
+        terms: What the reply must be like.
+    """
+    key, metrics = _weighted_record(content, terms)
+    records = content.array_records
+    if not records or (len(records) > 1 and not terms.several):
+        raise Unusable("malformed", "not exactly one ArrayRecord")
+    fitting = [name for name, one in records.items() if set(one) == set(names)]
+    if not fitting:
+        raise Unusable("malformed", "other array names than the model's")
+    if len(fitting) > 1 and terms.arrays_key not in fitting:
+        raise Unusable("malformed", f"several models, and none is called {terms.arrays_key!r}")
+    chosen = terms.arrays_key if terms.arrays_key in fitting else fitting[0]
+    others = _others(content, {key, chosen})
+    _check_others(others)
+    return chosen, records[chosen], {key: metrics, **others}
+
+
+def _weighted_record(content: RecordDict, terms: Terms) -> tuple[str, MetricRecord]:
+    """The MetricRecord with the weight, and what it is called, or Unusable."""
+    records = content.metric_records
+    if not records or (len(records) > 1 and not terms.several):
         raise Unusable("malformed", "not exactly one MetricRecord")
-    ((key, metrics),) = content.metric_records.items()
+    with_weight = [name for name, one in records.items() if terms.weight_key in one]
+    key = (with_weight or list(records))[0]
+    metrics = records[key]
     weight = metrics.get(terms.weight_key)
     if not isinstance(weight, int | float):
         raise Unusable("malformed", f"no number {terms.weight_key!r} in its metrics")
@@ -112,31 +190,27 @@ def clean_evaluation(content: RecordDict, terms: Terms) -> RecordDict:
     for name, value in metrics.items():
         if name in terms.read and not usable_metric(name, value, terms.loss_keys):
             raise Unusable("unusable", f"the metric {name} is {str(value)[:80]}")
-    return RecordDict({key: metrics})
+    return key, metrics
 
 
-def clean_model(content: RecordDict, model: Mapping[str, types.Array], terms: Terms) -> RecordDict:
-    """A trained model with its metrics, or Unusable; names, shapes and types are `model`'s."""
-    metrics = clean_evaluation(content, terms)
-    if len(content.array_records) != 1:
-        raise Unusable("malformed", "not exactly one ArrayRecord")
-    ((key, record),) = content.array_records.items()
-    if set(record) != set(model):
-        raise Unusable("malformed", "other array names than the model's")
-    arrays = ArrayRecord(
-        {name: _clean_array(name, record[name], like) for name, like in model.items()}
-    )
-    return RecordDict({key: arrays, **metrics})
+def _others(content: RecordDict, but: Collection[str]) -> dict[str, Record]:
+    return {name: one for name, one in content.items() if name not in but}
+
+
+def _check_others(records: Mapping[str, Record]) -> None:
+    """Raise Unusable where arrays that are not the model's are not finite numbers, too."""
+    for key, record in records.items():
+        for name, array in record.items() if isinstance(record, ArrayRecord) else ():
+            values = _read(f"{key}/{name}", array)
+            if values.dtype.kind not in "fiubc":
+                raise Unusable("malformed", f"{key}/{name} is {values.dtype}, and no numbers")
+            if not np.isfinite(values).all():
+                why = f"{key}/{name} has numbers that are not finite"
+                raise Unusable("unusable", why, doubts_model=True)
 
 
 def _clean_array(name: str, array: Array, like: types.Array) -> Array:
-    try:
-        values = array.numpy()
-        readable = isinstance(values, np.ndarray)
-    except Exception:  # bytes from outside may fail to be read in any way
-        readable = False
-    if not readable:
-        raise Unusable("malformed", f"{name} cannot be read")
+    values = _read(name, array)
     if values.shape != like.shape or values.dtype.kind not in "fiub":
         raise Unusable(
             "malformed",
@@ -154,6 +228,17 @@ def _clean_array(name: str, array: Array, like: types.Array) -> Array:
         why = f"{name} has numbers that do not fit {like.dtype}"
         raise Unusable("unusable", why, doubts_model=True)
     return Array(cast)
+
+
+def _read(name: str, array: Array) -> types.Array:
+    try:
+        values = array.numpy()
+        readable = isinstance(values, np.ndarray)
+    except Exception:  # bytes from outside may fail to be read in any way
+        readable = False
+    if not readable:
+        raise Unusable("malformed", f"{name} cannot be read")
+    return values
 
 
 def numbers_fault(values: types.Array, like: types.Array) -> str:

@@ -172,6 +172,11 @@ def _setting(strategy: Strategy, name: str, default: Any) -> Any:
     return next(found, default)
 
 
+def _is_own(verb: Callable[..., Any]) -> bool:
+    """Whether a user wrote this method of a strategy: it may read whatever the clients send."""
+    return str(getattr(verb, "__module__", "")).partition(".")[0] not in ("flwr", "fedcor")
+
+
 def check_selector(selector: Selector, settings: SelectionSettings) -> None:
     """Refuse what is no selector, and one that reads what `settings` hide from it."""
     if not isinstance(selector, Selector):
@@ -281,7 +286,14 @@ class RoundSettings:
     @property
     def train_terms(self) -> Terms:
         """What a reply to a train message must be like."""
-        return Terms(self.weight_key, self.loss_keys, frozenset(self.needed_metrics))
+        read = frozenset(self.needed_metrics)
+        several = _is_own(self.strategy.aggregate_train)
+        return Terms(self.weight_key, self.loss_keys, read, self.arrays_key, several)
+
+    def evaluate_terms(self, read: Iterable[str]) -> Terms:
+        """What a reply to an evaluate message must be like; `read` are metrics that matter."""
+        several = _is_own(self.strategy.aggregate_evaluate)
+        return Terms(self.weight_key, self.loss_keys, frozenset(read), several=several)
 
     @property
     def weighted(self) -> bool:

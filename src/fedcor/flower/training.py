@@ -36,7 +36,7 @@ from fedcor.flower.optimiser_strategy import introduced
 from fedcor.flower.screen import (
     Unusable,
     clean_model,
-    metrics_of,
+    main_metrics,
     number,
     numbers_fault,
     trusted_model,
@@ -137,7 +137,7 @@ class Training:
 
     def metrics(self, clients: IntArray) -> list[MetricRecord]:
         """What each of these clients, who delivered, says of its training."""
-        return [metrics_of(self.results[client].content) for client in clients.tolist()]
+        return [main_metrics(self.results[client].content) for client in clients.tolist()]
 
     def candidate(self, selection: IntArray) -> ArrayRecord | None:
         """The model that `selection` would make; the strategy forgets that it was asked."""
@@ -194,7 +194,7 @@ class Training:
         for reply, content in zip(replies, common, strict=True):
             reply.content = content
         round, strategy = flower_round(self.exchange.round), self.settings.strategy
-        whole = {client: metrics_of(self.results[client].content) for client in clients.values()}
+        whole = {client: main_metrics(self.results[client].content) for client in clients.values()}
         company = Company(clients, self.exchange.roster.population(), whole)
         failed = f"round {round}: {type(strategy).__name__} failed in aggregate_train"
         with introduced(strategy, company), blame(failed):
@@ -260,7 +260,7 @@ class Training:
         for client, content in clean.items():
             self.results[client] = replies[client]
             self.results[client].content = content
-            metrics = metrics_of(content)
+            metrics = main_metrics(content)
             self.exchange.roster.learn_size(client, number(metrics, terms.weight_key))
             # The selector is told that there is no usable loss; the update is used.
             if counts_losses and unusable_loss(metrics, terms.loss_keys):
