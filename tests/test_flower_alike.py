@@ -287,11 +287,11 @@ def test_one_client_without_a_metric_that_the_strategy_reads_does_not_end_the_ru
     grid.trouble[1] = adding({}, lost=("train_loss",))
     strategy = QFedAvg(client_learning_rate=0.1, fraction_evaluate=0.0)
     # With one client per round it must not be the first: nobody could say what is usual.
-    run(RoundRobin(chosen), grid, rounds=12, strategy=strategy, folder=tmp_path)
+    run(RoundRobin(chosen), grid, rounds=6, strategy=strategy, folder=tmp_path)
     entries = lines(tmp_path)
-    assert len(entries) == 12
+    assert len(entries) == 6
     assert all(entry["participated"] and 1 not in entry["participated"] for entry in entries)
-    assert sum(entry["faults"].get("malformed", 0) for entry in entries) >= 2
+    assert sum(entry["faults"].get("malformed", 0) for entry in entries) >= 1
 
 
 def test_a_metric_called_as_a_record_of_the_strategy_outvotes_nobody(tmp_path):
