@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedcor.flower import OptimiserStrategy, select_with
 from fedcor.flower.alike import Signature, compare_replies, with_common_metrics
-from fedcor.selectors import AFL, Full
+from fedcor.selectors import AFL, Full, RoundRobin
 from flower_grid import MemoryGrid, initial, lines, logged, numpy_app, record, run, vector
 
 NAMES = ("a", "b", "c", "loss")
@@ -75,12 +75,12 @@ def test_no_later_round_refuses_the_client_that_was_there_first(rounds):
 @given(
     metrics=st.lists(METRICS, min_size=1, max_size=7),
     usual=METRICS,
-    needed=st.sets(st.sampled_from(NAMES)),
+    wanted=st.sets(st.sampled_from(NAMES)),
 )
-def test_those_who_are_refused_are_a_minority_and_lack_what_most_have(metrics, usual, needed):
+def test_those_who_are_refused_are_a_minority_and_lack_what_most_have(metrics, usual, wanted):
     replies = {k: reply({**one, "num-examples": 3}) for k, one in enumerate(metrics)}
     before = compare_replies({0: reply({**usual, "num-examples": 3})}, None).usual
-    found = compare_replies(replies, before, needed=needed)
+    found = compare_replies(replies, before, wanted=wanted)
     assert 2 * len(found.refused) < len(replies)
     common = lengths(with_common_metrics(kept(replies, found))[0])
     for client in found.refused:
@@ -89,6 +89,33 @@ def test_those_who_are_refused_are_a_minority_and_lack_what_most_have(metrics, u
         assert name not in common
     assert found.usual.metrics <= before.metrics
     assert Signature.from_text(found.usual.to_text()) == found.usual
+
+
+@given(
+    metrics=st.lists(METRICS, min_size=1, max_size=5),
+    usual=st.one_of(st.none(), METRICS),
+    needed=st.sets(st.sampled_from(NAMES)),
+)
+def test_whoever_lacks_a_needed_metric_is_refused_as_soon_as_it_is_known(metrics, usual, needed):
+    replies = {k: reply({**one, "num-examples": 3}) for k, one in enumerate(metrics)}
+    before = None if usual is None else compare_replies({0: reply(usual)}, None).usual
+    found = compare_replies(replies, before, needed=needed)
+    known = needed & ({name for one in metrics for name in one} | {*(usual or {})})
+    for client, one in enumerate(metrics):
+        assert known <= one.keys() or client in found.refused
+    left = kept(replies, found)
+    for one in left:  # and with the same length, so that the strategy is given it
+        assert {n: lengths(one)[n] for n in known} == {n: lengths(left[0])[n] for n in known}
+    if not left:
+        assert found.usual == before
+
+
+def test_of_several_lengths_of_a_needed_metric_the_usual_one_is_right():
+    one, two = reply({"loss": 1.0}), reply({"loss": [1.0, 2.0]})
+    usual = compare_replies({0: two}, None).usual
+    assert list(compare_replies({0: one, 1: two}, None, needed=["loss"]).refused) == [1]
+    assert list(compare_replies({0: one, 1: two, 2: two}, None, needed=["loss"]).refused) == [0]
+    assert list(compare_replies({0: one, 1: one, 2: two}, usual, needed=["loss"]).refused) == [0, 1]
 
 
 def test_a_metric_that_is_usual_and_that_most_have_is_kept():
@@ -251,6 +278,27 @@ def test_a_metric_that_the_strategy_reads_is_no_extra_one(tmp_path):
     run(Full(), grid, rounds=2, strategy=strategy, folder=tmp_path)
     for entry in lines(tmp_path):
         assert (entry["participated"], entry["faults"]) == ([0, 2, 3, 4], {"malformed": 1})
+
+
+@pytest.mark.parametrize("chosen", [1, 2])
+def test_one_client_without_a_metric_that_the_strategy_reads_does_not_end_the_run(chosen, tmp_path):
+    """It is at least half of a round."""
+    grid = MemoryGrid(numpy_app(loss_name="train_loss"), 5)
+    grid.trouble[1] = adding({}, lost=("train_loss",))
+    strategy = QFedAvg(client_learning_rate=0.1, fraction_evaluate=0.0)
+    # With one client per round it must not be the first: nobody could say what is usual.
+    run(RoundRobin(chosen), grid, rounds=6, strategy=strategy, folder=tmp_path)
+    entries = lines(tmp_path)
+    assert len(entries) == 6
+    assert all(entry["participated"] and 1 not in entry["participated"] for entry in entries)
+    assert sum(entry["faults"].get("malformed", 0) for entry in entries) >= 1
+
+
+def test_a_metric_called_as_a_record_of_the_strategy_outvotes_nobody(tmp_path):
+    grid = MemoryGrid(numpy_app(), 4)
+    grid.trouble[0] = adding({"arrays": 1, "config": 2, "norm_bit": 1})
+    run(Full(), grid, rounds=2, folder=tmp_path)
+    assert [entry["participated"] for entry in lines(tmp_path)] == [[0, 1, 2, 3]] * 2
 
 
 def test_an_extra_metric_of_evaluations_is_left_out_and_its_losses_are_known(tmp_path, caplog):

@@ -150,7 +150,7 @@ def test_a_selection_of_which_less_is_left_is_aggregated_anew():
     """The second candidate shows that client 1 is odd: its result is refused for the first, too."""
 
     def with_bit(message, reply):
-        """Adds a metric that is needed wherever most have it."""
+        """Adds a metric that the strategy names: it is needed as soon as somebody has it."""
         if not is_training(message):
             return reply
         metrics = MetricRecord({**reply.content["metrics"], "norm_bit": 1.0})
@@ -158,6 +158,7 @@ def test_a_selection_of_which_less_is_left_is_aggregated_anew():
         return Message(content, reply_to=message)
 
     grid, strategy = MemoryGrid(numpy_app(), 5), Noisy()
+    strategy.bit_key = "norm_bit"
     grid.trouble = {3: with_bit, 4: with_bit}
     selector = Trying(2, tried=((1, 2), (1, 3, 4)), chosen=(1, 2))
     _, result = run(selector, grid, rounds=1, strategy=strategy)

@@ -17,7 +17,7 @@ from fedcor.errors import ConfigError, FedcorError
 from fedcor.flower import OptimiserStrategy, answers_probes, select_with
 from fedcor.flower.judged import JudgedReplies
 from fedcor.flower.roster import Claim, Roster
-from fedcor.flower.screen import Unusable, clean_model
+from fedcor.flower.screen import Terms, Unusable, clean_model
 from fedcor.flower.sizes import cap_sizes, largest_believed
 from fedcor.outliers import no_norms
 from fedcor.record import read_checkpoint
@@ -210,7 +210,7 @@ def test_a_number_that_does_not_fit_float16_is_refused():
         {"a": ArrayRecord({"w": Array(np.full(2, 1e9, np.float32))}), "m": metrics}
     )
     with pytest.raises(Unusable, match="do not fit float16"):
-        clean_model(content, {"w": np.zeros(2, np.float16)}, "num-examples", ())
+        clean_model(content, {"w": np.zeros(2, np.float16)}, Terms("num-examples"))
 
 
 # --- models that go bad ---------------------------------------------------------------------------

@@ -11,12 +11,12 @@ import time
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, QFedAvg
 
 from fedcor.errors import ConfigError, FedcorError
 from fedcor.flower import answers_probes, select_with
 from fedcor.flower.wire import NOTE, version_of
-from fedcor.selectors import Aligned, Complement, FedCor, Full, PowerOfChoice, Random
+from fedcor.selectors import Aligned, Complement, FedCor, Full, PowerOfChoice, Random, RoundRobin
 from fedcor.selectors.base import StatelessSelector
 from flower_grid import (
     QUICK,
@@ -126,10 +126,6 @@ FAULTS = {
             RecordDict({"evil": r.content["arrays"], **dict(r.content.items())}), reply_to=m
         ),
     ),
-    "absurd loss": (
-        "unusable",
-        lambda m, _r: with_content(m, metrics=MetricRecord({"loss": 1e200, "num-examples": 3})),
-    ),
     "says missing": (
         "malformed",
         lambda m, _r: Message(RecordDict({NOTE: ConfigRecord({"missing": True})}), reply_to=m),
@@ -147,12 +143,6 @@ FAULTS = {
         "unusable",
         lambda m, _r: with_content(m, metrics=MetricRecord({"loss": 1.0, "num-examples": 1e300})),
     ),
-    "nan metric": (
-        "unusable",
-        lambda m, _r: with_content(
-            m, metrics=MetricRecord({"loss": float("nan"), "num-examples": 5})
-        ),
-    ),
 }
 
 
@@ -169,6 +159,102 @@ def test_a_bad_reply_is_counted_and_left_out(name, tmp_path):
     clean.leave(2)
     _, without = run(Full(), clean, rounds=1)
     assert vector(result.arrays) == pytest.approx(vector(without.arrays))
+
+
+BAD_METRICS = {
+    "a loss that is not a number": {"loss": float("nan")},
+    "a large loss": {"loss": 4e6},
+    "a time in nanoseconds": {"started": 1_700_000_000_000_000_000},
+    "an infinite perplexity": {"perplexity": float("inf")},
+    "a list with a hole": {"recalls": [0.5, float("nan")]},
+}
+
+
+@pytest.mark.parametrize("who", [[2], [0, 1, 2], [0, 1, 2, 3, 4]])
+@pytest.mark.parametrize("name", BAD_METRICS)
+def test_a_bad_metric_that_nobody_reads_is_left_out_and_the_update_is_used(
+    name, who, tmp_path, caplog
+):
+    bad = BAD_METRICS[name]
+
+    def spoil(message, reply):
+        metrics = MetricRecord({**reply.content["metrics"], **bad})
+        return with_content(message, reply.content["arrays"], metrics)
+
+    grid = MemoryGrid(numpy_app(), 5)
+    # First with a number that is usual: who has none later does not lack it.
+    grid.trouble = dict.fromkeys(range(5), spoilt_training(adding_one(bad)))
+    run(Full(), grid, rounds=1, folder=tmp_path)
+    grid.trouble |= dict.fromkeys(who, spoilt_training(spoil))
+    with logged(caplog):
+        _, result = run(Full(), grid, rounds=4, folder=tmp_path)
+    for entry in lines(tmp_path):
+        assert (entry["participated"], entry["faults"]) == ([0, 1, 2, 3, 4], {})
+        assert entry["refused"] == 0
+        assert "rolled_back" not in entry
+    (metric,) = bad
+    assert all(metric not in result.train_metrics_clientapp[round] for round in (2, 3, 4))
+    said = f"the metric {metric} is no usable number"
+    assert caplog.text.count(said) == 1
+    assert f"clients {who[0]} (partition-{who[0]})" in caplog.text
+    _, plain = run(Full(), MemoryGrid(numpy_app(), 5), rounds=4)
+    assert vector(result.arrays).tolist() == vector(plain.arrays).tolist()
+
+
+def adding_one(metrics):
+    """What adds the same metrics with usable numbers."""
+    usable = {k: [1.0, 1.0] if isinstance(v, list) else type(v)(1) for k, v in metrics.items()}
+
+    def add(message, reply):
+        given = MetricRecord({**reply.content["metrics"], **usable})
+        return with_content(message, reply.content["arrays"], given)
+
+    return add
+
+
+def test_clients_that_always_send_a_bad_metric_train_like_the_others(tmp_path):
+    """Where few train in a round, all of them may be such clients: the model is not at fault."""
+
+    def spoil(message, reply):
+        metrics = MetricRecord({**reply.content["metrics"], "auc": float("nan"), "loss": 4e6})
+        return with_content(message, reply.content["arrays"], metrics)
+
+    grid = MemoryGrid(numpy_app(), 8)
+    grid.trouble = dict.fromkeys(range(4), spoilt_training(spoil))
+    run(RoundRobin(2), grid, rounds=12, folder=tmp_path)
+    entries = lines(tmp_path)
+    assert sorted(k for entry in entries for k in entry["participated"]) == sorted([*range(8)] * 3)
+    assert all(entry["faults"] == {} and "rolled_back" not in entry for entry in entries)
+
+
+def test_a_bad_metric_that_the_strategy_reads_is_refused_and_no_doubt_about_the_model(
+    tmp_path, caplog
+):
+    def spoil(message, reply):
+        metrics = MetricRecord({**reply.content["metrics"], "loss": float("nan")})
+        return with_content(message, reply.content["arrays"], metrics)
+
+    def strategy():
+        return QFedAvg(client_learning_rate=0.1, train_loss_key="loss", fraction_evaluate=0.0)
+
+    grid, clean = MemoryGrid(numpy_app(), 5), MemoryGrid(numpy_app(), 5)
+    grid.trouble[2] = spoilt_training(spoil)
+    _, result = run(Full(), grid, rounds=1, strategy=strategy(), folder=tmp_path / "one")
+    (entry,) = lines(tmp_path / "one")
+    assert (entry["participated"], entry["faults"]) == ([0, 1, 3, 4], {"unusable": 1})
+    clean.leave(2)
+    _, without = run(Full(), clean, rounds=1, strategy=strategy())
+    assert vector(result.arrays) == pytest.approx(vector(without.arrays))
+    # From everyone, after a round that was fine: it is tried again, from the same model.
+    run(Full(), MemoryGrid(numpy_app(), 5), rounds=1, strategy=strategy(), folder=tmp_path / "all")
+    grid.trouble = dict.fromkeys(range(5), spoilt_training(spoil))
+    with (
+        logged(caplog, logging.ERROR),
+        pytest.raises(FedcorError, match="nobody delivered a usable update in 2 attempts"),
+    ):
+        run(Full(), grid, 3, strategy=strategy(), folder=tmp_path / "all", attempts=2)
+    assert "NOBODY delivered" in caplog.text
+    assert "WENT BAD" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -196,6 +282,31 @@ def test_a_bad_evaluation_is_counted_and_left_out(kind, metrics, tmp_path):
     selecting.start(grid, initial(), num_rounds=2, timeout=0.1)
     assert [entry["faults"] for entry in lines(tmp_path)] == [{kind: 1}] * 2
     assert 0 < lines(tmp_path)[-1]["test_accuracy"] < 1
+
+
+@pytest.mark.parametrize("who", [[0], [0, 1, 2, 3, 4]])
+@pytest.mark.parametrize("bad", [{"f1": float("nan")}, {"loss": 4e6}])
+def test_a_bad_metric_of_evaluations_is_left_out_unless_most_have_what_the_record_takes(
+    who, bad, tmp_path, caplog
+):
+    def spoil(message, reply):
+        evaluates = message.metadata.message_type == "evaluate" and "metrics" in reply.content
+        if evaluates:
+            reply.content["metrics"] = MetricRecord({**reply.content["metrics"], **bad})
+        return reply
+
+    grid = MemoryGrid(numpy_app(), 5)
+    grid.trouble = dict.fromkeys(who, spoil)
+    selecting = select_with(FedAvg(), Random(2), checkpoint=tmp_path, wait_for=5)
+    with logged(caplog):
+        result = selecting.start(grid, initial(), num_rounds=2, timeout=0.1)
+    (metric,) = bad
+    refused = metric == "loss" and len(who) == 1  # the others' loss goes into the record
+    faults = [entry["faults"] for entry in lines(tmp_path)]
+    assert faults == [{"unusable": 1} if refused else {}] * 2
+    for metrics in result.evaluate_metrics_clientapp.values():
+        assert set(metrics) == {"accuracy", "loss"} - (set() if refused else {metric})
+    assert caplog.text.count(f"the metric {metric} is no usable number") == (not refused)
 
 
 def test_other_types_and_orders_of_an_honest_client_are_fitted_to_the_model():

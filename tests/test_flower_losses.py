@@ -28,6 +28,7 @@ from flower_grid import (
     is_training,
     lines,
     numpy_app,
+    record,
     run,
     vector,
 )
@@ -273,6 +274,56 @@ def test_a_round_in_which_nobody_reports_does_not_end_a_run_that_saw_losses(tmp_
     assert [len(entry["participated"]) for entry in lines(tmp_path)] == [3, 3, 3]
 
 
+def saying(value):
+    """What changes the loss in train replies; None takes it out."""
+
+    def change(message, reply):
+        if is_training(message) and "metrics" in reply.content:
+            del reply.content["metrics"]["loss"]
+            if value is not None:
+                reply.content["metrics"]["loss"] = value
+        return reply
+
+    return change
+
+
+@pytest.mark.parametrize("value", [float("nan"), 4e6, [1.0, 2.0]])
+def test_an_unusable_loss_of_one_client_is_none_and_its_update_is_used(value, tmp_path):
+    grid = MemoryGrid(numpy_app(), 5)
+    grid.trouble[3] = saying(value)
+    selecting, _ = run(AFL(5), grid, rounds=1, folder=tmp_path)
+    (entry,) = lines(tmp_path)
+    assert (entry["participated"], entry["faults"]) == ([0, 1, 2, 3, 4], {})
+    assert entry["refused"] == 1
+    known = np.isfinite(selecting._state.selector["losses"])
+    assert known.tolist() == [True, True, True, False, True]
+
+
+@pytest.mark.parametrize("value", [float("nan"), 4e6, None])
+def test_one_client_without_a_usable_loss_does_not_end_a_run_of_one_client_per_round(
+    value, tmp_path
+):
+    for seed in range(6):  # in some of them it is the first that trains
+        grid = MemoryGrid(numpy_app(), 3)
+        grid.trouble[0] = saying(value)
+        run(AFL(1), grid, rounds=4, folder=tmp_path / str(seed), seed=seed)
+    first = [lines(tmp_path / str(seed))[0]["participated"] for seed in range(6)]
+    assert [0] in first
+
+
+def test_where_no_client_has_a_usable_loss_few_rounds_end_the_run(tmp_path):
+    grid = MemoryGrid(numpy_app(), 10)
+    grid.trouble = dict.fromkeys(range(10), saying(4e6))
+    said = r"round 1: 5 of the 5 clients that trained sent an unusable loss \(for example loss = 4"
+    with pytest.raises(FedcorError, match=said):
+        run(AFL(5), grid)
+    grid.trouble = dict.fromkeys(range(10), saying(None))
+    with pytest.raises(FedcorError, match="train replies have the metrics num-examples, and no"):
+        run(AFL(1), grid, rounds=40, folder=tmp_path)
+    trained = {k for entry in lines(tmp_path) for k in entry["participated"]}
+    assert len(trained) == 2  # the third ends it
+
+
 # --- who is blamed --------------------------------------------------------------------------------
 
 
@@ -375,7 +426,7 @@ def test_oort_finishes_where_some_nodes_never_send_a_usable_reply(tmp_path):
 
     def diverged(message, reply):
         if is_training(message) and "metrics" in reply.content:
-            reply.content["metrics"]["loss"] = float("nan")
+            reply.content["arrays"] = record(np.full(3, np.nan, np.float32))
         return reply
 
     grid = MemoryGrid(numpy_app(), 12)

@@ -51,7 +51,7 @@ def malformed(message, _reply):
 
 
 def unusable(message, reply):
-    metrics = MetricRecord({**reply.content["metrics"], "loss": float("nan")})
+    metrics = MetricRecord({**reply.content["metrics"], "num-examples": -1})
     content = RecordDict({"arrays": reply.content["arrays"], "metrics": metrics})
     return Message(content, reply_to=message)
 

@@ -9,7 +9,7 @@ from flwr.app import RecordDict
 
 from fedcor.flower.exchange import Exchange
 from fedcor.flower.numbering import flower_round
-from fedcor.flower.screen import metrics_of, number
+from fedcor.flower.screen import main_metrics, number
 from fedcor.flower.sizes import SIZE, cap_sizes
 from fedcor.flower.wire import LOG
 from fedcor.foreign import one_line
@@ -37,7 +37,7 @@ def cap_evaluations(exchange: Exchange, replies: Mapping[int, RecordDict], key: 
 
 
 def _said(replies: Mapping[int, RecordDict], key: str) -> dict[int, float]:
-    return {client: number(metrics_of(content), key) for client, content in replies.items()}
+    return {client: number(main_metrics(content), key) for client, content in replies.items()}
 
 
 def _use(
@@ -48,7 +48,7 @@ def _use(
 ) -> None:
     roster = exchange.roster
     for client, weight in believed.items():
-        metrics = metrics_of(replies[client])
+        metrics = main_metrics(replies[client])
         said = number(metrics, key)
         if weight >= said:
             continue

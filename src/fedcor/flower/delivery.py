@@ -13,7 +13,7 @@ from fedcor.aggregation import read_only
 from fedcor.flower.layout import Layout
 from fedcor.flower.local_training import LocalTraining, read_local_training
 from fedcor.flower.numbering import own_round
-from fedcor.flower.screen import metrics_of, number
+from fedcor.flower.screen import main_arrays, metrics_of, number
 from fedcor.types import Array, Delivery, FloatArray, IntArray, Population
 
 __all__ = ["Company", "Delivered", "read_delivered"]
@@ -54,7 +54,7 @@ class Delivered:
 
     def models(self) -> list[Mapping[str, Array]]:
         """The arrays that each client sent, by name."""
-        records = [next(iter(one.content.array_records.values())) for one in self.replies]
+        records = [main_arrays(one.content) for one in self.replies]
         return [{name: array.numpy() for name, array in record.items()} for record in records]
 
     def as_delivery(self, layout: Layout, model: Mapping[str, Array]) -> Delivery:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,14 @@ from fedcor.flower.grids import SomeNodes, limited
 from fedcor.flower.logs import true_numbers
 from fedcor.flower.messages import Holders, renewed, slim
 from fedcor.flower.numbering import flower_round
-from fedcor.flower.screen import Unusable, clean_evaluation, metrics_of, number
+from fedcor.flower.screen import (
+    Terms,
+    Unusable,
+    clean_evaluation,
+    main_metrics,
+    number,
+    usable_metric,
+)
 from fedcor.flower.settings import RoundSettings
 from fedcor.flower.state import CurrentModel, SeenReplies
 from fedcor.guard import screen_losses
@@ -57,13 +65,14 @@ class Evaluation:
         exchange.log_faults()
         losses = dict(model.losses)
         for client, reply in usable.items():
-            loss = number(metrics_of(reply.content), *settings.loss_keys)
+            loss = number(main_metrics(reply.content), *settings.loss_keys)
             if np.isfinite(screen_losses(np.array([loss]))[0][0]):
                 losses[client] = loss
                 seen = dataclasses.replace(seen, answered=True)
         remember = {client for client in usable if exchange.roster.has_mod(client)} - lost
         holders = (model.holders | remember) - lost
-        common = with_common_metrics([reply.content for reply in usable.values()])
+        contents = [reply.content for reply in usable.values()]
+        common = with_common_metrics(contents, settings.loss_keys, trained=False)
         for reply, content in zip(usable.values(), common, strict=True):
             reply.content = content
         round, name = flower_round(exchange.round), type(settings.strategy).__name__
@@ -78,26 +87,41 @@ class Evaluation:
     ) -> tuple[dict[int, Message], SeenReplies]:
         """The replies that the strategy can average; the others are counted as faults."""
         usable: dict[int, Message] = {}
-        weight_key, loss_keys = self.settings.weight_key, self.settings.loss_keys
+        terms = self._terms(received.values())
         for client, reply in received.items():
             try:
-                reply.content = clean_evaluation(reply.content, weight_key, loss_keys)
+                reply.content = clean_evaluation(reply.content, terms)
                 usable[client] = reply
             except Unusable as wrong:
                 self.exchange.count_fault(client, wrong.kind, wrong.why, task="evaluate")
         found = compare_replies(
             {client: reply.content for client, reply in usable.items()},
             seen.evaluated,
-            needed=self.settings.recorded_metrics,
+            wanted=self.settings.recorded_metrics,
+            loss_keys=terms.loss_keys,
+            trained=False,
         )
         for client, why in found.refused.items():
             self.exchange.count_fault(client, "malformed", why, task="evaluate")
             del usable[client]
         contents = {client: reply.content for client, reply in usable.items()}
-        cap_evaluations(self.exchange, contents, weight_key)
+        cap_evaluations(self.exchange, contents, terms.weight_key)
         round, names = flower_round(self.exchange.round), self.exchange.roster.names
         said = log_left_out(found, seen.left_out, "evaluate", round, names)
         return usable, dataclasses.replace(seen, evaluated=found.usual, left_out=said)
+
+    def _terms(self, received: Collection[Message]) -> Terms:
+        """What a reply must be like: usable in what the record takes, if most replies are."""
+        settings = self.settings
+        counts = Counter(
+            name
+            for reply in received
+            for record in reply.content.metric_records.values()
+            for name, value in record.items()
+            if usable_metric(name, value, settings.loss_keys)
+        )
+        most = {name for name in settings.recorded_metrics if 2 * counts[name] > len(received)}
+        return settings.evaluate_terms(most)
 
 
 def configure_evaluation(

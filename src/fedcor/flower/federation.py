@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, Message
 from fedcor.flower.messages import probe_message, slim
 from fedcor.flower.missing_loss import loss_fault, no_loss_answered
 from fedcor.flower.numbering import flower_round
-from fedcor.flower.screen import UNREACHABLE, metrics_of, number
+from fedcor.flower.screen import UNREACHABLE, main_metrics, metrics_of, number
 from fedcor.flower.state import CurrentModel
 from fedcor.flower.training import Training
 from fedcor.flower.wire import version_of
@@ -105,7 +105,7 @@ class FlowerFederation:
         reported = [
             client
             for client in delivered.tolist()
-            if not loss_fault(metrics_of(training.results[client].content), keys)
+            if not loss_fault(main_metrics(training.results[client].content), keys)
         ]
         usable = {*self._losses[self._version], *reported}
         return Signs(delivered.tolist(), training.doubters, usable, self._unusable, reachable)

@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedcor import types
 from fedcor.flower.layout import layout_of
+from fedcor.flower.screen import main_arrays
 from fedcor.outliers import PARTS, NormLimits, judge, no_norms, remember
 from fedcor.types import FloatArray, State
 
@@ -92,7 +93,7 @@ class JudgedReplies:
 
     def _lengths(self, content: RecordDict) -> list[float]:
         """(PARTS) Lengths of the parts of an update; one array at a time is held."""
-        record = _arrays(content)
+        record = main_arrays(content)
         return [
             float(np.sqrt(sum(self._square(name, record[name]) for name in names)))
             for names in self._parts
@@ -111,16 +112,12 @@ class JudgedReplies:
         return change if np.isfinite(change).all() else np.where(np.isfinite(change), change, 0.0)
 
     def _scaled(self, content: RecordDict, factors: Sequence[float]) -> RecordDict:
-        record = _arrays(content)
+        record = main_arrays(content)
         arrays = dict(record.items())
         for names, factor in zip(self._parts, factors, strict=True):
             for name in names if factor < 1.0 else ():
                 start = self._model[name]
                 made = start + factor * self._change(name, record[name])
                 arrays[name] = Array(made.astype(start.dtype))
-        key = next(iter(content.array_records))
+        key = next(iter(content.array_records))  # other records stay as they are, after it
         return RecordDict({**dict(content.items()), key: ArrayRecord(arrays)})
-
-
-def _arrays(content: RecordDict) -> ArrayRecord:
-    return next(iter(content.array_records.values()))

@@ -11,11 +11,18 @@ from flwr.app import MetricRecord, RecordDict
 
 from fedcor.errors import FedcorError, suggest
 from fedcor.flower.local_training import RATE, STEPS
-from fedcor.flower.screen import metrics_of, number
+from fedcor.flower.screen import main_metrics, metrics_of, number
 from fedcor.flower.settings import RoundSettings
 from fedcor.guard import screen_losses
 
-__all__ = ["likely_losses", "loss_fault", "no_loss_answered", "no_loss_reported", "reason_of"]
+__all__ = [
+    "likely_losses",
+    "loss_fault",
+    "no_loss_answered",
+    "no_loss_reported",
+    "reason_of",
+    "unusable_loss",
+]
 
 # Parts of the names of metrics that are losses, and of those that are none.
 _LOSSES = ("xent", "entropy", "nll", "likelihood", "mse", "mae", "error", "perplexity", "cost")
@@ -36,6 +43,11 @@ def loss_fault(metrics: MetricRecord, keys: Sequence[str]) -> str:
     if there:
         return f"its loss is {_shown(metrics, there)}"
     return f"no loss among its metrics ({', '.join(sorted(metrics)) or 'none'})"
+
+
+def unusable_loss(metrics: MetricRecord, keys: Sequence[str]) -> bool:
+    """Whether there is a loss among the metrics of a reply, and it cannot be used."""
+    return any(key in metrics for key in keys) and bool(loss_fault(metrics, keys))
 
 
 def reason_of(error: str) -> str:
@@ -85,26 +97,35 @@ def no_loss_answered(
         return _only_errors(settings, round, asked, errors)
     if 2 * len(unusable) <= len(replies):
         return _no_such_metric(settings, f"round {round}: the clients' evaluate", replies)
-    there = [key for key in keys if any(key in one for one in unusable)]
-    return FedcorError(
-        f"round {round}: {len(unusable)} of the {asked} clients that were asked for a loss sent an "
-        f"unusable one (for example {there[0]} = {_shown(unusable[0], there)}): the model has "
-        "diverged, or cannot be evaluated yet, or this metric is not the loss; if so, set loss_key"
-    )
+    whose = f"round {round}: {len(unusable)} of the {asked} clients that were asked for a loss"
+    return _unusable(settings, f"{whose} sent an unusable one", unusable)
 
 
 def no_loss_reported(
     settings: RoundSettings, round: int, replies: Sequence[RecordDict]
 ) -> FedcorError:
-    """The error of a run in which no client ever sent a loss with its trained model.
+    """The error of a run in which no client ever sent a usable loss with its trained model.
 
     Args:
         settings: Of the run.
         round: Flower's number of the round.
         replies: Those of the clients that delivered.
     """
+    metrics = [main_metrics(content) for content in replies]
+    unusable = [one for one in metrics if unusable_loss(one, settings.loss_keys)]
+    if 2 * len(unusable) > len(replies):
+        whose = f"round {round}: {len(unusable)} of the {len(replies)} clients that trained"
+        return _unusable(settings, f"{whose} sent an unusable loss", unusable)
     needs = f", which {type(settings.selector).__name__} needs"
     return _no_such_metric(settings, f"round {round}: the clients' train", replies, needs)
+
+
+def _unusable(settings: RoundSettings, found: str, unusable: Sequence[MetricRecord]) -> FedcorError:
+    there = [key for key in settings.loss_keys if any(key in one for one in unusable)]
+    return FedcorError(
+        f"{found} (for example {there[0]} = {_shown(unusable[0], there)}): the model has "
+        "diverged, or cannot be evaluated yet, or this metric is not the loss; if so, set loss_key"
+    )
 
 
 def _no_such_metric(

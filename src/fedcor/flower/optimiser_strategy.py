@@ -27,7 +27,7 @@ from fedcor.flower.layout import PLAIN, layout_of
 from fedcor.flower.memory import Frozen, wrapped
 from fedcor.flower.numbering import flower_round
 from fedcor.flower.roster import population_of
-from fedcor.flower.screen import Unusable, clean_model, metrics_of, number
+from fedcor.flower.screen import Terms, Unusable, clean_model, metrics_of, number
 from fedcor.flower.wire import LOG
 from fedcor.foreign import one_line
 from fedcor.optimisers import as_optimiser, build_optimiser
@@ -239,7 +239,7 @@ def _weighted(optimiser: Any) -> Optimiser:
 def _usable(reply: Message, model: Arrays, strategy: FedAvg) -> bool:
     """Whether a reply has a model that fits; its arrays then have the model's types."""
     try:
-        reply.content = clean_model(reply.content, model, strategy.weighted_by_key, ())
+        reply.content = clean_model(reply.content, model, Terms(strategy.weighted_by_key))
     except Unusable as wrong:
         LOG.warning(
             "the reply of node %d is left out: %s", reply.metadata.src_node_id, one_line(wrong)

@@ -14,7 +14,7 @@ from fedcor.flower.layout import layout_of
 from fedcor.flower.local_training import LocalTraining
 from fedcor.flower.missing_loss import loss_fault, no_loss_reported
 from fedcor.flower.numbering import flower_round
-from fedcor.flower.screen import metrics_of, number
+from fedcor.flower.screen import main_arrays, main_metrics, number
 from fedcor.flower.training import Training
 from fedcor.flower.wire import RMS_LOSS, SECONDS
 from fedcor.guard import screen_losses
@@ -22,9 +22,13 @@ from fedcor.types import Array, FloatArray, IntArray, Outcome, selector_traits
 
 __all__ = ["check_losses", "read_outcome"]
 
+_FEW = 3  # clients without a loss in their replies that end a run which needs it
+
 
 def check_losses(training: Training, participated: IntArray) -> None:
     """Refuse to go on if the selector needs the losses in replies, and no reply has ever had one.
+
+    It takes a few clients to say so: one alone may err, where few train in a round.
 
     Args:
         training: The replies.
@@ -34,9 +38,13 @@ def check_losses(training: Training, participated: IntArray) -> None:
     if seen.reported or not selector_traits(settings.selector).needs_losses:
         return
     contents = [training.results[client].content for client in participated.tolist()]
-    if all(loss_fault(metrics_of(content), settings.loss_keys) for content in contents):
+    if not all(loss_fault(main_metrics(content), settings.loss_keys) for content in contents):
+        training.replies = dataclasses.replace(seen, reported=True)
+        return
+    silent = seen.silent | {*participated.tolist()}
+    if len(silent) >= min(_FEW, len(training.exchange.roster)):
         raise no_loss_reported(settings, flower_round(training.exchange.round), contents)
-    training.replies = dataclasses.replace(seen, reported=True)
+    training.replies = dataclasses.replace(seen, silent=silent)
 
 
 def read_outcome(
@@ -57,11 +65,13 @@ def read_outcome(
     layout = layout_of(training.model, settings.plain)
 
     def losses() -> FloatArray:  # (m,)
-        reported = [number(metrics_of(content), *settings.loss_keys) for content in contents]
+        reported = [number(main_metrics(content), *settings.loss_keys) for content in contents]
         return screen_losses(np.array(reported))[0]
 
     def rms_losses() -> FloatArray:  # (m,) the mean loss of who does not send it
-        said = [number(metrics_of(content), RMS_LOSS, *settings.loss_keys) for content in contents]
+        said = [
+            number(main_metrics(content), RMS_LOSS, *settings.loss_keys) for content in contents
+        ]
         return screen_losses(np.array(said))[0]
 
     def updates() -> FloatArray:  # (m, P)
@@ -80,7 +90,7 @@ def read_outcome(
     # A strategy that is not known to weight replies is taken to weight them alike.
     weights = np.ones(len(clients))
     if settings.weighted:
-        given = [number(metrics_of(content), settings.weight_key) for content in contents]
+        given = [number(main_metrics(content), settings.weight_key) for content in contents]
         weights = np.array(given, dtype=np.float64)
     return Outcome(
         training.exchange.round,
@@ -91,7 +101,7 @@ def read_outcome(
         read_losses=losses,
         read_updates=updates,
         head=_head([shape for _, shape, _ in layout.parts]),
-        durations=_durations([number(metrics_of(content), SECONDS) for content in contents]),
+        durations=_durations([number(main_metrics(content), SECONDS) for content in contents]),
         read_rms_losses=rms_losses,
     )
 
@@ -117,5 +127,4 @@ def _head(shapes: Sequence[tuple[int, ...]]) -> slice:
 
 def _arrays(content: RecordDict) -> dict[str, Array]:
     """The arrays of a reply, by name."""
-    record = next(iter(content.array_records.values()))
-    return {name: array.numpy() for name, array in record.items()}
+    return {name: array.numpy() for name, array in main_arrays(content).items()}

@@ -1,11 +1,18 @@
-"""Check every reply: errors, wrong keys and shapes, and bad numbers reach no aggregation."""
+"""Check every reply: errors, wrong keys and shapes, and bad numbers reach no aggregation.
+
+A usable reply begins with the records that are checked and read here: of a trained model the
+ArrayRecord with its arrays, and the MetricRecord with the weight. What else the client sent follows
+them, for a strategy that knows what it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedcor import types
 from fedcor.flower.private import ErrorCode
@@ -14,18 +21,28 @@ from fedcor.guard import LARGEST_LOSS
 __all__ = [
     "ABSURD_EXAMPLES",
     "UNREACHABLE",
+    "Record",
+    "Terms",
     "Unusable",
     "clean_evaluation",
     "clean_model",
+    "main_arrays",
+    "main_metrics",
     "metrics_of",
     "number",
     "numbers_fault",
     "reply_fault",
+    "split_model",
+    "trusted_model",
+    "usable_metric",
 ]
+
+Record: TypeAlias = ArrayRecord | MetricRecord | ConfigRecord
 
 UNREACHABLE = ("unreachable", "late")  # faults of the connection, not of the answer
 # A parameter or a sample count beyond these is no result of training; it would dominate the mean.
 ABSURD_WEIGHT, ABSURD_EXAMPLES = 1e10, 1e9
+_ABSURD_METRIC = 1e15  # one such number would be the mean of a metric
 _GONE = {
     ErrorCode.NODE_UNAVAILABLE,
     ErrorCode.MESSAGE_UNAVAILABLE,
@@ -35,11 +52,36 @@ _GONE = {
 
 
 class Unusable(Exception):
-    """A reply that is refused: of what kind, and why."""
+    """A reply that is refused: of what kind, and why.
 
-    def __init__(self, kind: str, why: str) -> None:
-        self.kind, self.why = kind, why
+    Attributes:
+        doubts_model: Whether the model that the client was sent may be the reason.
+    """
+
+    def __init__(self, kind: str, why: str, *, doubts_model: bool = False) -> None:
+        self.kind, self.why, self.doubts_model = kind, why, doubts_model
         super().__init__(f"{kind}: {why}")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a reply must be like, beside its arrays.
+
+    Attributes:
+        weight_key: The metric by which replies are weighted. Every reply must have it.
+        loss_keys: Metrics that may hold a loss, of which less is believed than of others.
+        read: Metrics that somebody reads one by one. A reply in which one is no usable number is
+            refused; any other metric is only left out.
+        arrays_key: What the record with the model's arrays is called, if there are several.
+        several: Whether there may be more ArrayRecords and MetricRecords than one. Flower's own
+            aggregation cannot use them.
+    """
+
+    weight_key: str
+    loss_keys: tuple[str, ...] = ()
+    read: frozenset[str] = frozenset()
+    arrays_key: str = "arrays"
+    several: bool = False
 
 
 def reply_fault(reply: Message) -> tuple[str, str] | None:
@@ -56,6 +98,16 @@ def metrics_of(content: RecordDict) -> MetricRecord:
     return records[0] if len(records) == 1 else MetricRecord()
 
 
+def main_metrics(content: RecordDict) -> MetricRecord:
+    """Of a usable reply, the MetricRecord with the weight; an empty one where there is none."""
+    return next(iter(content.metric_records.values()), MetricRecord())
+
+
+def main_arrays(content: RecordDict) -> ArrayRecord:
+    """Of a usable reply to a train message, the trained model."""
+    return next(iter(content.array_records.values()))
+
+
 def number(metrics: MetricRecord, *keys: str) -> float:
     """The first of `keys` that is there, as a number; else NaN."""
     for key in keys:
@@ -65,52 +117,100 @@ def number(metrics: MetricRecord, *keys: str) -> float:
     return float("nan")
 
 
-def clean_evaluation(
-    content: RecordDict, weight_key: str, loss_keys: tuple[str, ...]
-) -> RecordDict:
-    """The reply's only MetricRecord, and nothing else, or Unusable."""
-    if len(content.metric_records) != 1:
-        raise Unusable("malformed", "not exactly one MetricRecord")
-    ((key, metrics),) = content.metric_records.items()
-    weight = metrics.get(weight_key)
-    if not isinstance(weight, int | float):
-        raise Unusable("malformed", f"no number {weight_key!r} in its metrics")
-    if not 0 < weight <= ABSURD_EXAMPLES:
-        raise Unusable("unusable", f"{weight_key} = {weight}")
-    for name, value in metrics.items():
-        largest = float(np.max(np.abs(np.asarray(value, dtype=np.float64)), initial=0.0))
-        if not largest <= (LARGEST_LOSS if name in loss_keys else 1e15):
-            raise Unusable("unusable", f"the metric {name} is {str(value)[:80]}")
-    return RecordDict({key: metrics})
+def usable_metric(name: str, value: object, loss_keys: tuple[str, ...]) -> bool:
+    """Whether all numbers of a metric are finite, and of a size that can be averaged."""
+    largest = float(np.max(np.abs(np.asarray(value, dtype=np.float64)), initial=0.0))
+    return largest <= (LARGEST_LOSS if name in loss_keys else _ABSURD_METRIC)
 
 
-def clean_model(
-    content: RecordDict,
-    model: Mapping[str, types.Array],
-    weight_key: str,
-    loss_keys: tuple[str, ...],
-) -> RecordDict:
+def clean_evaluation(content: RecordDict, terms: Terms) -> RecordDict:
+    """The reply, its MetricRecord with the weight first, or Unusable.
+
+    Metrics that are no usable numbers stay in it: whoever averages metrics leaves them out. Where
+    nobody could use several records, ArrayRecords are taken out.
+    """
+    key, metrics = _weighted_record(content, terms)
+    others = _others(content, {key})
+    if not terms.several:
+        others = {name: one for name, one in others.items() if not isinstance(one, ArrayRecord)}
+    _check_others(others)
+    return RecordDict({key: metrics, **others})
+
+
+def clean_model(content: RecordDict, model: Mapping[str, types.Array], terms: Terms) -> RecordDict:
     """A trained model with its metrics, or Unusable; names, shapes and types are `model`'s."""
-    metrics = clean_evaluation(content, weight_key, loss_keys)
-    if len(content.array_records) != 1:
-        raise Unusable("malformed", "not exactly one ArrayRecord")
-    ((key, record),) = content.array_records.items()
-    if set(record) != set(model):
-        raise Unusable("malformed", "other array names than the model's")
+    key, record, others = split_model(content, model, terms)
     arrays = ArrayRecord(
         {name: _clean_array(name, record[name], like) for name, like in model.items()}
     )
-    return RecordDict({key: arrays, **metrics})
+    return RecordDict({key: arrays, **others})
+
+
+def split_model(
+    content: RecordDict, names: Collection[str], terms: Terms
+) -> tuple[str, ArrayRecord, dict[str, Record]]:
+    """A trained model, what its record is called, and the other records; or Unusable.
+
+    The arrays of the model have the right names, and are not checked otherwise. Of the other
+    records, the one with the weight is the first.
+
+    Args:
+        content: Of the reply.
+        names: Of the model's arrays.
+        terms: What the reply must be like.
+    """
+    key, metrics = _weighted_record(content, terms)
+    records = content.array_records
+    if not records or (len(records) > 1 and not terms.several):
+        raise Unusable("malformed", "not exactly one ArrayRecord")
+    fitting = [name for name, one in records.items() if set(one) == set(names)]
+    if not fitting:
+        raise Unusable("malformed", "other array names than the model's")
+    if len(fitting) > 1 and terms.arrays_key not in fitting:
+        raise Unusable("malformed", f"several models, and none is called {terms.arrays_key!r}")
+    chosen = terms.arrays_key if terms.arrays_key in fitting else fitting[0]
+    others = _others(content, {key, chosen})
+    _check_others(others)
+    return chosen, records[chosen], {key: metrics, **others}
+
+
+def _weighted_record(content: RecordDict, terms: Terms) -> tuple[str, MetricRecord]:
+    """The MetricRecord with the weight, and what it is called, or Unusable."""
+    records = content.metric_records
+    if not records or (len(records) > 1 and not terms.several):
+        raise Unusable("malformed", "not exactly one MetricRecord")
+    with_weight = [name for name, one in records.items() if terms.weight_key in one]
+    key = (with_weight or list(records))[0]
+    metrics = records[key]
+    weight = metrics.get(terms.weight_key)
+    if not isinstance(weight, int | float):
+        raise Unusable("malformed", f"no number {terms.weight_key!r} in its metrics")
+    if not 0 < weight <= ABSURD_EXAMPLES:
+        raise Unusable("unusable", f"{terms.weight_key} = {weight}")
+    for name, value in metrics.items():
+        if name in terms.read and not usable_metric(name, value, terms.loss_keys):
+            raise Unusable("unusable", f"the metric {name} is {str(value)[:80]}")
+    return key, metrics
+
+
+def _others(content: RecordDict, but: Collection[str]) -> dict[str, Record]:
+    return {name: one for name, one in content.items() if name not in but}
+
+
+def _check_others(records: Mapping[str, Record]) -> None:
+    """Raise Unusable where arrays that are not the model's are not finite numbers, too."""
+    for key, record in records.items():
+        for name, array in record.items() if isinstance(record, ArrayRecord) else ():
+            values = _read(f"{key}/{name}", array)
+            if values.dtype.kind not in "fiubc":
+                raise Unusable("malformed", f"{key}/{name} is {values.dtype}, and no numbers")
+            if not np.isfinite(values).all():
+                why = f"{key}/{name} has numbers that are not finite"
+                raise Unusable("unusable", why, doubts_model=True)
 
 
 def _clean_array(name: str, array: Array, like: types.Array) -> Array:
-    try:
-        values = array.numpy()
-        readable = isinstance(values, np.ndarray)
-    except Exception:  # bytes from outside may fail to be read in any way
-        readable = False
-    if not readable:
-        raise Unusable("malformed", f"{name} cannot be read")
+    values = _read(name, array)
     if values.shape != like.shape or values.dtype.kind not in "fiub":
         raise Unusable(
             "malformed",
@@ -118,15 +218,27 @@ def _clean_array(name: str, array: Array, like: types.Array) -> Array:
         )
     wrong = numbers_fault(values, like)
     if wrong:
-        raise Unusable("unusable", f"{name} {wrong}")
+        raise Unusable("unusable", f"{name} {wrong}", doubts_model=True)
     if values.dtype == like.dtype:
         return array
     # Another type of number would become the type of the whole model.
     with np.errstate(over="ignore"):
         cast = values.astype(like.dtype)
     if numbers_fault(cast, like):
-        raise Unusable("unusable", f"{name} has numbers that do not fit {like.dtype}")
+        why = f"{name} has numbers that do not fit {like.dtype}"
+        raise Unusable("unusable", why, doubts_model=True)
     return Array(cast)
+
+
+def _read(name: str, array: Array) -> types.Array:
+    try:
+        values = array.numpy()
+        readable = isinstance(values, np.ndarray)
+    except Exception:  # bytes from outside may fail to be read in any way
+        readable = False
+    if not readable:
+        raise Unusable("malformed", f"{name} cannot be read")
+    return values
 
 
 def numbers_fault(values: types.Array, like: types.Array) -> str:
@@ -134,8 +246,31 @@ def numbers_fault(values: types.Array, like: types.Array) -> str:
 
     Where the model `like` itself is not finite (a mask of -inf), equal numbers are right.
     """
-    with np.errstate(invalid="ignore"):
-        bad = ~(np.abs(values.astype(np.float64, copy=False)) <= ABSURD_WEIGHT)
+    bad = _out_of_bounds(values)
     if not bad.any() or np.array_equal(values[bad], like[bad], equal_nan=like.dtype.kind == "f"):
         return ""
     return "has numbers that are not finite or absurdly large"
+
+
+def _out_of_bounds(values: types.Array) -> types.BoolArray:
+    with np.errstate(invalid="ignore"):
+        return ~(np.abs(values.astype(np.float64, copy=False)) <= ABSURD_WEIGHT)
+
+
+def trusted_model(
+    model: Mapping[str, types.Array], good: Mapping[str, Array] | None
+) -> dict[str, types.Array]:
+    """What replies are compared with: the model, but not where it may have gone bad.
+
+    Args:
+        model: As it was sent.
+        good: The last one that somebody has trained usably from, if there is one. What is not
+            finite in it was meant so.
+    """
+    found = dict(model)
+    for name, values in model.items():
+        if good is not None and name in good and _out_of_bounds(values).any():
+            before = good[name].numpy()
+            if before.shape == values.shape and before.dtype == values.dtype:
+                found[name] = before
+    return found

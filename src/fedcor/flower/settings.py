@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flwr.app import ConfigRecord
-from flwr.serverapp.strategy import FedXgbCyclic, Strategy
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    FedXgbCyclic,
+    Strategy,
+)
 
 from fedcor.checks import (
     LARGEST_SEED,
@@ -25,6 +29,7 @@ from fedcor.flower.memory import Memory, wrapped
 from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.flower.private import SAYS_KEYS
 from fedcor.flower.rules import check_minima
+from fedcor.flower.screen import Terms
 from fedcor.flower.trees import grows_trees
 from fedcor.record import RoundRecord
 from fedcor.rules import Bounds, ClientsPerRound, Eligible, Rules, check_rules_for
@@ -49,8 +54,9 @@ _ACCURACIES = (
 )
 # fmt: on
 _DEFENCE = Defence()
-# Differential privacy with adaptive clipping reads it, and no attribute names it.
-_READ_BY_FLOWER = ("norm_bit",)
+# Attributes of strategies that name a record, not a metric.
+_RECORDS = ("arrayrecord_key", "configrecord_key")
+_NORM_BIT = "norm_bit"  # adaptive clipping at the clients reads it, and no attribute names it
 
 
 @dataclass(frozen=True)
@@ -166,6 +172,11 @@ def _setting(strategy: Strategy, name: str, default: Any) -> Any:
     return next(found, default)
 
 
+def _is_own(verb: Callable[..., Any]) -> bool:
+    """Whether a user wrote this method of a strategy: it may read whatever the clients send."""
+    return str(getattr(verb, "__module__", "")).partition(".")[0] not in ("flwr", "fedcor")
+
+
 def check_selector(selector: Selector, settings: SelectionSettings) -> None:
     """Refuse what is no selector, and one that reads what `settings` hide from it."""
     if not isinstance(selector, Selector):
@@ -256,14 +267,33 @@ class RoundSettings:
 
     @property
     def needed_metrics(self) -> set[str]:
-        """The metrics of train replies that the strategy reads one by one, as it names them."""
+        """The metrics of train replies that the strategy reads one by one, as it names them.
+
+        A single reply that has one gets those refused that lack it, so nothing else is in here.
+        """
+        strategies = [one for _, one in wrapped(self.strategy)]
         named = {
             value
-            for _, one in wrapped(self.strategy)
+            for one in strategies
             for name, value in vars(one).items()
-            if name.endswith("_key") and isinstance(value, str)
+            if name.endswith("_key") and name not in _RECORDS and isinstance(value, str)
         }
-        return {self.weight_key, *_READ_BY_FLOWER, *named}
+        clips = any(
+            isinstance(one, DifferentialPrivacyClientSideAdaptiveClipping) for one in strategies
+        )
+        return {self.weight_key, *named, *([_NORM_BIT] if clips else [])}
+
+    @property
+    def train_terms(self) -> Terms:
+        """What a reply to a train message must be like."""
+        read = frozenset(self.needed_metrics)
+        several = _is_own(self.strategy.aggregate_train)
+        return Terms(self.weight_key, self.loss_keys, read, self.arrays_key, several)
+
+    def evaluate_terms(self, read: Iterable[str]) -> Terms:
+        """What a reply to an evaluate message must be like; `read` are metrics that matter."""
+        several = _is_own(self.strategy.aggregate_evaluate)
+        return Terms(self.weight_key, self.loss_keys, frozenset(read), several=several)
 
     @property
     def weighted(self) -> bool:

@@ -28,6 +28,7 @@ class SeenReplies:
     evaluated: Signature | None = None  # and those to the strategy's evaluate messages
     answered: bool = False  # whether an evaluation, asked for or the strategy's, had a usable loss
     reported: bool = False  # whether a trained model came with one, if the selector needs it
+    silent: frozenset[int] = frozenset()  # until then: who has trained in this start, without one
     left_out: frozenset[str] = frozenset()  # metrics that this start has logged as left out
 
 

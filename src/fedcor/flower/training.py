@@ -31,15 +31,17 @@ from fedcor.flower.judged import JudgedReplies, known_rate
 from fedcor.flower.logs import private_call, true_numbers
 from fedcor.flower.memory import Memory, restore, snapshot
 from fedcor.flower.messages import Holders, renewed, slim
+from fedcor.flower.missing_loss import unusable_loss
 from fedcor.flower.numbering import flower_round
 from fedcor.flower.optimiser_strategy import introduced
 from fedcor.flower.rules import eligible_clients
 from fedcor.flower.screen import (
     Unusable,
     clean_model,
-    metrics_of,
+    main_metrics,
     number,
     numbers_fault,
+    trusted_model,
 )
 from fedcor.flower.settings import RoundSettings
 from fedcor.flower.state import CurrentModel
@@ -47,11 +49,10 @@ from fedcor.flower.trees import clean_trees, trees_fault, usual_bytes
 from fedcor.flower.wire import LOG
 from fedcor.foreign import one_line
 from fedcor.selection import blame
-from fedcor.types import IntArray, Population, State
+from fedcor.types import IntArray, Population, State, selector_traits
 
 __all__ = ["RoundStart", "Training"]
 
-_BAD_NUMBERS = ("unusable", "outlier")  # kinds of faults that a bad model may cause
 # The clients of a selection, sorted, and those of them whose results there are. One that was drawn
 # twice is in both twice.
 _Key: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
@@ -76,9 +77,11 @@ class Training:
         start: RoundStart,
         model: CurrentModel,
         norms: State,
+        good: ArrayRecord | None = None,
     ) -> None:
         self.settings, self.exchange, self.start = settings, exchange, start
         self.model = {name: array.numpy() for name, array in start.arrays.items()}
+        self._trusted = trusted_model(self.model, good)
         self.holders = Holders(model.version, model.holders)
         self.replies = model.replies
         self.config = start.config  # as the strategy left it after its last call
@@ -123,6 +126,7 @@ class Training:
             {client: reply.content for client, reply in results.items()},
             self.replies.trained,
             needed=self.settings.needed_metrics,
+            loss_keys=self.settings.loss_keys,
         )
         round, roster = flower_round(self.exchange.round), self.exchange.roster
         said = log_left_out(found, self.replies.left_out, "train", round, roster.names)
@@ -135,7 +139,7 @@ class Training:
 
     def metrics(self, clients: IntArray) -> list[MetricRecord]:
         """What each of these clients, who delivered, says of its training."""
-        return [metrics_of(self.results[client].content) for client in clients.tolist()]
+        return [main_metrics(self.results[client].content) for client in clients.tolist()]
 
     def candidate(self, selection: IntArray) -> ArrayRecord | None:
         """The model that `selection` would make; the strategy forgets that it was asked."""
@@ -187,11 +191,12 @@ class Training:
             reply.content = RecordDict(records)
             replies.append(reply)
             clients[reply.metadata.src_node_id] = client
-        common = with_common_metrics([reply.content for reply in replies])
+        loss_keys = self.settings.loss_keys
+        common = with_common_metrics([reply.content for reply in replies], loss_keys)
         for reply, content in zip(replies, common, strict=True):
             reply.content = content
         round, strategy = flower_round(self.exchange.round), self.settings.strategy
-        whole = {client: metrics_of(self.results[client].content) for client in clients.values()}
+        whole = {client: main_metrics(self.results[client].content) for client in clients.values()}
         company = Company(clients, self._members(whole), whole)
         failed = f"round {round}: {type(strategy).__name__} failed in aggregate_train"
         with introduced(strategy, company), blame(failed):
@@ -248,26 +253,29 @@ class Training:
             sent, replies, lambda client: renewed(self._requests[client]), end, task="train"
         )
         self.holders[self.holders.current].difference_update(lost)
-        weight_key, loss_keys = self.settings.weight_key, self.settings.loss_keys
+        terms = self.settings.train_terms
         contents = {client: one.content for client, one in {**self.results, **replies}.items()}
         usual = usual_bytes(contents) if self.settings.grows_trees else {}
         clean: dict[int, RecordDict] = {}
         for client, reply in replies.items():
-            expected = (self.model, weight_key, loss_keys)
             try:
                 if self.settings.grows_trees:
-                    clean[client] = clean_trees(reply.content, *expected, usual[client])
+                    clean[client] = clean_trees(reply.content, self.model, terms, usual[client])
                 else:
-                    clean[client] = clean_model(reply.content, *expected)
+                    clean[client] = clean_model(reply.content, self._trusted, terms)
             except Unusable as wrong:
-                self._refuse(client, wrong.kind, wrong.why)
+                self._refuse(client, wrong)
         clean = self._judge(clean)
-        cap_replies(self.exchange, clean, weight_key)
+        cap_replies(self.exchange, clean, terms.weight_key)
+        counts_losses = selector_traits(self.settings.selector).needs_losses
         for client, content in clean.items():
             self.results[client] = replies[client]
             self.results[client].content = content
-            examples = number(metrics_of(content), weight_key)
-            self.exchange.roster.learn_size(client, examples)
+            metrics = main_metrics(content)
+            self.exchange.roster.learn_size(client, number(metrics, terms.weight_key))
+            # The selector is told that there is no usable loss; the update is used.
+            if counts_losses and unusable_loss(metrics, terms.loss_keys):
+                self.exchange.refused += 1
 
     def _judge(self, clean: dict[int, RecordDict]) -> dict[int, RecordDict]:
         """The replies with updates of a usual length; others are counted."""
@@ -276,7 +284,7 @@ class Training:
         used = self.judged.add(clean, known_rate(self.config))
         for client in sorted(clean.keys() - used.keys()):
             why = f"its update is {self.judged.refused[client]:.3g} times as long as usual"
-            self._refuse(client, "outlier", why)
+            self._refuse(client, Unusable("outlier", why, doubts_model=True))
         new = sorted(self.judged.clipped.keys() & clean.keys())
         if new:
             names, ratios = self.exchange.roster.names, self.judged.clipped
@@ -288,9 +296,9 @@ class Training:
             self.exchange.clipped.update(new)
         return used
 
-    def _refuse(self, client: int, kind: str, why: str) -> None:
-        self.exchange.refuse(client, kind, why, task="train")
-        if kind in _BAD_NUMBERS:
+    def _refuse(self, client: int, wrong: Unusable) -> None:
+        self.exchange.refuse(client, wrong.kind, wrong.why, task="train")
+        if wrong.doubts_model:
             self.doubters.add(client)
 
     def _check(self, arrays: ArrayRecord) -> None:

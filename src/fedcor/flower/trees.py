@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import FedXgbBagging, Strategy
 
 from fedcor import types
 from fedcor.flower.memory import wrapped
-from fedcor.flower.screen import Unusable, clean_evaluation
+from fedcor.flower.screen import Terms, Unusable, split_model
 
 __all__ = ["clean_trees", "grows_trees", "trees_fault", "usual_bytes"]
 
@@ -43,27 +43,19 @@ def usual_bytes(contents: Mapping[int, RecordDict]) -> dict[int, float]:
 
 
 def clean_trees(
-    content: RecordDict,
-    model: Mapping[str, types.Array],
-    weight_key: str,
-    loss_keys: tuple[str, ...],
-    usual: float,
+    content: RecordDict, model: Mapping[str, types.Array], terms: Terms, usual: float
 ) -> RecordDict:
     """A reply's trees with their metrics, or Unusable. Others' replies have `usual` bytes."""
-    metrics = clean_evaluation(content, weight_key, loss_keys)
-    if len(content.array_records) != 1:
-        raise Unusable("malformed", "not exactly one ArrayRecord")
-    ((key, record),) = content.array_records.items()
-    if set(record) != set(model):
-        raise Unusable("malformed", "other array names than the model's")
+    key, record, others = split_model(content, model, terms)
     for name, array in record.items():
         size = len(array.data)
         if size > _ABSURD_RATIO * usual and size - usual > _ABSURD_BYTES:
-            raise Unusable("unusable", f"{name} has {size} bytes, the others' {usual:.0f}")
+            why = f"{name} has {size} bytes, the others' {usual:.0f}"
+            raise Unusable("unusable", why, doubts_model=True)
         wrong = trees_fault(array)
         if wrong:
             raise Unusable("malformed", f"{name} {wrong}")
-    return RecordDict({key: record, **metrics})
+    return RecordDict({key: record, **others})
 
 
 def trees_fault(array: Array) -> str:
