@@ -455,7 +455,10 @@ def test_a_dry_run_does_not_scatter_stores(tracker, variable, elsewhere, monkeyp
     [
         ("compare", "(default: the environment variable RAY_ADDRESS or DASK_SCHEDULER_ADDRESS)"),
         ("compare", "fedcor compare digits --backend dask --address 127.0.0.1:8786"),
-        ("run", "(default: the environment variable RAY_ADDRESS, else Ray is started on this machine)"),
+        (
+            "run",
+            "(default: the environment variable RAY_ADDRESS, else Ray is started on this machine)",
+        ),
         ("reproduce", "number of rounds (default: the experiment's own)"),
     ],
 )
