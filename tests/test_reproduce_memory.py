@@ -353,10 +353,10 @@ def test_random_is_bold_where_it_is_best():
 
 def test_the_lines_of_the_goals():
     reached = [Goal("one", True, "1"), Goal("two", False, "2"), Goal("three", None, "3")]
-    assert goal_lines(reached).startswith(
-        "### Goals\n\n- one: **met**. 1.\n- two: **not met**. 2.\n- three: **not measured**. 3.\n\n"
-    )
-    assert goal_lines(reached).endswith("mean below\n-.005.\n\n")
+    assert goal_lines(reached).startswith("### Goals\n\n")
+    said = "\n- one: **met**. 1.\n- two: **not met**. 2.\n- three: **not measured**. 3.\n\n"
+    assert said in goal_lines(reached)
+    assert goal_lines(reached).endswith("its mean is below -.005.\n\n")
 
 
 def test_the_costs():

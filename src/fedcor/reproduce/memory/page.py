@@ -28,9 +28,15 @@ Bold: the best of a row, not counting everyone training.
 _INTERVAL = "In square\nbrackets: the 95 % interval."
 _NO_INTERVAL = "One seed\ngives no interval."
 
+_GOALS = """### Goals
+
+Each line names a goal, whether it was met, and each measured value followed by its bound.
+
+"""
+
 _BELOW = f"""
-Ours is below another where the 95 % interval of the difference is below zero, or its mean below
-{paired_text(mean_estimate([-NEGLIGIBLE]))}.
+`aligned` + FedRecall counts as below another pair if the 95 % interval of the difference is below
+zero, or its mean is below {paired_text(mean_estimate([-NEGLIGIBLE]))}.
 
 """
 
@@ -65,7 +71,7 @@ def accuracy_table(title: str, comparisons: Sequence[Comparison]) -> str:
 def goal_lines(goals: Sequence[Goal]) -> str:
     """One line per goal: its verdict, and the figures behind it."""
     lines = [f"- {goal.title}: **{goal.verdict}**. {goal.figures}.\n" for goal in goals]
-    return "### Goals\n\n" + "".join(lines) + _BELOW
+    return _GOALS + "".join(lines) + _BELOW
 
 
 def cost_table(comparisons: Sequence[Comparison]) -> str:
