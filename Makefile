@@ -6,8 +6,8 @@ BIN := .venv/bin
 FLOWER_OLDEST := 1.24.0
 FLOWER_NEWEST := 1.42.0
 # Their tests: those that need no Ray, without those that are about our own arithmetic.
-FLOWER_TESTS := $(filter-out $(patsubst %, tests/test_flower_%.py, simulation bridge optimisers \
-    quarantine quickstart rules), $(wildcard tests/test_flower*.py))
+FLOWER_TESTS := $(filter-out $(patsubst %, tests/flower/test_flower_%.py, simulation bridge optimisers \
+    quarantine quickstart rules), $(wildcard tests/flower/test_flower*.py))
 
 # The accessibility checker of the browser tests, which npm's registry has.
 AXE_VERSION := 4.14.0
@@ -53,12 +53,12 @@ test-browser: .venv/ready .venv/browser $(AXE)
 	    echo "there is no $$chromium: install Chromium (Debian: apt-get install chromium)," \
 	        "or name it in FEDCOR_CHROMIUM"; exit 1; \
 	fi
-	FEDCOR_AXE=$(CURDIR)/$(AXE) $(BIN)/python -m pytest -m browser tests/test_browser.py
+	FEDCOR_AXE=$(CURDIR)/$(AXE) $(BIN)/python -m pytest -m browser tests/reporting/test_browser.py
 
 # The trackers' tests, with the real packages.
 test-trackers: .venv-trackers/ready
 	FEDCOR_TRACKERS=1 .venv-trackers/bin/python -m pytest -n 2 --dist worksteal \
-	    tests/test_trackers.py
+	    tests/runs/test_trackers.py
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .
@@ -121,7 +121,7 @@ clean:
 	touch $@
 
 $(AXE): .venv/ready
-	$(BIN)/python tests/fetch_axe.py $(AXE_VERSION) $@
+	$(BIN)/python tests/support/fetch_axe.py $(AXE_VERSION) $@
 
 # TensorBoard, MLflow and Weights & Biases: 200 MB for one file of tests. All else is the main
 # environment's, which is found last.

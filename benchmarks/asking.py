@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedcor.core.types import Federation, IntArray, State
 from fedcor.selectors.base import StatelessSelector, uniform
-from fedcor.types import Federation, IntArray, State
 
 __all__ = ["EveryTenth"]
 

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from benchmarks.measure import Result, best, check, flops_per_second, multiply, skipped
 from benchmarks.replay import PlainLoop, our_rounds, replay
-from fedcor.build import build_simulation
-from fedcor.data import Dataset
-from fedcor.engine import Engine, LocalTraining, build_model
-from fedcor.engine.plain import train_plainly
-from fedcor.engine.train import Assignment
-from fedcor.errors import FedcorError
-from fedcor.experiments import load_experiment
+from fedcor.core.errors import FedcorError
+from fedcor.data.datasets import Dataset
+from fedcor.simulation.build import build_simulation
+from fedcor.simulation.engine.engine import Engine
+from fedcor.simulation.engine.models import build_model
+from fedcor.simulation.engine.train import Assignment, LocalTraining, train_plainly
+from fedcor.simulation.experiment_files import load_experiment
 
 # Products and sums of one image, by layer: output pixels x output channels x inputs of each.
 LAYERS = (30 * 30 * 32 * 27, 13 * 13 * 64 * 288, 4 * 4 * 64 * 576, 1024 * 64, 64 * 10)

@@ -39,11 +39,11 @@ from fedlab.utils.serialization import SerializationTool
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from fedcor.build import build_simulation, use_one_thread
-from fedcor.engine import Engine
-from fedcor.engine.models import ClientDropout
-from fedcor.engine.train import Assignment
-from fedcor.experiments import load_experiment
+from fedcor.simulation.build import build_simulation, use_one_thread
+from fedcor.simulation.engine.engine import Engine
+from fedcor.simulation.engine.models import ClientDropout
+from fedcor.simulation.engine.train import Assignment
+from fedcor.simulation.experiment_files import load_experiment
 
 
 class Clients(FedDataset):

@@ -11,12 +11,12 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from benchmarks.replay import PlainLoop, Round
-from fedcor.build import build_simulation, use_one_thread
-from fedcor.engine import build_model
-from fedcor.experiments import load_experiment
-from fedcor.flower.apps import to_model, to_record
+from fedcor.flower.bridge import to_model, to_record
 from fedcor.flower.client import answers_probes
-from fedcor.flower.local_training import RATE, STEPS
+from fedcor.flower.reply_validation import RATE, STEPS
+from fedcor.simulation.build import build_simulation, use_one_thread
+from fedcor.simulation.engine.models import build_model
+from fedcor.simulation.experiment_files import load_experiment
 
 __all__ = ["plain_client_app"]
 

@@ -21,12 +21,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from fedcor.build import build_simulation
-from fedcor.experiments import load_experiment
 from fedcor.flower import select_with
-from fedcor.flower.apps import client_app, to_record
-from fedcor.flower.bridge import simulate
-from fedcor.selectors import Random
+from fedcor.flower.bridge import client_app, simulate, to_record
+from fedcor.selectors.baselines import Random
+from fedcor.simulation.build import build_simulation
+from fedcor.simulation.experiment_files import load_experiment
 
 
 class Timed:

@@ -20,10 +20,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.flower_clients import plain_client_app
-from fedcor.experiments import load_experiment
-from fedcor.flower.apps import client_app, server_app
-from fedcor.flower.bridge import simulate
-from fedcor.record import RoundRecord
+from fedcor.flower.bridge import client_app, server_app, simulate
+from fedcor.rounds.record_line import RoundRecord
+from fedcor.simulation.experiment_files import load_experiment
 
 
 def main(preset: str, seed: int, selector: str, rounds: int, folder: Path, clients: str) -> None:

@@ -17,10 +17,10 @@ from torch import nn
 
 from benchmarks.measure import Result, best, check, flops_per_second, multiply
 from benchmarks.replay import PlainLoop, Round, amortised, our_rounds, replay
-from fedcor.build import build_simulation
-from fedcor.engine import build_model
-from fedcor.experiments import load_experiment
-from fedcor.simulation import Simulation
+from fedcor.simulation.build import build_simulation
+from fedcor.simulation.engine.models import build_model
+from fedcor.simulation.experiment_files import load_experiment
+from fedcor.simulation.loop import Simulation
 
 FIRST, REST = 784 * 64, 64 * 30 + 30 * 10  # weights of the MLP
 # Forward and weight gradient, and the input gradient too but for the first layer.

@@ -17,11 +17,16 @@ import torch
 
 from benchmarks.measure import Result, machine
 from benchmarks.replay import our_rounds
-from fedcor.data import Dataset
-from fedcor.engine import Engine, Faults, FedAvg, LocalTraining, build_model
-from fedcor.selectors import FedCor, Random
-from fedcor.simulation import Simulation
-from fedcor.types import Selector
+from fedcor.core.types import Selector
+from fedcor.data.datasets import Dataset
+from fedcor.optimisers.averaging import FedAvg
+from fedcor.selectors.baselines import Random
+from fedcor.selectors.fedcor import FedCor
+from fedcor.simulation.engine.engine import Engine
+from fedcor.simulation.engine.models import build_model
+from fedcor.simulation.engine.train import LocalTraining
+from fedcor.simulation.faults import Faults
+from fedcor.simulation.loop import Simulation
 
 SAMPLES, FEATURES, CLASSES = 30, 64, 10  # of a client; of a sample
 DOCS = Path(__file__).parents[1] / "docs" / "results" / "speed"

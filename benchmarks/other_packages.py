@@ -12,8 +12,8 @@ from benchmarks.packages import (
     run_flower_with_engine,
 )
 from benchmarks.replay import our_rounds
-from fedcor.build import build_simulation
-from fedcor.experiments import load_experiment
+from fedcor.simulation.build import build_simulation
+from fedcor.simulation.experiment_files import load_experiment
 
 PRESET, SEED = "fmnist-2spc", 1
 

@@ -6,10 +6,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from benchmarks.measure import Result, best, check
-from fedcor.data import Dataset
-from fedcor.engine import Engine, LocalTraining, build_model
-from fedcor.engine.plain import train_plainly
-from fedcor.engine.train import Assignment
+from fedcor.data.datasets import Dataset
+from fedcor.simulation.engine.engine import Engine
+from fedcor.simulation.engine.models import build_model
+from fedcor.simulation.engine.train import Assignment, LocalTraining, train_plainly
 
 LENGTH, FEATURES, CLASSES = 28, 28, 10
 

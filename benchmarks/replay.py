@@ -21,11 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.measure import check
-from fedcor.engine import Engine
-from fedcor.engine.models import ModelVector
-from fedcor.engine.plain import train_plainly
-from fedcor.engine.train import Assignment
-from fedcor.simulation import Simulation
+from fedcor.simulation.engine.engine import Engine
+from fedcor.simulation.engine.models import ModelVector
+from fedcor.simulation.engine.train import Assignment, train_plainly
+from fedcor.simulation.loop import Simulation
 
 __all__ = ["Means", "PlainLoop", "Round", "our_rounds", "replay"]
 

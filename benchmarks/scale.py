@@ -31,13 +31,16 @@ import numpy as np
 
 from benchmarks.measure import DifferentResultsError, Result, best, peak_memory
 from fedcor import AFL, Aligned, Complement, FedCor, PowerOfChoice, Random, RoundRobin
-from fedcor.gp import Samples, fit, posterior, select, take_apart
-from fedcor.gp.blocks import blocks
-from fedcor.selection import decide, observe
+from fedcor.core.types import Array, FloatArray, Outcome, Population, Selector, State
+from fedcor.rounds.selection import decide, observe
 from fedcor.selectors import matching_blocks
-from fedcor.selectors.matching import Criterion, match
-from fedcor.selectors.table import ROWS
-from fedcor.types import Array, FloatArray, Outcome, Population, Selector, State
+from fedcor.selectors.gp import posterior
+from fedcor.selectors.gp.fit import Samples, fit
+from fedcor.selectors.gp.greedy import select, take_apart
+from fedcor.selectors.gp.posterior import blocks
+from fedcor.selectors.matching import match
+from fedcor.selectors.matching_objective import Criterion
+from fedcor.selectors.update_memory import ROWS
 
 S2, D, SKETCH, PICKS, SAMPLES = 1e-4, 15, 16, 100, 11
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import Result, best, check
-from fedcor.gp import Picks, Samples, fit, select
-from fedcor.gp.fit import log_likelihood_gradient
-from fedcor.optimisers import FedRecall
+from fedcor.core.types import Delivery, Population
+from fedcor.optimisers.recall import FedRecall
+from fedcor.selectors.gp.fit import Samples, fit, log_likelihood_gradient
+from fedcor.selectors.gp.greedy import Picks, select
 from fedcor.selectors.matching import match
-from fedcor.types import Delivery, Population
 
 
 def results(quick: bool) -> list[Result]:

@@ -6,7 +6,7 @@
                                                            much, under limits of several widths
 
 Without an attack it prints the largest number of times that an update had the usual length, in the
-words of `fedcor.outliers`. A limit above it changes nothing while nobody errs.
+words of `fedcor.rounds.defence.update_norms`. A limit above it changes nothing while nobody errs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-import fedcor.simulation.judged
+import fedcor.simulation.update_filter
 from fedcor import Defence
-from fedcor.build import build_simulation, one_thread
-from fedcor.experiments import load_experiment
-from fedcor.outliers import Verdict, judge
-from fedcor.simulation import Simulation
+from fedcor.rounds.defence.update_norms import Verdict, judge
+from fedcor.simulation.build import build_simulation, one_thread
+from fedcor.simulation.experiment_files import load_experiment
+from fedcor.simulation.loop import Simulation
 
 SELECTORS = "random,fedcor,aligned,complement,afl,power_of_choice"
 OPTIMISERS = "fedadam,fedyogi,fedavgm,scaffold,feddyn,fednova,fedexp,fedvarp,mifa,fedrecall"
@@ -44,12 +44,12 @@ def largest_ratio(simulation: Simulation, rounds: int) -> float:
         seen.append(float(verdict.ratios.max(initial=0.0)))
         return verdict
 
-    fedcor.simulation.judged.judge = watched  # type: ignore[attr-defined]
+    fedcor.simulation.update_filter.judge = watched  # type: ignore[attr-defined]
     try:
         for _ in simulation.run(rounds):
             pass
     finally:
-        fedcor.simulation.judged.judge = judge  # type: ignore[attr-defined]
+        fedcor.simulation.update_filter.judge = judge  # type: ignore[attr-defined]
     return max(seen)
 
 

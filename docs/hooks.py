@@ -49,16 +49,16 @@ DATA = [
 
 # Protocols of a user's own parts, and the records that functions return.
 TYPES = [
-    "fedcor.types.SelectorTraits",
-    "fedcor.types.Questions",
-    "fedcor.types.OptimiserTraits",
-    "fedcor.schedules.Schedule",
-    "fedcor.rules.Seats",
-    "fedcor.record.RoundRecord",
-    "fedcor.record.RunRecord",
-    "fedcor.simulation.SimulationState",
-    "fedcor.tracking.Callback",
-    "fedcor.tracking.StartedRun",
+    "fedcor.core.types.SelectorTraits",
+    "fedcor.core.types.Questions",
+    "fedcor.core.types.OptimiserTraits",
+    "fedcor.simulation.schedules.Schedule",
+    "fedcor.rounds.rules.seats.Seats",
+    "fedcor.runs.record.RoundRecord",
+    "fedcor.runs.record.RunRecord",
+    "fedcor.simulation.state.SimulationState",
+    "fedcor.runs.tracking.callback.Callback",
+    "fedcor.runs.tracking.callback.StartedRun",
 ]
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcor.cli import main
-from fedcor.errors import FedcorError
+from fedcor.core.errors import FedcorError
 
 __all__ = ["Called", "call", "guarded", "only_within"]
 

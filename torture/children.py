@@ -115,7 +115,7 @@ def die_at_file_operation(folder: Path, number: int) -> None:
 
 def die_while_writing(number: int, share: float) -> None:
     """Kill this process in its `number`-th checkpoint, when `share` of its bytes are written."""
-    from fedcor import checkpoints
+    from fedcor.runs import checkpoints
 
     write, left = checkpoints.write_arrays, number
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from fedcor.cli import main
-from fedcor.experiments import load_experiment
 from fedcor.optimisers import optimiser_names
-from fedcor.record import RECORD, read_checkpoint
+from fedcor.runs.record import RECORD, read_checkpoint
 from fedcor.selectors import selector_names
+from fedcor.simulation.experiment_files import load_experiment
 from torture.children import Ended, die_at_file_operation, die_while_writing, run_in_child
 from torture.tally import Line, Tally
 
@@ -64,8 +64,8 @@ def subject(experiment: str, selector: str, *changes: str) -> Subject:
 
 def load_before(experiment: str) -> None:
     """Import and load what every child needs, once: children are forks of this process."""
-    from fedcor.build import build_simulation, use_one_thread
-    from fedcor.runner import run
+    from fedcor.runs.runner import run
+    from fedcor.simulation.build import build_simulation, use_one_thread
 
     use_one_thread()
     del run  # imported for the children

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcor.checkpoints import CHECKPOINT, PREVIOUS, parse_checkpoint
-from fedcor.errors import RecordError
-from fedcor.record import RECORD, read_run
+from fedcor.core.errors import RecordError
+from fedcor.runs.checkpoints import CHECKPOINT, PREVIOUS, parse_checkpoint
+from fedcor.runs.record import RECORD, read_run
 from fedcor.selectors import selector_names
 from torture.calls import call
 from torture.crashes import finished, load_before

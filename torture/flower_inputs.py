@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcor.record import read_run
+from fedcor.runs.record import read_run
 from fedcor.selectors import build_selector, selector_names
 from torture.calls import guarded
 from torture.flower_crashes import QUICK, flower_grid

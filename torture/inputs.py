@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcor.checkpoints import CHECKPOINT, parse_checkpoint, save_checkpoint
-from fedcor.data import load
 from fedcor.data.cache import SPECS
+from fedcor.data.datasets import load
 from fedcor.data.formats import READERS
-from fedcor.experiments import load_experiment
-from fedcor.record import RECORD
+from fedcor.runs.checkpoints import CHECKPOINT, parse_checkpoint, save_checkpoint
+from fedcor.runs.record import RECORD
+from fedcor.simulation.experiment_files import load_experiment
 from torture.calls import call, guarded, only_within
 from torture.crashes import load_before
 from torture.damage import arguments

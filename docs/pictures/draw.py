@@ -16,12 +16,12 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from studies.analysis.toy import Toy, play
 
 import fedcor
-from fedcor.analysis.toy import Toy, play
-from fedcor.gp import select
-from fedcor.ledger import ANSWER_BYTES
-from fedcor.report.style import line_style, panel_row
+from fedcor.reporting.plots import line_style, panel_row
+from fedcor.rounds.ledger import ANSWER_BYTES
+from fedcor.selectors.gp.greedy import select
 from fedcor.selectors.matching import match
 
 HERE = Path(__file__).parent

@@ -11,160 +11,141 @@ from typing import TYPE_CHECKING
 from typing import Any as _Any
 
 if TYPE_CHECKING:
-    from fedcor.api import compare, load, run, simulate
-    from fedcor.clock import Devices
-    from fedcor.data import IID, Dirichlet, Shards
-    from fedcor.defence import Defence
-    from fedcor.experiments import Experiment, experiment
-    from fedcor.faults import Faults
-    from fedcor.liars import Liars
-    from fedcor.optimisers import (
-        MIFA,
-        FedAdagrad,
-        FedAdam,
-        FedAvg,
-        FedAvgM,
-        FedDyn,
-        FedExP,
-        FedNova,
-        FedProx,
-        FedRecall,
-        FedStale,
-        FedVARP,
-        FedYogi,
-        GeometricMedian,
-        MultiKrum,
-        Scaffold,
-        TrimmedMean,
-    )
-    from fedcor.results import Result
-    from fedcor.rules import Rules
-    from fedcor.selectors import (
-        AFL,
-        Aligned,
-        Complement,
-        FedCor,
-        Full,
-        Oort,
-        PowerOfChoice,
-        Proxy,
-        Random,
-        RoundRobin,
-        build_selector,
-    )
-    from fedcor.types import Delivery, Federation, Optimiser, Outcome, Population, Selector, State
+    from fedcor.api import compare as compare
+    from fedcor.api import load as load
+    from fedcor.api import run as run
+    from fedcor.api import simulate as simulate
+    from fedcor.core.errors import FedcorError as FedcorError
+    from fedcor.core.types import Delivery as Delivery
+    from fedcor.core.types import Federation as Federation
+    from fedcor.core.types import Optimiser as Optimiser
+    from fedcor.core.types import Outcome as Outcome
+    from fedcor.core.types import Population as Population
+    from fedcor.core.types import Selector as Selector
+    from fedcor.core.types import State as State
+    from fedcor.data.client_data import ClientData as ClientData
+    from fedcor.data.own_data import as_dataset as as_dataset
+    from fedcor.data.partitioners import IID as IID
+    from fedcor.data.partitioners import Dirichlet as Dirichlet
+    from fedcor.data.partitioners import Shards as Shards
+    from fedcor.data.populations import FolderPopulation as FolderPopulation
+    from fedcor.data.populations import SyntheticPopulation as SyntheticPopulation
+    from fedcor.optimisers.adaptive import FedAdagrad as FedAdagrad
+    from fedcor.optimisers.adaptive import FedAdam as FedAdam
+    from fedcor.optimisers.adaptive import FedYogi as FedYogi
+    from fedcor.optimisers.averaging import FedAvg as FedAvg
+    from fedcor.optimisers.averaging import FedAvgM as FedAvgM
+    from fedcor.optimisers.averaging import FedExP as FedExP
+    from fedcor.optimisers.averaging import FedNova as FedNova
+    from fedcor.optimisers.averaging import FedProx as FedProx
+    from fedcor.optimisers.corrections import FedDyn as FedDyn
+    from fedcor.optimisers.corrections import Scaffold as Scaffold
+    from fedcor.optimisers.last_updates import MIFA as MIFA
+    from fedcor.optimisers.last_updates import FedStale as FedStale
+    from fedcor.optimisers.last_updates import FedVARP as FedVARP
+    from fedcor.optimisers.recall import FedRecall as FedRecall
+    from fedcor.optimisers.robust import GeometricMedian as GeometricMedian
+    from fedcor.optimisers.robust import MultiKrum as MultiKrum
+    from fedcor.optimisers.robust import TrimmedMean as TrimmedMean
+    from fedcor.reporting.results import Result as Result
+    from fedcor.rounds.defence.settings import Defence as Defence
+    from fedcor.rounds.rules.declaration import Rules as Rules
+    from fedcor.runs.tracking.callback import Callback as Callback
+    from fedcor.selectors import build_selector as build_selector
+    from fedcor.selectors.afl import AFL as AFL
+    from fedcor.selectors.aligned import Aligned as Aligned
+    from fedcor.selectors.baselines import Full as Full
+    from fedcor.selectors.baselines import Random as Random
+    from fedcor.selectors.baselines import RoundRobin as RoundRobin
+    from fedcor.selectors.complement import Complement as Complement
+    from fedcor.selectors.fedcor import FedCor as FedCor
+    from fedcor.selectors.fedcor import Proxy as Proxy
+    from fedcor.selectors.oort import Oort as Oort
+    from fedcor.selectors.power_of_choice import PowerOfChoice as PowerOfChoice
+    from fedcor.simulation.byzantine import Liars as Liars
+    from fedcor.simulation.clock import Devices as Devices
+    from fedcor.simulation.experiment import Experiment as Experiment
+    from fedcor.simulation.experiment_files import experiment as experiment
+    from fedcor.simulation.faults import Faults as Faults
 
     __version__: str
 
-__all__ = [
-    "AFL",
-    "IID",
-    "MIFA",
-    "Aligned",
-    "Complement",
-    "Defence",
-    "Delivery",
-    "Devices",
-    "Dirichlet",
-    "Experiment",
-    "Faults",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgM",
-    "FedCor",
-    "FedDyn",
-    "FedExP",
-    "FedNova",
-    "FedProx",
-    "FedRecall",
-    "FedStale",
-    "FedVARP",
-    "FedYogi",
-    "Federation",
-    "Full",
-    "GeometricMedian",
-    "Liars",
-    "MultiKrum",
-    "Oort",
-    "Optimiser",
-    "Outcome",
-    "Population",
-    "PowerOfChoice",
-    "Proxy",
-    "Random",
-    "Result",
-    "RoundRobin",
-    "Rules",
-    "Scaffold",
-    "Selector",
-    "Shards",
-    "State",
-    "TrimmedMean",
-    "__version__",
-    "build_selector",
-    "compare",
-    "experiment",
-    "load",
-    "run",
-    "simulate",
-]
-
-# Module -> the names in it. A name is imported when it is first used, so that the package is there
-# at once, and the command line can be interrupted at once.
-_NAMES = {
-    "api": ("compare", "load", "run", "simulate"),
-    "clock": ("Devices",),
-    "data": ("IID", "Dirichlet", "Shards"),
-    "experiments": ("Experiment", "experiment"),
-    "defence": ("Defence",),
-    "faults": ("Faults",),
-    "liars": ("Liars",),
-    "optimisers": (
-        "FedAvg",
-        "FedProx",
-        "FedRecall",
-        "FedAvgM",
-        "FedAdagrad",
-        "FedAdam",
-        "FedYogi",
-        "FedNova",
-        "Scaffold",
-        "FedDyn",
-        "MIFA",
-        "FedVARP",
-        "FedStale",
-        "FedExP",
-        *("TrimmedMean", "GeometricMedian", "MultiKrum"),
-    ),
-    "results": ("Result",),
-    "rules": ("Rules",),
-    "selectors": (
-        *("AFL", "Aligned", "Complement", "FedCor", "Full", "Oort", "PowerOfChoice", "Proxy"),
-        *("Random", "RoundRobin"),
-        "build_selector",
-    ),
-    "types": (
-        *("Delivery", "Federation", "Optimiser", "Outcome"),
-        *("Population", "Selector", "State"),
-    ),
+# Public name -> the module that defines it. A module is imported when one of its names is first
+# used, so that `import fedcor` takes no time.
+_MODULES = {
+    "compare": "fedcor.api",
+    "load": "fedcor.api",
+    "run": "fedcor.api",
+    "simulate": "fedcor.api",
+    "FedcorError": "fedcor.core.errors",
+    "Delivery": "fedcor.core.types",
+    "Federation": "fedcor.core.types",
+    "Optimiser": "fedcor.core.types",
+    "Outcome": "fedcor.core.types",
+    "Population": "fedcor.core.types",
+    "Selector": "fedcor.core.types",
+    "State": "fedcor.core.types",
+    "ClientData": "fedcor.data.client_data",
+    "as_dataset": "fedcor.data.own_data",
+    "IID": "fedcor.data.partitioners",
+    "Dirichlet": "fedcor.data.partitioners",
+    "Shards": "fedcor.data.partitioners",
+    "FolderPopulation": "fedcor.data.populations",
+    "SyntheticPopulation": "fedcor.data.populations",
+    "FedAdagrad": "fedcor.optimisers.adaptive",
+    "FedAdam": "fedcor.optimisers.adaptive",
+    "FedYogi": "fedcor.optimisers.adaptive",
+    "FedAvg": "fedcor.optimisers.averaging",
+    "FedAvgM": "fedcor.optimisers.averaging",
+    "FedExP": "fedcor.optimisers.averaging",
+    "FedNova": "fedcor.optimisers.averaging",
+    "FedProx": "fedcor.optimisers.averaging",
+    "FedDyn": "fedcor.optimisers.corrections",
+    "Scaffold": "fedcor.optimisers.corrections",
+    "MIFA": "fedcor.optimisers.last_updates",
+    "FedStale": "fedcor.optimisers.last_updates",
+    "FedVARP": "fedcor.optimisers.last_updates",
+    "FedRecall": "fedcor.optimisers.recall",
+    "GeometricMedian": "fedcor.optimisers.robust",
+    "MultiKrum": "fedcor.optimisers.robust",
+    "TrimmedMean": "fedcor.optimisers.robust",
+    "Result": "fedcor.reporting.results",
+    "Defence": "fedcor.rounds.defence.settings",
+    "Rules": "fedcor.rounds.rules.declaration",
+    "Callback": "fedcor.runs.tracking.callback",
+    "build_selector": "fedcor.selectors",
+    "AFL": "fedcor.selectors.afl",
+    "Aligned": "fedcor.selectors.aligned",
+    "Full": "fedcor.selectors.baselines",
+    "Random": "fedcor.selectors.baselines",
+    "RoundRobin": "fedcor.selectors.baselines",
+    "Complement": "fedcor.selectors.complement",
+    "FedCor": "fedcor.selectors.fedcor",
+    "Proxy": "fedcor.selectors.fedcor",
+    "Oort": "fedcor.selectors.oort",
+    "PowerOfChoice": "fedcor.selectors.power_of_choice",
+    "Liars": "fedcor.simulation.byzantine",
+    "Devices": "fedcor.simulation.clock",
+    "Experiment": "fedcor.simulation.experiment",
+    "experiment": "fedcor.simulation.experiment_files",
+    "Faults": "fedcor.simulation.faults",
 }
-_MODULES = {name: f"fedcor.{module}" for module, names in _NAMES.items() for name in names}
+__all__ = ["__version__", *_MODULES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> _Any:
     """Import a public name when it is first used."""
     if name == "__version__":
-        found: _Any = importlib.import_module("importlib.metadata").version("fedcor")
+        value: _Any = importlib.import_module("importlib.metadata").version("fedcor")
     elif name in _MODULES:
-        found = getattr(importlib.import_module(_MODULES[name]), name)
+        value = getattr(importlib.import_module(_MODULES[name]), name)
     else:
         text = f"module 'fedcor' has no attribute {name!r}"
         raise AttributeError(text, name=name, obj=importlib.import_module("fedcor"))
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
     """The public names."""
-    return list(__all__)
+    return sorted(__all__)

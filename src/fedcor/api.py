@@ -14,25 +14,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcor.checks import LARGEST_SEED, check_at_least, check_one_of, expand_home
-from fedcor.cluster import CLUSTERS, check_place
-from fedcor.config import suggests
-from fedcor.errors import ConfigError, DataError, FedcorError, MissingExtraError
-from fedcor.experiments import Experiment, Selectors, variants
-from fedcor.experiments import experiment as change
-from fedcor.process_count import count_processes
-from fedcor.processes import check_backend, map_each
-from fedcor.progress import refresh, show_rounds
-from fedcor.record import RoundRecord, RunRecord, count_rounds, read_run, read_runs
-from fedcor.results import Result
-from fedcor.tracking import GivenCallback, check_callbacks
-from fedcor.types import Selector
+from fedcor.core.config import LARGEST_SEED, check_at_least, check_one_of, expand_home, suggests
+from fedcor.core.errors import ConfigError, DataError, FedcorError, MissingExtraError
+from fedcor.core.types import Selector
+from fedcor.reporting.results import Result
+from fedcor.rounds.record_line import RoundRecord
+from fedcor.runs.cluster.address import CLUSTERS, check_place
+from fedcor.runs.processes import check_backend, count_processes, map_each
+from fedcor.runs.progress import refresh, show_rounds
+from fedcor.runs.record import RunRecord, count_rounds, read_run, read_runs
+from fedcor.runs.tracking.callback import GivenCallback
+from fedcor.runs.tracking.session import check_callbacks
+from fedcor.simulation.experiment import Experiment
+from fedcor.simulation.experiment_files import Selectors, variants
+from fedcor.simulation.experiment_files import experiment as change
 
 if TYPE_CHECKING:
-    from fedcor.runner import Job
-    from fedcor.simulation import SimulationState
-
-__all__ = ["compare", "load", "run", "simulate"]
+    from fedcor.runs.runner import Job
+    from fedcor.simulation.state import SimulationState
 
 Update = Callable[[int, str], None]
 
@@ -67,7 +66,7 @@ def run(
             for this machine.
         progress: False shows no progress; it is shown on a terminal and in a notebook.
         callbacks: What hears of the run while it goes on: objects with some of the methods of
-            `fedcor.tracking.Callback`, classes of them, functions of a round's record, or names of
+            `fedcor.runs.tracking.callback.Callback`, classes of them, functions of a round's record, or names of
             trackers, such as "mlflow".
 
     Example:
@@ -86,8 +85,8 @@ def run(
     if address is not None and run_on_flower is None:
         allowed = 'is of a cluster for Flower: choose engine="flower", or compare(backend=...)'
         raise ConfigError("address", address, allowed)
-    from fedcor.runner import run as run_on_simulator  # imports torch: after the checks
-    from fedcor.runner import run_in_memory
+    from fedcor.runs.runner import run as run_on_simulator  # imports torch: after the checks
+    from fedcor.runs.runner import run_in_memory
 
     with _bar(f"{made.name} {made.selector}", made.rounds, progress) as update:
 
@@ -160,7 +159,7 @@ def compare(
         if folder is None and backend not in CLUSTERS:
             work = [(one, seed) for seed in seeds for one in chosen]
             return Result(_run_in_memory(work, place, update, told))
-        from fedcor.runner import compare_jobs
+        from fedcor.runs.runner import compare_jobs
 
         # What comes back from a cluster is kept in files, here, until all of it is there.
         with tempfile.TemporaryDirectory() as temporary:
@@ -227,7 +226,7 @@ def _experiment(
 
 
 def _rounds(made: Experiment, seed: int) -> Iterator[tuple[RoundRecord, SimulationState]]:
-    from fedcor.build import build_simulation, one_thread
+    from fedcor.simulation.build import build_simulation, one_thread
 
     with one_thread():
         yield from build_simulation(made, seed).run(made.rounds)
@@ -273,7 +272,7 @@ class _Place:
 def _run_in_folder(
     todo: list[Job], rounds: int, place: _Place, update: Update, *, in_memory: bool
 ) -> list[RunRecord]:
-    from fedcor.runner import run_jobs
+    from fedcor.runs.runner import run_jobs
 
     finished: list[Job] = []
 
@@ -318,7 +317,7 @@ class _Task:
 
 
 def _run_task(task: _Task) -> RunRecord:
-    from fedcor.runner import run_in_memory
+    from fedcor.runs.runner import run_in_memory
 
     def note(record: RoundRecord) -> None:  # noqa: ARG001
         if task.note.parent.exists():  # not on another machine

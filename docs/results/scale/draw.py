@@ -9,7 +9,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from fedcor.report.style import PALETTE, Figure, panel_row
+from fedcor.reporting.plots import PALETTE, Figure, panel_row
 
 HERE = Path(__file__).parent
 LINES = {

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcor.data import Partition, load
-from fedcor.errors import ConfigError
-from fedcor.rng import stream
+from fedcor.core.errors import ConfigError
+from fedcor.core.rng import stream
+from fedcor.data.datasets import load
+from fedcor.data.partition import Partition
 
 torch.set_num_threads(1)
 

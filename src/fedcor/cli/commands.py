@@ -1,46 +1,89 @@
-"""The commands: each calls the library with what was parsed, and prints.
-
-What a command needs is imported when it runs, so that help and refusals come at once.
-"""
+"""A comparison as lines for a shell, one per run: what a job array needs."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcor.cli.dry_run import check_dry_run, print_runs
-from fedcor.cli.output import last_score, print_finished, print_who, warn_about_warmup
 from fedcor.cli.reports import (
     DEFAULT_PAGE,
     check_plot,
+    last_score,
     plot_aside,
+    print_finished,
+    print_who,
     show_comparison,
+    warn_about_warmup,
     write_page,
 )
-from fedcor.cluster import check_place
-from fedcor.errors import ConfigError, MissingExtraError
-from fedcor.progress import refresh, show_download, show_rounds
-from fedcor.record import RoundRecord, count_rounds
-from fedcor.tracking import check_callbacks
+from fedcor.core.errors import ConfigError, MissingExtraError
+from fedcor.rounds.record_line import RoundRecord
+from fedcor.runs.cluster.address import check_place
+from fedcor.runs.progress import refresh, show_download, show_rounds
+from fedcor.runs.record import count_rounds
+from fedcor.runs.tracking.session import check_callbacks
 
 if TYPE_CHECKING:
-    from fedcor.experiments import Experiment
-    from fedcor.runner import Job
+    from fedcor.runs.runner import Job
+    from fedcor.simulation.experiment import Experiment
 
-__all__ = [
-    "PAPER_SELECTORS",
-    "compare",
-    "data_fetch",
-    "data_list",
-    "demo",
-    "reproduce",
-    "run",
-]
+# Trackers with one store for all runs -> a variable that names a store elsewhere, and its value.
+_STORES = {
+    "mlflow": ("MLFLOW_TRACKING_URI", "the store's address"),
+    "wandb": ("WANDB_MODE", "online"),
+}
+
+
+def check_dry_run(options: argparse.Namespace) -> None:
+    """Refuse what needs the results of the runs, or all runs in one command."""
+    if not options.dry_run:
+        return
+    for flag in ("plot", "html"):
+        given = getattr(options, flag)
+        if given is not None:
+            allowed = "cannot be made before the runs; use fedcor report when they are done"
+            raise ConfigError(flag, str(given), allowed)
+    for tracker in options.track:
+        variable, value = _STORES.get(tracker, ("", ""))
+        if variable and os.environ.get(variable, "offline") in ("", "offline"):
+            allowed = (
+                f"each line would make a store of its own: set {variable} to {value}, here and "
+                "where the lines run; or leave it out, and when the runs are done, give this "
+                "command with --resume in place of --dry-run"
+            )
+            raise ConfigError("callbacks", tracker, allowed)
+
+
+def print_runs(options: argparse.Namespace, jobs: Sequence[Job]) -> None:
+    """Print the command of each run: with the settings, the folder and the seed of `jobs`.
+
+    `--jobs`, `--backend` and `--address` are left out: they say where runs go, which is left to
+    whoever runs the lines. `--resume` is added, so that a line can be run again.
+    """
+    # Joined by `=`, a value may begin with a dash.
+    shared = [f"--set={change}" for change in options.changes]
+    if options.rounds is not None:
+        shared += ["--rounds", str(options.rounds)]
+    shared += [word for tracker in options.track for word in ("--track", tracker)]
+    experiment = options.experiment
+    if experiment.startswith("-"):
+        experiment = f"./{experiment}"
+    for job in jobs:
+        own = ["--selector", job.experiment.selector, "--seed", str(job.seed)]
+        words = ["fedcor", "run", experiment, *own, *shared, "--resume"]
+        print(shlex.join([*words, f"--out={job.out}"]))
+
+
+# The commands: each calls the library with what was parsed, and prints.
+#
+# What a command needs is imported when it runs, so that help and refusals come at once.
+
 
 # What the demo takes on a laptop's core: to start processes, and for a round.
 START_SECONDS, ROUND_SECONDS = 8.0, 0.008
@@ -49,9 +92,9 @@ PAPER_SELECTORS = ("random", "afl", "power_of_choice", "fedcor")  # those that t
 
 def demo(options: argparse.Namespace) -> None:
     """Six selectors on the embedded digits, three seeds."""
-    from fedcor.experiments import load_experiment
-    from fedcor.runner import compare_jobs
+    from fedcor.runs.runner import compare_jobs
     from fedcor.selectors import DEFAULT_SELECTOR
+    from fedcor.simulation.experiment_files import load_experiment
 
     check_plot(options.plot)
     selectors, seeds = [*PAPER_SELECTORS, "complement", DEFAULT_SELECTOR], [1, 2, 3]
@@ -68,7 +111,7 @@ def demo(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """One run of an experiment."""
-    from fedcor.experiments import load_experiment
+    from fedcor.simulation.experiment_files import load_experiment
 
     # Checked before torch is imported, so that a mistake is refused at once.
     experiment = load_experiment(options.experiment, _changes(options), options.selector)
@@ -96,7 +139,7 @@ def run(options: argparse.Namespace) -> None:
 
 def compare(options: argparse.Namespace) -> None:
     """Several selectors on several seeds."""
-    from fedcor.experiments import load_experiment
+    from fedcor.simulation.experiment_files import load_experiment
 
     experiment = load_experiment(options.experiment, _changes(options), options.selectors[0])
     variants = [experiment.with_selector(name) for name in options.selectors]
@@ -104,7 +147,7 @@ def compare(options: argparse.Namespace) -> None:
     check_dry_run(options)
     check_place(options.backend, options.address)
     callbacks = check_callbacks(options.track, Path())
-    from fedcor.runner import compare_jobs  # imports torch: after the checks
+    from fedcor.runs.runner import compare_jobs  # imports torch: after the checks
 
     for variant in variants:
         warn_about_warmup(variant)
@@ -131,47 +174,14 @@ def compare(options: argparse.Namespace) -> None:
         print(write_page(out, options.html), file=sys.stderr)
 
 
-def reproduce(options: argparse.Namespace) -> None:
-    """The paper's table and figures, and what goes beyond them."""
-    from fedcor.reproduce import Plan
-    from fedcor.reproduce import reproduce as reproduce_experiment
-
-    given = {"settings": options.settings} if options.settings else {}
-    check_place(options.backend, options.address)
-    plan = Plan(
-        options.out,
-        show_rounds,
-        dataset=options.dataset,
-        seeds=options.seeds,
-        rounds=options.rounds,
-        jobs=options.jobs,
-        backend=options.backend,
-        address=options.address,
-        selections=options.selections,
-        device=options.device,
-        track=check_callbacks(options.track, options.out),
-        **given,
-    )
-    plan = plan.quick() if options.quick else plan
-    for path in reproduce_experiment(options.what, plan):
-        print(path)
-        if path.suffix == ".md":
-            print(path.read_text(encoding="utf-8"))
-    if options.html is not None:
-        from fedcor.reproduce.page import write_page as write_reproduced
-
-        file = plan.out / DEFAULT_PAGE.name if options.html == DEFAULT_PAGE else options.html
-        page = write_reproduced(plan.out, file)
-        print(f"no page: {options.what} has no runs to show" if page is None else page)
-
-
 def data_list(options: argparse.Namespace) -> None:  # noqa: ARG001
     """The data sets, and whether they are present."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from fedcor.data import available, cache_dir
+    from fedcor.data.cache import cache_dir
+    from fedcor.data.datasets import available
 
     table = Table(box=None, pad_edge=False)
     for title in ("name", "what", "downloaded", "next step"):
@@ -187,7 +197,7 @@ def data_list(options: argparse.Namespace) -> None:  # noqa: ARG001
 
 def data_fetch(options: argparse.Namespace) -> None:
     """Download a data set."""
-    from fedcor.data import fetch
+    from fedcor.data.downloads import fetch
 
     with show_download() as update:
         path = fetch(options.name, options.source, update)
@@ -207,13 +217,13 @@ def _engine(name: str, address: str | None) -> Callable[..., None]:
     if address is not None:
         allowed = "needs --engine flower; to run on a cluster, use fedcor compare --backend"
         raise ConfigError("address", address, allowed)
-    from fedcor.runner import run as run_on_simulator
+    from fedcor.runs.runner import run as run_on_simulator
 
     return run_on_simulator
 
 
 def _default_folder(experiment: Experiment, engine: str, seed: int) -> Path:
-    from fedcor.runner import folder_name
+    from fedcor.runs.runner import folder_name
 
     name = experiment.name if engine == "simulator" else f"{experiment.name}-{engine}"
     return Path("runs") / name / folder_name(experiment.selector_label) / f"seed-{seed}"
@@ -250,8 +260,8 @@ def _run_all(
     *,
     quiet: bool = False,
 ) -> None:
-    from fedcor.process_count import count_processes
-    from fedcor.runner import run_jobs
+    from fedcor.runs.processes import count_processes
+    from fedcor.runs.runner import run_jobs
 
     processes = count_processes(wanted, backend)
 

@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "COMPARE_EXAMPLES",
-    "DEMO_EXAMPLES",
-    "EXAMPLES",
-    "EXPLAIN_EXAMPLES",
-    "REPORT_EXAMPLES",
-    "REPRODUCE_EXAMPLES",
-    "RUN_EXAMPLES",
-    "WATCH_EXAMPLES",
-]
-
 EXAMPLES = """examples:
   fedcor demo                                         six selectors compared, in under a minute
   fedcor data fetch fmnist                            download a data set and verify it
@@ -51,12 +40,4 @@ WATCH_EXAMPLES = """examples:
 """
 EXPLAIN_EXAMPLES = """examples:
   fedcor explain runs/demo/fedcor/seed-1 --round 40
-"""
-REPRODUCE_EXAMPLES = """examples:
-  fedcor reproduce all --quick         everything, as a rehearsal
-  fedcor reproduce table1 --jobs 2     60 runs of 500 rounds; can be interrupted and run again
-  fedcor reproduce beyond --jobs 2     the selector `complement`: its gain, its parts, its limits
-  fedcor reproduce memory --seeds 31-35 --jobs 2
-                                       `aligned` with FedRecall, on seeds that nothing was chosen on
-  fedcor reproduce table1 --dataset cifar10 --settings 2spc --seeds 1 --rounds 600
 """

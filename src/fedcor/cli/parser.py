@@ -1,4 +1,4 @@
-"""The arguments of every command, with their help."""
+"""Texts of the command line to values, each refused with what is allowed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedcor.cli.arguments import parse_count, parse_folder, parse_jobs, parse_names, parse_seeds
 from fedcor.cli.commands import (
     PAPER_SELECTORS,
     compare,
     data_fetch,
     data_list,
     demo,
-    reproduce,
     run,
 )
 from fedcor.cli.examples import (
@@ -24,20 +22,73 @@ from fedcor.cli.examples import (
     EXAMPLES,
     EXPLAIN_EXAMPLES,
     REPORT_EXAMPLES,
-    REPRODUCE_EXAMPLES,
     RUN_EXAMPLES,
     WATCH_EXAMPLES,
 )
 from fedcor.cli.reports import DEFAULT_PAGE, DEFAULT_PLOT, explain, report, watch
-from fedcor.cluster import CLUSTERS
-from fedcor.data import available
+from fedcor.core.config import expand_home
+from fedcor.core.errors import ConfigError
 from fedcor.data.cache import SPECS
-from fedcor.experiments import preset_names
-from fedcor.reproduce import NAMES
+from fedcor.runs.cluster.address import CLUSTERS
+from fedcor.runs.tracking.session import tracker_names
 from fedcor.selectors import DEFAULT_SELECTOR, selector_names
-from fedcor.tracking import tracker_names
+from fedcor.simulation.experiment_files import preset_names
 
-__all__ = ["build_parser"]
+_LARGEST = 2**31
+_MOST_SEEDS = 10_000
+
+
+def parse_count(text: str) -> int:
+    """A whole number from 0 on."""
+    if not text.isdecimal() or (value := int(text)) > _LARGEST:
+        allowed = f"is not a whole number from 0 to {_LARGEST}"
+        raise argparse.ArgumentTypeError(f"{text!r} {allowed}")
+    return value
+
+
+def parse_jobs(text: str) -> int:
+    """A number of processes."""
+    if not text.isdecimal() or not 1 <= (value := int(text)) <= _LARGEST:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be at least 1 (a whole number)")
+    return value
+
+
+def parse_folder(text: str) -> Path:
+    """A path, with `~` for the home folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the name of the folder is empty")
+    try:
+        return expand_home("folder", text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error.allowed}") from None
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`1-5` or `1,2,7` to the seeds, each once."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        low, dash, high = part.partition("-")
+        first, last = parse_count(low), parse_count(high if dash else low)
+        seeds += range(first, min(last, first + _MOST_SEEDS) + 1)
+    if not seeds or len(seeds) > _MOST_SEEDS or len(set(seeds)) < len(seeds):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is empty, repeats a seed, or has over {_MOST_SEEDS} seeds; use 1-5 or 1,2,7"
+        )
+    return seeds
+
+
+def parse_names(text: str) -> list[str]:
+    """`a,b,c` to the names, each once."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} has an empty or repeated name; separate names by commas"
+        )
+    return names
+
+
+# The arguments of every command, with their help.
+
 
 # Parameters that errors of the library name -> what was typed.
 EXPERIMENT_FLAGS = {
@@ -50,9 +101,6 @@ EXPERIMENT_FLAGS = {
     "address": "--address",
     "html": "--html",
 }
-PLAN_FLAGS = {key: f"--{key}" for key in ("dataset", "settings", "seeds", "jobs")}
-PLAN_FLAGS |= {"training.rounds": "--rounds", "training.device": "--device"}
-PLAN_FLAGS |= {"callbacks": "--track", "address": "--address"}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -69,7 +117,6 @@ def build_parser() -> argparse.ArgumentParser:
     _add_demo(actions)
     _add_run(actions)
     _add_compare(actions)
-    _add_reproduce(actions)
     _add_report(actions)
     _add_watch(actions)
     _add_explain(actions)
@@ -97,7 +144,7 @@ def _add_demo(actions: Any) -> None:
         default=Path("runs/demo"),
         help="folder for the runs (default: %(default)s)",
     )
-    _add_jobs(parser, os.cpu_count() or 1, "all cores")
+    add_jobs(parser, os.cpu_count() or 1, "all cores")
     _add_plot(parser, "OUT")
     parser.set_defaults(command=demo, flags={"plot": "--plot"})
 
@@ -138,16 +185,16 @@ def _add_compare(actions: Any) -> None:
         default=papers,
         help=f"names separated by commas (default: {','.join(papers)})",
     )
-    _add_seeds(parser, 3)
-    _add_jobs(parser)
-    _add_backend(parser)
+    add_seeds(parser, 3)
+    add_jobs(parser)
+    add_backend(parser)
     parser.add_argument(
         "--dry-run",
         action="store_true",
         help="run nothing, and print one `fedcor run` line per run, for a job array",
     )
     _add_plot(parser, "OUT")
-    _add_html(parser, "OUT")
+    add_html(parser, "OUT")
     parser.set_defaults(command=compare)
 
 
@@ -171,11 +218,12 @@ def _add_experiment(parser: argparse.ArgumentParser) -> None:
         "--out", type=parse_folder, help="folder for the result (default: a folder in runs/)"
     )
     parser.add_argument("--resume", action="store_true", help="resume the runs in the folder")
-    _add_track(parser)
+    add_track(parser)
     parser.set_defaults(flags=EXPERIMENT_FLAGS)
 
 
-def _add_track(parser: argparse.ArgumentParser) -> None:
+def add_track(parser: argparse.ArgumentParser) -> None:
+    """Add `--track`."""
     parser.add_argument(
         "--track",
         type=parse_names,
@@ -187,7 +235,8 @@ def _add_track(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_seeds(parser: argparse.ArgumentParser, last: int) -> None:
+def add_seeds(parser: argparse.ArgumentParser, last: int) -> None:
+    """Add `--seeds`, by default 1 to `last`."""
     parser.add_argument(
         "--seeds",
         type=parse_seeds,
@@ -196,11 +245,12 @@ def _add_seeds(parser: argparse.ArgumentParser, last: int) -> None:
     )
 
 
-def _add_jobs(
+def add_jobs(
     parser: argparse.ArgumentParser,
     default: int | None = None,
     default_name: str = "1; on a cluster, as many as it can run",
 ) -> None:
+    """Add `--jobs`."""
     parser.add_argument(
         "--jobs",
         type=parse_jobs,
@@ -209,7 +259,8 @@ def _add_jobs(
     )
 
 
-def _add_backend(parser: argparse.ArgumentParser) -> None:
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    """Add `--backend` and `--address`."""
     parser.add_argument(
         "--backend",
         choices=["loky", *CLUSTERS],
@@ -228,58 +279,6 @@ def _add_address(parser: argparse.ArgumentParser, whose: str, default: str) -> N
     )
 
 
-def _add_reproduce(actions: Any) -> None:
-    help = "reproduce the paper's table and figures, and the results beyond the paper"
-    parser = _add_command(actions, "reproduce", help, REPRODUCE_EXAMPLES)
-    parser.add_argument("what", metavar="WHAT", choices=NAMES, help=", ".join(NAMES))
-    parser.add_argument(
-        "--dataset",
-        default="fmnist",
-        help=f"{', '.join(entry.name for entry in available())} (default: %(default)s)",
-    )
-    # The paper's settings are named in its presets: <data set>-<setting>.
-    settings = sorted({setting for _, dash, setting in _split_presets() if dash})
-    parser.add_argument(
-        "--settings",
-        type=parse_names,
-        help=f"some of {','.join(settings)}: one or two shards per client, or Dirichlet "
-        "(default: all)",
-    )
-    _add_seeds(parser, 5)
-    parser.add_argument(
-        "--rounds", type=parse_count, help="number of rounds (default: the experiment's own)"
-    )
-    parser.add_argument(
-        "--selections",
-        type=parse_count,
-        default=1000,
-        help="random selections to measure per round (default: %(default)s)",
-    )
-    _add_jobs(parser)
-    _add_backend(parser)
-    _add_track(parser)
-    parser.add_argument(
-        "--device", help="cpu, cuda, mps, or auto for what the machine has (default: cpu)"
-    )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="a rehearsal on the built-in digits: two seeds, at most 30 rounds",
-    )
-    parser.add_argument(
-        "--out",
-        type=parse_folder,
-        default=Path("runs/reproduce"),
-        help="folder for the results, where earlier work is resumed (default: %(default)s)",
-    )
-    _add_html(parser, "OUT")
-    parser.set_defaults(command=reproduce, flags=PLAN_FLAGS)
-
-
-def _split_presets() -> list[tuple[str, str, str]]:
-    return [name.partition("-") for name in preset_names()]
-
-
 def _add_report(actions: Any) -> None:
     help = "compare the runs in a folder, finished or not: verdict, table and curves"
     parser = _add_command(actions, "report", help, REPORT_EXAMPLES)
@@ -293,7 +292,7 @@ def _add_report(actions: Any) -> None:
         "train/NAME, evaluate/NAME or server/NAME (default: accuracy; loss where there is none)",
     )
     _add_plot(parser, "DIR")
-    _add_html(parser, "DIR")
+    add_html(parser, "DIR")
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--full", action="store_true", help="print every headline number with its interval"
@@ -318,7 +317,8 @@ def _add_plot(parser: argparse.ArgumentParser, folder: str) -> None:
     )
 
 
-def _add_html(parser: argparse.ArgumentParser, folder: str) -> None:
+def add_html(parser: argparse.ArgumentParser, folder: str) -> None:
+    """Add `--html`."""
     parser.add_argument(
         "--html",
         nargs="?",

@@ -1,34 +1,124 @@
-"""The commands that read runs: `report` and `explain`; and what a comparison ends with."""
+"""What commands print: finished runs, verdicts and tables, warnings."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcor.cli.output import print_full, print_screen
-from fedcor.errors import ConfigError, RecordError
-from fedcor.record import read_run, read_runs
+from rich.console import Console
+
+from fedcor.core.errors import ConfigError, RecordError
+from fedcor.core.text import one_line
+from fedcor.core.types import selector_traits
+from fedcor.runs.record import RunRecord, read_run, read_runs
 
 if TYPE_CHECKING:
-    from fedcor.page.watch import Follower
-    from fedcor.report.summary import Summary
+    from fedcor.reporting.page.watch import Follower
+    from fedcor.reporting.summary import Summary
+    from fedcor.simulation.experiment import Experiment
 
-__all__ = [
-    "DEFAULT_PAGE",
-    "DEFAULT_PLOT",
-    "check_plot",
-    "explain",
-    "plot_aside",
-    "report",
-    "show_comparison",
-    "watch",
-    "write_page",
-]
+
+class _Console(Console):
+    """A console that leaves it to `main` to end when whoever reads the output has ended."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def print_who(experiment: Experiment) -> None:
+    """Who selects and who aggregates; on a terminal, as other programs read it in the result."""
+    if sys.stdout.isatty():
+        from fedcor.reporting.series import optimiser_title
+
+        aggregating = optimiser_title(experiment.describe()["optimiser"]["name"])
+        print(
+            one_line(f"{experiment.name}: {experiment.selector} selects, {aggregating} aggregates")
+        )
+
+
+def print_finished(folder: Path, terminal: bool) -> None:
+    """A finished run as one line: JSON for other programs, a sentence on a terminal."""
+    run = read_run(folder)
+    idle = sum(not entry.get("participated") for entry in run.rounds)
+    if idle:
+        where = f"in {idle} of {len(run.rounds)} rounds"
+        _warn(f"{folder}: {where} nobody delivered a usable update")
+    if terminal:
+        last = run.rounds[-1]
+        score = last_score(last.get("test_accuracy"), last.get("test_loss"))
+        print(f"{folder}: {len(run.rounds)} rounds, test {score}")
+        return
+    line = {
+        "run": str(folder),
+        "selector": run.header["selector"],
+        "optimiser": (run.header["config"].get("optimiser") or {}).get("name"),
+        "seed": run.header["seed"],
+        "rounds": len(run.rounds),
+        **_scores(run),
+    }
+    print(json.dumps(line), flush=True)
+
+
+def last_score(accuracy: float | None, loss: float | None) -> str:
+    """`accuracy 0.812`; the loss where there is no accuracy."""
+    for name, value, digits in (("accuracy", accuracy, ".3f"), ("loss", loss, ".4g")):
+        if value is not None and math.isfinite(value):
+            return f"{name} {value:{digits}}"
+    return "loss not finite"
+
+
+def _scores(run: RunRecord) -> dict[str, float | None]:
+    """Mean over rounds and last value of the accuracy; of the loss where there is no accuracy."""
+    for name in ("accuracy", "loss"):
+        values = [entry.get(f"test_{name}") for entry in run.rounds]
+        known = [value for value in values if value is not None]
+        if known or name == "loss":
+            mean = sum(known) / len(known) if known else None
+            return {f"mean_{name}": mean, f"test_{name}": values[-1]}
+    return {}
+
+
+def print_screen(summary: Summary, *, curve: bool = True) -> None:
+    """Verdict, one table and a small curve for each experiment; in colour on a terminal."""
+    from fedcor.reporting.screen import screen
+
+    console = _Console()
+    shown = screen(summary, ascii=console.options.ascii_only, curve=curve)
+    console.print(shown, soft_wrap=True)
+
+
+def print_full(summary: Summary) -> None:
+    """Every headline metric, with its intervals and paired differences."""
+    from fedcor.reporting.tables import render
+
+    console = _Console()
+    console.width = max(console.width, 80)  # columns would be lost in less
+    render(summary, console)
+
+
+def warn_about_warmup(experiment: Experiment) -> None:
+    """Warns if the run ends before the selector's own rule begins."""
+    warmup = selector_traits(experiment.build_selector()).warmup
+    rounds = experiment.rounds
+    if warmup >= rounds:
+        _warn(
+            f"warning: {experiment.selector} chooses at random in its first {warmup} rounds, "
+            f"but this run has only {rounds}: set a shorter warmup, or run more rounds"
+        )
+
+
+def _warn(message: str) -> None:
+    print(f"fedcor: {one_line(message, None)}", file=sys.stderr)
+
+
+# The commands that read runs: `report` and `explain`; and what a comparison ends with.
+
 
 DEFAULT_PLOT = Path("DIR/curves.png")  # in the folder of the runs
 DEFAULT_PAGE = Path("DIR/report.html")
@@ -36,8 +126,8 @@ DEFAULT_PAGE = Path("DIR/report.html")
 
 def report(options: argparse.Namespace) -> None:
     """The verdict on runs, and what it rests on."""
-    from fedcor.report.markup import to_latex
-    from fedcor.report.tables import to_csv, to_json
+    from fedcor.reporting.screen import to_latex
+    from fedcor.reporting.tables import to_csv, to_json
 
     summary = _summary(options.folder, options.baseline, options.metric)
     pictures = [] if options.plot is None else _plot(summary, options.folder, options.plot)
@@ -62,8 +152,8 @@ def report(options: argparse.Namespace) -> None:
 
 def _print_faults(folder: Path) -> None:
     """What went wrong with clients, and who lied: a line for each run or simulated selector."""
-    from fedcor.report.names import clean
-    from fedcor.report.notes import faults_note, liars_note, missing_notes
+    from fedcor.reporting.names import clean
+    from fedcor.reporting.notes import faults_note, liars_note, missing_notes
 
     runs = read_runs(folder)
     found = [note for run in runs for say in (faults_note, liars_note) if (note := say(run))]
@@ -89,8 +179,9 @@ def write_page(
     folder: Path, file: Path, baseline: str | None = None, measure: str | None = None
 ) -> Path:
     """Write the page of the runs in `folder`; returns its file."""
-    from fedcor.files import write_whole
-    from fedcor.page import page_data, render_page
+    from fedcor.core.files import write_whole
+    from fedcor.reporting.page.data import page_data
+    from fedcor.reporting.page.render import render_page
 
     path = folder / DEFAULT_PAGE.name if file == DEFAULT_PAGE else file
     write_whole(path, render_page(page_data(read_runs(folder), baseline, measure)))
@@ -99,7 +190,7 @@ def write_page(
 
 def watch(options: argparse.Namespace) -> None:
     """Serve the page of a folder on this machine, until Ctrl-C."""
-    from fedcor.page.watch import Follower, PageServer
+    from fedcor.reporting.page.watch import Follower, PageServer
 
     follower = Follower(options.folder, options.baseline, options.metric)
     if not options.folder.is_dir():
@@ -130,13 +221,13 @@ def _wait_for_run(follower: Follower, folder: Path) -> None:
 def check_plot(plot: Path | None) -> None:
     """Refuse a picture that cannot be drawn before anything is run."""
     if plot is not None:
-        from fedcor.report.plots import check_format
+        from fedcor.reporting.plots import check_format
 
         check_format(plot)
 
 
 def _summary(folder: Path, baseline: str | None = None, measure: str | None = None) -> Summary:
-    from fedcor.report.summary import summarise
+    from fedcor.reporting.summary import summarise
 
     return summarise(read_runs(folder), baseline, measure)
 
@@ -146,7 +237,7 @@ def _plot(summary: Summary, folder: Path, file: Path) -> list[Path]:
 
     One without anything to draw is left out, and said.
     """
-    from fedcor.report.plots import cannot_draw, plot_experiment, save_plot
+    from fedcor.reporting.plots import cannot_draw, plot_experiment, save_plot
 
     path = folder / "curves.png" if file == DEFAULT_PLOT else file
     written = []
@@ -172,8 +263,8 @@ def explain(options: argparse.Namespace) -> None:
     """A selector's reasons in one round."""
     from rich.console import Console
 
-    from fedcor.report.explain import explanation
-    from fedcor.report.explain_text import render_explanation
+    from fedcor.reporting.explanations import explanation
+    from fedcor.reporting.reason_texts import render_explanation
 
     found = explanation(read_run(options.folder), options.round)
     if options.json:

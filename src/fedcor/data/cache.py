@@ -21,22 +21,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedcor.checks import expand_home
-from fedcor.errors import DataError, FedcorError
-from fedcor.foreign import one_line
-from fedcor.types import Array
-
-__all__ = [
-    "SPECS",
-    "ArraySpec",
-    "RawArrays",
-    "cache_dir",
-    "cache_file",
-    "is_intact",
-    "read_cache",
-    "read_npz",
-    "store",
-]
+from fedcor.core.config import expand_home
+from fedcor.core.errors import DataError, FedcorError
+from fedcor.core.text import one_line
+from fedcor.core.types import Array
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 # One array for each of KEYS.

@@ -14,26 +14,11 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from fedcor.core.describe import Described, describe, describe_array
+from fedcor.core.errors import ConfigError, DataError
+from fedcor.core.types import Array, IntArray
 from fedcor.data.datasets import Dataset, Samples
-from fedcor.data.own_samples import (
-    are_pixels,
-    as_samples,
-    check_same_shapes,
-    count_of,
-    to_array,
-)
-from fedcor.describe import Described, describe, describe_array
-from fedcor.errors import ConfigError, DataError
-from fedcor.types import Array, IntArray
-
-__all__ = [
-    "ClientData",
-    "PerClient",
-    "as_client_data",
-    "check_loaded",
-    "describe_clients",
-    "is_client_data",
-]
+from fedcor.data.own_samples import are_pixels, as_samples, check_same_shapes, count_of, to_array
 
 # Characters of a description in a record. Of a longer one, as of a list of files, it has a digest.
 _LONGEST = 10_000

@@ -14,11 +14,9 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import numpy.typing as npt
 
+from fedcor.core.errors import DataError, MissingExtraError
+from fedcor.core.text import one_line
 from fedcor.data.cache import SPECS, RawArrays
-from fedcor.errors import DataError, MissingExtraError
-from fedcor.foreign import one_line
-
-__all__ = ["LARGEST", "READERS"]
 
 # Bytes: no file of any source is larger.
 LARGEST = 1 << 28

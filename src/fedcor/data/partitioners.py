@@ -14,23 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedcor.config import build_dataclass, plain_keywords
+from fedcor.core.config import build_dataclass, plain_keywords
+from fedcor.core.describe import Described, describe_array
+from fedcor.core.errors import ConfigError, DataError
+from fedcor.core.registry import Registry
+from fedcor.core.types import Array, IntArray
 from fedcor.data.partition import Kind, Partition
-from fedcor.describe import Described, describe_array
-from fedcor.errors import ConfigError, DataError
-from fedcor.plugins import Registry
-from fedcor.types import Array, IntArray
-
-__all__ = [
-    "IID",
-    "PARTITIONS",
-    "Dirichlet",
-    "OwnParts",
-    "Partitioner",
-    "Shards",
-    "as_partition",
-    "check_parts",
-]
 
 
 class Partitioner(Protocol):

@@ -24,14 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from fedcor.checks import check_at_least, check_between, expand_home
-from fedcor.config import plain_keywords
-from fedcor.describe import Described, reference
-from fedcor.errors import DataError
-from fedcor.rng import stream
-from fedcor.types import Array, FloatArray, IntArray
-
-__all__ = ["FolderPopulation", "SyntheticPopulation"]
+from fedcor.core.config import check_at_least, check_between, expand_home, plain_keywords
+from fedcor.core.describe import Described, reference
+from fedcor.core.errors import DataError
+from fedcor.core.rng import stream
+from fedcor.core.types import Array, FloatArray, IntArray
 
 _LARGEST = 1e3  # of alpha and beta
 _TESTED = 20  # samples of each client that is tested on

@@ -20,17 +20,17 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from fedcor.errors import MissingExtraError
+from fedcor.core.errors import MissingExtraError
 
 if find_spec("flwr") is None:
     raise MissingExtraError("flwr", "flower")
 
-from fedcor.flower.candidates import is_candidate
 from fedcor.flower.client import answers_probes
 from fedcor.flower.entry_points import FedCorStrategy, select_with
 from fedcor.flower.optimiser_strategy import OptimiserStrategy
 from fedcor.flower.settings import SelectionSettings
 from fedcor.flower.strategy import SelectingStrategy
+from fedcor.flower.strategy_memory import is_candidate
 
 __all__ = [
     "FedCorStrategy",

@@ -8,19 +8,19 @@ from typing import Any, Literal
 
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from fedcor.config import suggests
-from fedcor.defence import Defence, as_defence
-from fedcor.errors import ConfigError
+from fedcor import selectors
+from fedcor.core.config import suggests
+from fedcor.core.errors import ConfigError
+from fedcor.core.types import Selector, selector_traits
 from fedcor.flower.optimiser_strategy import OptimiserStrategy
 from fedcor.flower.settings import SelectionSettings
 from fedcor.flower.strategy import SelectingStrategy
-from fedcor.record import RoundRecord
-from fedcor.rules import Bounds, ClientsPerRound, Eligible, Rules
-from fedcor.selectors import FedCor, build_selector, registry
-from fedcor.tracking import GivenCallback
-from fedcor.types import Selector, selector_traits
-
-__all__ = ["FedCorStrategy", "select_with"]
+from fedcor.rounds.defence.settings import Defence, as_defence
+from fedcor.rounds.record_line import RoundRecord
+from fedcor.rounds.rules.declaration import Bounds, ClientsPerRound, Eligible, Rules
+from fedcor.runs.tracking.callback import GivenCallback
+from fedcor.selectors import build_selector
+from fedcor.selectors.fedcor import FedCor
 
 _Settings = SelectionSettings  # whose defaults are those of the keywords
 
@@ -204,7 +204,7 @@ def select_with(
         if first is None:
             where = "where no selector is" if selector is None else "with a selector's name"
             raise ConfigError("clients_per_round", None, f"must be given {where}")
-        chosen = build_selector(selector or registry.DEFAULT_SELECTOR, first)
+        chosen = build_selector(selector or selectors.DEFAULT_SELECTOR, first)
     elif clients_per_round is not None and schedule is None:
         allowed = "is set by the selector that you gave"
         raise ConfigError("clients_per_round", clients_per_round, allowed)

@@ -15,14 +15,13 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from fedcor.flower.alike import compare_replies, log_left_out, with_common_metrics
-from fedcor.flower.capped import cap_evaluations
-from fedcor.flower.exchange import Exchange
-from fedcor.flower.grids import SomeNodes, limited
+from fedcor.flower.exchange import Exchange, Holders, SomeNodes, limited, renewed, slim
+from fedcor.flower.federation_state import CurrentModel, SeenReplies
 from fedcor.flower.logs import true_numbers
-from fedcor.flower.messages import Holders, renewed, slim
-from fedcor.flower.numbering import flower_round
-from fedcor.flower.screen import (
+from fedcor.flower.protocol import flower_round
+from fedcor.flower.reply_filter import cap_evaluations
+from fedcor.flower.reply_schema import compare_replies, log_left_out, with_common_metrics
+from fedcor.flower.reply_validation import (
     Terms,
     Unusable,
     clean_evaluation,
@@ -31,11 +30,8 @@ from fedcor.flower.screen import (
     usable_metric,
 )
 from fedcor.flower.settings import RoundSettings
-from fedcor.flower.state import CurrentModel, SeenReplies
-from fedcor.guard import screen_losses
-from fedcor.selection import blame
-
-__all__ = ["Evaluation", "configure_evaluation"]
+from fedcor.rounds.loss_screening import screen_losses
+from fedcor.rounds.selection import blame
 
 
 @dataclass(frozen=True)

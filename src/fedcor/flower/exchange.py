@@ -1,22 +1,188 @@
-"""One message to each of several clients, and their replies within a deadline; all is counted."""
+"""Flower's strategies sample from a grid, and wait until it is full. Here they see some nodes."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 
-from fedcor.flower.fault_log import FaultLog
-from fedcor.flower.messages import says_missing
-from fedcor.flower.quarantine import Task
-from fedcor.flower.roster import Roster
-from fedcor.flower.screen import UNREACHABLE, reply_fault
-from fedcor.flower.wire import payload_bytes
+from fedcor.flower.client_registry import Roster, Task
+from fedcor.flower.logs import FaultLog
+from fedcor.flower.protocol import MISSING, NOTE, flower_round, model_note, payload_bytes
+from fedcor.flower.reply_validation import UNREACHABLE, reply_fault
+from fedcor.flower.settings import RoundSettings
+from fedcor.flower.strategy_memory import wrapped
 
-__all__ = ["Exchange", "send_and_receive"]
+if TYPE_CHECKING:
+    from fedcor.flower.protocol import NodeInfo, Run
+
+_MINIMA = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
+
+
+class SomeNodes(Grid):
+    """A grid on which only some nodes can be seen."""
+
+    def __init__(self, grid: Grid, nodes: list[int]) -> None:
+        self._grid, self._nodes = grid, nodes
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The ids of these nodes."""
+        return list(self._nodes)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """What the grid knows of these nodes."""
+        return [node for node in self._grid.get_nodes() if node.node_id in self._nodes]
+
+    def set_run(self, run: Run) -> None:
+        """As the whole grid."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """As the whole grid."""
+        return self._grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """As the whole grid."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """As the whole grid."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """As the whole grid."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """As the whole grid."""
+        return self._grid.send_and_receive(messages, timeout=timeout)
+
+
+@contextmanager
+def limited(strategy: Strategy, nodes: int, *, everyone: bool = False) -> Iterator[None]:
+    """Within it, `strategy` waits for no more than `nodes` nodes: otherwise it would wait forever.
+
+    With `everyone`, it also takes each node, whatever fraction it would sample.
+    """
+    changed = []
+    for _, one in wrapped(strategy):
+        for name in (*_MINIMA, "fraction_train"):
+            if not hasattr(one, name) or (name == "fraction_train" and not everyone):
+                continue
+            value = getattr(one, name)
+            changed.append((one, name, value))
+            if name == "fraction_train":
+                setattr(one, name, 1.0)
+            else:
+                setattr(one, name, nodes if everyone else min(value, nodes))
+    try:
+        yield
+    finally:
+        for one, name, value in changed:
+            setattr(one, name, value)
+
+
+# Messages without the model for a client that holds it, and with it for one that lost it.
+
+
+class Holders:
+    """Which clients hold which version of the model. Clients are asked to keep these versions."""
+
+    def __init__(self, current: str, clients: Iterable[int]) -> None:
+        self.current = current
+        self._clients = {current: set(clients)}
+
+    def __getitem__(self, version: str) -> set[int]:
+        return self._clients[version]
+
+    @property
+    def versions(self) -> list[str]:
+        """The versions that clients keep, sorted."""
+        return sorted(self._clients)
+
+    def try_candidate(self, version: str) -> None:
+        """Keep the current model and this candidate, which nobody holds yet; forget others."""
+        self._clients = {self.current: self._clients[self.current], version: set()}
+
+    def of(self, version: str) -> frozenset[int]:
+        """Who holds `version`."""
+        return frozenset(self._clients.get(version, ()))
+
+
+def slim(
+    message: Message,
+    model: ArrayRecord,
+    version: str,
+    client: int,
+    holders: Holders,
+    *,
+    remember: bool = False,
+) -> Message:
+    """The message without `model` for a client that holds it.
+
+    With `remember`, a client that does not hold it is asked to keep it.
+    """
+    held = client in holders[version]
+    keys = [key for key, record in message.content.array_records.items() if record is model]
+    if len(keys) != 1 or not (held or remember):
+        return message
+    content = {key: record for key, record in message.content.items() if key != keys[0] or not held}
+    note = model_note(keys[0], version, holders.versions)
+    return renewed(message, RecordDict({**content, NOTE: note}))
+
+
+def renewed(message: Message, content: RecordDict | None = None) -> Message:
+    """A new message to the same node, with the same content unless another is given."""
+    about = message.metadata
+    content = RecordDict(dict(message.content.items())) if content is None else content
+    return Message(
+        content, about.dst_node_id, about.message_type, ttl=about.ttl, group_id=about.group_id
+    )
+
+
+def says_missing(sent: Message, reply: Message) -> bool:
+    """Whether the client has lost a model that was left out; the note is removed from its reply.
+
+    A client that was sent the model and still says so has not replied with what was asked for.
+    """
+    note = reply.content.config_records.get(NOTE)
+    if note is None:
+        return False
+    del reply.content[NOTE]
+    return note.get(MISSING) is True and NOTE in sent.content and not sent.content.array_records
+
+
+def probe_message(settings: RoundSettings, round: int, node: int, model: ArrayRecord) -> Message:
+    """The question for a loss, as an evaluate message that any ClientApp understands."""
+    number = flower_round(round)
+    config = ConfigRecord({**settings.evaluate_config, "server-round": number})
+    return Message(
+        RecordDict({settings.arrays_key: model, settings.config_key: config}),
+        dst_node_id=node,
+        message_type=MessageType.EVALUATE,
+        ttl=settings.probe_timeout,
+        group_id=str(number),
+    )
+
+
+# One message to each of several clients, and their replies within a deadline; all is counted.
+
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.02, 1.0  # seconds between looks for replies
 

@@ -9,20 +9,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from flwr.app import MetricRecord, RecordDict
 
-from fedcor.errors import FedcorError, suggest
-from fedcor.flower.local_training import RATE, STEPS
-from fedcor.flower.screen import main_metrics, metrics_of, number
+from fedcor.core.errors import FedcorError, suggest
+from fedcor.flower.reply_validation import RATE, STEPS, main_metrics, metrics_of, number
 from fedcor.flower.settings import RoundSettings
-from fedcor.guard import screen_losses
-
-__all__ = [
-    "likely_losses",
-    "loss_fault",
-    "no_loss_answered",
-    "no_loss_reported",
-    "reason_of",
-    "unusable_loss",
-]
+from fedcor.rounds.loss_screening import screen_losses
 
 # Parts of the names of metrics that are losses, and of those that are none.
 _LOSSES = ("xent", "entropy", "nll", "likelihood", "mse", "mae", "error", "perplexity", "cost")

@@ -1,16 +1,15 @@
-"""A federated optimiser of fedcor as a Flower strategy: what it makes of the replies of a round.
-
-It samples, configures and evaluates as Flower's FedAvg. Only what becomes of the trained models
-differs: they go through `Optimiser.step`, and what the optimiser remembers is kept here.
-"""
+"""Flower's named arrays as the one flat vector that an optimiser works on, and back."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -18,22 +17,178 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from fedcor import types
-from fedcor.aggregation import init_optimiser, join_optimiser, take_step
-from fedcor.config import check_keys
-from fedcor.errors import ConfigError, FedcorError
-from fedcor.flower.delivery import Company, Delivered, read_delivered
-from fedcor.flower.layout import PLAIN, layout_of
-from fedcor.flower.memory import Frozen, wrapped
-from fedcor.flower.numbering import flower_round
-from fedcor.flower.roster import population_of
-from fedcor.flower.screen import Terms, Unusable, clean_model, metrics_of, number
-from fedcor.flower.wire import LOG
-from fedcor.foreign import one_line
+from fedcor.core import types
+from fedcor.core.config import check_keys
+from fedcor.core.errors import ConfigError, FedcorError
+from fedcor.core.text import one_line
+from fedcor.core.types import (
+    Delivery,
+    FloatArray,
+    IntArray,
+    Optimiser,
+    Population,
+    State,
+    optimiser_traits,
+)
+from fedcor.flower.client_registry import population_of
+from fedcor.flower.protocol import LOG, flower_round, own_round
+from fedcor.flower.reply_validation import (
+    LocalTraining,
+    Terms,
+    Unusable,
+    clean_model,
+    main_arrays,
+    metrics_of,
+    number,
+    read_local_training,
+)
+from fedcor.flower.strategy_memory import Frozen, wrapped
 from fedcor.optimisers import as_optimiser, build_optimiser
-from fedcor.types import IntArray, Optimiser, Population, State, optimiser_traits
+from fedcor.rounds.aggregation import init_optimiser, join_optimiser, read_only, take_step
 
-__all__ = ["Arrays", "OptimiserStrategy", "introduced", "optimiser_strategy_in"]
+# Names of arrays that are not weights: the running statistics of a batch normalisation in torch.
+PLAIN = ("*running_mean", "*running_var", "*num_batches_tracked")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which arrays of a model an optimiser works on, and where they are in its vector.
+
+    Attributes:
+        parts: (name, shape, type) of each of them, in the order of the model.
+        dtype: Type of the vector's numbers.
+    """
+
+    parts: tuple[tuple[str, tuple[int, ...], np.dtype[np.generic]], ...]
+    dtype: np.dtype[np.generic]
+
+    def flatten(self, arrays: Mapping[str, types.Array]) -> types.Array:
+        """(P,) these arrays in one vector."""
+        vectors = [arrays[name].astype(self.dtype).ravel() for name, _, _ in self.parts]
+        return np.concatenate([*vectors, np.empty(0, self.dtype)])
+
+    def unflatten(self, vector: types.Array) -> dict[str, types.Array]:
+        """The arrays in `vector`, each with its own shape and type."""
+        arrays, start = {}, 0
+        for name, shape, dtype in self.parts:
+            end = start + math.prod(shape)
+            arrays[name] = vector[start:end].reshape(shape).astype(dtype)
+            start = end
+        return arrays
+
+
+def layout_of(model: Mapping[str, types.Array], plain: tuple[str, ...] = PLAIN) -> Layout:
+    """The layout of a model's float arrays, except those whose name matches a pattern of `plain`.
+
+    An array with numbers that are not finite, such as a mask of -inf, is no weight either. The
+    vector is of float32, or of float64 where one of these arrays is.
+
+    Example:
+        >>> model = {"w": np.ones((2, 2)), "norm.running_var": np.ones(2), "steps": np.array(3)}
+        >>> [name for name, _, _ in layout_of(model).parts]
+        ['w']
+    """
+    parts = tuple(
+        (name, values.shape, values.dtype)
+        for name, values in model.items()
+        if values.dtype.kind == "f"
+        and not any(fnmatchcase(name, pattern) for pattern in plain)
+        and np.isfinite(values).all()
+    )
+    return Layout(parts, np.result_type(np.float32, *(dtype for _, _, dtype in parts)))
+
+
+# What a round's replies tell a federated optimiser: who delivered, with which weight and model.
+
+
+@dataclass(frozen=True)
+class Company:
+    """Who is who in a round.
+
+    Attributes:
+        clients: Node -> the client on it.
+        population: All clients that are known; of size 0 if the rules exclude them.
+        metrics: Client -> all metrics of its reply, where a part of them was left out.
+    """
+
+    clients: Mapping[int, int]
+    population: Population
+    metrics: Mapping[int, MetricRecord] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """What came back from a round.
+
+    Attributes:
+        round: Its number, from 0.
+        clients: (m,) Sorted, each once.
+        weights: (m,) Of each in the mean; they sum to 1.
+        training: How far each trained.
+        replies: (m) The reply of each.
+    """
+
+    round: int
+    clients: IntArray
+    weights: FloatArray
+    training: LocalTraining
+    replies: Sequence[Message]
+
+    def models(self) -> list[Mapping[str, types.Array]]:
+        """The arrays that each client sent, by name."""
+        records = [main_arrays(one.content) for one in self.replies]
+        return [{name: array.numpy() for name, array in record.items()} for record in records]
+
+    def as_delivery(self, layout: Layout, model: Mapping[str, types.Array]) -> Delivery:
+        """For an optimiser that works on the arrays of `layout`. `model` is w^t."""
+        start = read_only(layout.flatten(model))
+
+        @functools.cache
+        def updates() -> types.Array:  # (m, P)
+            rows = np.stack([layout.flatten(one) for one in self.models()])
+            rows -= start
+            return read_only(rows)
+
+        return Delivery(
+            self.round,
+            start,
+            read_only(self.clients),
+            read_only(self.weights),
+            read_only(self.training.steps),
+            self.training.learning_rate,
+            read_updates=updates,
+        )
+
+
+def read_delivered(
+    server_round: int, replies: Sequence[Message], company: Company, weight_key: str
+) -> Delivered:
+    """What usable replies say. A client that is in them twice counts twice in the mean."""
+    first: dict[int, Message] = {}
+    weight: dict[int, float] = {}
+    for reply in replies:
+        client = company.clients[reply.metadata.src_node_id]
+        first.setdefault(client, reply)
+        given = number(metrics_of(reply.content), weight_key)
+        weight[client] = weight.get(client, 0.0) + given
+    clients = sorted(first)
+    weights = np.array([weight[client] for client in clients])
+    read = {client: metrics_of(first[client].content) for client in clients}
+    said = {**read, **company.metrics}
+    return Delivered(
+        own_round(server_round, finished=0),
+        np.array(clients, dtype=np.int64),
+        weights / weights.sum(),
+        read_local_training([said[client] for client in clients]),
+        [first[client] for client in clients],
+    )
+
+
+# A federated optimiser of fedcor as a Flower strategy: what it makes of the replies of a round.
+#
+# It samples, configures and evaluates as Flower's FedAvg. Only what becomes of the trained models
+# differs: they go through `Optimiser.step`, and what the optimiser remembers is kept here.
+
 
 # A model by the names of its arrays.
 Arrays: TypeAlias = Mapping[str, types.Array]

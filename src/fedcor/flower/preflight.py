@@ -13,20 +13,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 
-from fedcor.errors import FedcorError
-from fedcor.flower.announce import say_memory, say_traffic, say_warmup, say_who
-from fedcor.flower.exchange import Exchange, send_and_receive
-from fedcor.flower.messages import Holders, probe_message, slim
+from fedcor.core.errors import FedcorError
+from fedcor.core.rng import stream
+from fedcor.core.types import IntArray, planned_questions
+from fedcor.flower.exchange import Exchange, Holders, probe_message, send_and_receive, slim
+from fedcor.flower.federation_state import FederationState
 from fedcor.flower.missing_loss import loss_fault, no_loss_answered, reason_of
-from fedcor.flower.numbering import flower_round
-from fedcor.flower.screen import UNREACHABLE, metrics_of, number, reply_fault
+from fedcor.flower.protocol import LOG, NOTE, flower_round, identity_note, payload_bytes
+from fedcor.flower.reply_validation import UNREACHABLE, metrics_of, number, reply_fault
 from fedcor.flower.settings import RoundSettings
-from fedcor.flower.state import FederationState
-from fedcor.flower.wire import LOG, NOTE, identity_note, payload_bytes
-from fedcor.rng import stream
-from fedcor.types import IntArray, planned_questions
-
-__all__ = ["preflight"]
+from fedcor.flower.traffic_forecast import say_memory, say_traffic, say_warmup, say_who
 
 FEW, MORE = 3, 20  # clients that are asked for a loss; and others, if none of the few has one
 

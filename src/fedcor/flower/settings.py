@@ -15,34 +15,32 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
-from fedcor.checks import (
+from fedcor.core.config import (
     LARGEST_SEED,
     check_at_least,
     check_one_of,
     check_positive,
     expand_home,
 )
-from fedcor.defence import Defence, as_defence
-from fedcor.errors import ConfigError
-from fedcor.flower.layout import PLAIN
-from fedcor.flower.memory import Memory, wrapped
-from fedcor.flower.optimiser_strategy import optimiser_strategy_in
-from fedcor.flower.private import SAYS_KEYS
-from fedcor.flower.rules import check_minima
-from fedcor.flower.screen import Terms
-from fedcor.flower.trees import grows_trees
-from fedcor.record import RoundRecord
-from fedcor.rules import Bounds, ClientsPerRound, Eligible, Rules, check_rules_for
-from fedcor.tracking import GivenCallback, check_callbacks
-from fedcor.types import Selector, optimiser_traits, selector_traits
-
-__all__ = [
-    "RoundSettings",
-    "SelectionSettings",
-    "check_optimiser",
-    "check_selector",
-    "check_strategy",
-]
+from fedcor.core.errors import ConfigError
+from fedcor.core.types import Selector, optimiser_traits, selector_traits
+from fedcor.flower.compatibility import grows_trees
+from fedcor.flower.federation_state import check_minima
+from fedcor.flower.optimiser_strategy import PLAIN, optimiser_strategy_in
+from fedcor.flower.protocol import SAYS_KEYS
+from fedcor.flower.reply_validation import Terms
+from fedcor.flower.strategy_memory import Memory, wrapped
+from fedcor.rounds.defence.settings import Defence, as_defence
+from fedcor.rounds.record_line import RoundRecord
+from fedcor.rounds.rules.declaration import (
+    Bounds,
+    ClientsPerRound,
+    Eligible,
+    Rules,
+    check_rules_for,
+)
+from fedcor.runs.tracking.callback import GivenCallback
+from fedcor.runs.tracking.session import check_callbacks
 
 # fmt: off
 _LOSSES = (
@@ -99,7 +97,7 @@ class SelectionSettings:
         defence: What is done against clients that err or lie: `fedcor.Defence`, or a table of its
             settings.
         callbacks: What hears of the run while it goes on: objects with some of the methods of
-            `fedcor.tracking.Callback`, classes of them, functions of a round's record, or names of
+            `fedcor.runs.tracking.callback.Callback`, classes of them, functions of a round's record, or names of
             trackers, such as "mlflow", which need `checkpoint`.
     """
 

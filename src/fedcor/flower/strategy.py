@@ -14,15 +14,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedcor.errors import FedcorError
+from fedcor.core.errors import FedcorError
+from fedcor.core.types import Selector
+from fedcor.flower.checkpoint import with_earlier
 from fedcor.flower.compatibility import check_compatibility
 from fedcor.flower.evaluation import configure_evaluation
+from fedcor.flower.federation_state import FederationState
 from fedcor.flower.logs import true_rounds
-from fedcor.flower.memory import snapshot
-from fedcor.flower.metrics import with_earlier
-from fedcor.flower.numbering import flower_round, own_round, renumber
-from fedcor.flower.record import Recorder, describe_run
-from fedcor.flower.round import Round, open_round
+from fedcor.flower.protocol import LOG, flower_round, own_round, renumber
+from fedcor.flower.run_record import Recorder, describe_run
+from fedcor.flower.server_round import Round, open_round
 from fedcor.flower.settings import (
     RoundSettings,
     SelectionSettings,
@@ -30,11 +31,7 @@ from fedcor.flower.settings import (
     check_selector,
     check_strategy,
 )
-from fedcor.flower.state import FederationState
-from fedcor.flower.wire import LOG
-from fedcor.types import Selector
-
-__all__ = ["SelectingStrategy"]
+from fedcor.flower.strategy_memory import snapshot
 
 _VERBS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]

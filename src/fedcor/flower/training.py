@@ -12,30 +12,26 @@ import copy
 import dataclasses
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedcor.aggregation import members
-from fedcor.errors import FedcorError
-from fedcor.flower.alike import compare_replies, log_left_out, with_common_metrics
-from fedcor.flower.candidates import Candidate, adopt, trial
-from fedcor.flower.capped import cap_replies
-from fedcor.flower.delivery import Company
-from fedcor.flower.exchange import Exchange
-from fedcor.flower.fault_log import some_of
-from fedcor.flower.grids import SomeNodes, limited
-from fedcor.flower.judged import JudgedReplies, known_rate
-from fedcor.flower.logs import private_call, true_numbers
-from fedcor.flower.memory import Memory, restore, snapshot
-from fedcor.flower.messages import Holders, renewed, slim
+from fedcor.core.errors import FedcorError
+from fedcor.core.text import one_line
+from fedcor.core.types import FloatArray, IntArray, Population, State, selector_traits
+from fedcor.flower.client_registry import Task
+from fedcor.flower.compatibility import clean_trees, trees_fault, usual_bytes
+from fedcor.flower.exchange import Exchange, Holders, SomeNodes, limited, renewed, slim
+from fedcor.flower.federation_state import CurrentModel, eligible_clients
+from fedcor.flower.logs import private_call, some_of, true_numbers
 from fedcor.flower.missing_loss import unusable_loss
-from fedcor.flower.numbering import flower_round
-from fedcor.flower.optimiser_strategy import introduced
-from fedcor.flower.rules import eligible_clients
-from fedcor.flower.screen import (
+from fedcor.flower.optimiser_strategy import Company, introduced
+from fedcor.flower.protocol import LOG, flower_round
+from fedcor.flower.reply_filter import JudgedReplies, cap_replies, known_rate
+from fedcor.flower.reply_schema import compare_replies, log_left_out, with_common_metrics
+from fedcor.flower.reply_validation import (
     Unusable,
     clean_model,
     main_metrics,
@@ -44,14 +40,11 @@ from fedcor.flower.screen import (
     trusted_model,
 )
 from fedcor.flower.settings import RoundSettings
-from fedcor.flower.state import CurrentModel
-from fedcor.flower.trees import clean_trees, trees_fault, usual_bytes
-from fedcor.flower.wire import LOG
-from fedcor.foreign import one_line
-from fedcor.selection import blame
-from fedcor.types import IntArray, Population, State, selector_traits
-
-__all__ = ["RoundStart", "Training"]
+from fedcor.flower.strategy_memory import Candidate, Memory, adopt, restore, snapshot, trial
+from fedcor.rounds.aggregation import members
+from fedcor.rounds.defence.model_health import Condition, Signs
+from fedcor.rounds.defence.update_norms import PARTS, NormLimits, judge, no_norms, remember
+from fedcor.rounds.selection import blame
 
 # The clients of a selection, sorted, and those of them whose results there are. One that was drawn
 # twice is in both twice.
@@ -318,3 +311,111 @@ class Training:
                     f"round {round}: the model that {type(strategy).__name__} made is unusable: "
                     f"{name} {wrong}"
                 )
+
+
+# Nothing usable comes of a model: is it the model's fault, the clients', or that of the past?
+#
+# Two broken clients that are chosen together find every model unusable, and a selector that prefers
+# clients which never delivered chooses them together again and again. So, within one round:
+#
+# 1. *Others* are asked, who were not asked yet. The model is cleared where two of them deliver (one,
+#    if one is chosen), and more of them than are refused.
+# 2. Where they do not clear it, or nobody is left to ask, the last good model is put back. Those who
+#    doubted train from it first.
+# 3. Where they refuse the good model as well, the doubt was theirs: the model comes back, and so does
+#    what the strategy remembers. Nobody has a model put away twice in a round.
+# 4. Where that happens to everyone who is asked, because their updates are far longer than usual, the
+#    past is wrong: these lengths replace it. It takes two, and more than half of those asked.
+
+
+_ENOUGH = 2  # clients, to clear a model, or to say that the past is wrong
+
+
+@dataclass(frozen=True)
+class PutAway:
+    """A model that was replaced by the last good one, and all that belongs to it."""
+
+    start: RoundStart
+    arrays: ArrayRecord
+    model: CurrentModel
+    failed: frozenset[int]  # who had tried it in vain
+    forgiven: tuple[tuple[int, Task], ...]  # faults that were taken to be the model's
+    too_long: Mapping[int, FloatArray]  # lengths that it may have caused
+
+
+@dataclass
+class Doubt:
+    """What the attempts at one round say of its model, of the clients and of the past.
+
+    Attributes:
+        doubters: Who found the model unusable that the round starts from now.
+        witnesses: Who found the one unusable that was put away: they train first from the good one.
+        refuted: Who found the good model unusable as well.
+        too_long: Client -> lengths of its update, of those that were refused for them.
+        put_away: The model in whose place the last good one is.
+        asked_others: Whether the last attempt was of others, since those before them doubted.
+    """
+
+    doubters: set[int] = field(default_factory=set)
+    witnesses: frozenset[int] = frozenset()
+    refuted: set[int] = field(default_factory=set)
+    too_long: dict[int, FloatArray] = field(default_factory=dict)
+    put_away: PutAway | None = None
+    asked_others: bool = False
+    _needed: int = 0  # others that have to deliver; 0 where this attempt is not theirs
+    _replaced: bool = False  # whether the past was replaced in this round
+
+    def weigh(self, condition: Condition, signs: Signs) -> Condition:
+        """The condition of the model, after an attempt of others also what they make of it."""
+        needed, self._needed = self._needed, 0
+        self.asked_others = needed > 0
+        well, ill = len(set(signs.delivered)), len(set(signs.refused))
+        if condition is Condition.BAD or not needed:
+            return condition
+        return condition if well >= needed and well > ill else Condition.BAD
+
+    def ask_others(self, chosen: Collection[int]) -> None:
+        """The next attempt is of clients that were not asked yet, since all `chosen` doubt."""
+        self._needed = min(_ENOUGH, len(set(chosen)))
+
+    def put_back(self, away: PutAway) -> None:
+        """The last good model takes the place of the model."""
+        self.put_away, self.witnesses = away, frozenset(self.doubters)
+        self.doubters, self.too_long = set(), {}
+
+    def take_back(self) -> PutAway:
+        """The model that was put away comes back: the doubt was the clients' fault."""
+        away = self.put_away
+        assert away is not None, "put_back() comes first"
+        self.refuted |= {*self.witnesses, *self.doubters}
+        self.put_away, self.witnesses = None, frozenset()
+        self.doubters, self.too_long = set(), {**away.too_long, **self.too_long}
+        return away
+
+    def witnesses_first(self, clients: IntArray) -> IntArray:
+        """Those of `clients` who say whether the good model is better; all, if none of them can."""
+        first = clients[np.isin(clients, sorted(self.witnesses))]
+        return first if len(first) else clients
+
+    def outvoted(self, past: State, round: int) -> State:
+        """The past with the lengths that were refused: they count from now on."""
+        return remember(past, self._lengths(), round, list(self.too_long))
+
+    def replaced(self, asked: int, round: int) -> State | None:
+        """A past of the refused lengths alone; None where too few of those `asked` speak for it.
+
+        It is done once in a round, when there is nobody else to ask.
+        """
+        many = len(self.too_long)
+        if self._replaced or many < _ENOUGH or 2 * many <= asked:
+            return None
+        self._replaced = True
+        return self.outvoted(no_norms(PARTS), round)
+
+    def usual_now(self, limits: NormLimits, past: State) -> list[int]:
+        """Whose update was refused for its length, and would not be with this past."""
+        refused = judge(limits, past, self._lengths()).refused
+        return [client for client, wrong in zip(self.too_long, refused, strict=True) if not wrong]
+
+    def _lengths(self) -> FloatArray:
+        return np.array(list(self.too_long.values())).reshape(-1, PARTS)

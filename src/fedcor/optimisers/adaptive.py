@@ -19,11 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcor.checks import check_between, check_positive
-from fedcor.config import plain_keywords
-from fedcor.types import Array, Delivery, FloatArray, Population, State
-
-__all__ = ["FedAdagrad", "FedAdam", "FedYogi"]
+from fedcor.core.config import check_between, check_positive, plain_keywords
+from fedcor.core.types import Array, Delivery, FloatArray, Population, State
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import ClassVar, get_args
 
 import numpy as np
 
-from fedcor.checks import check_fraction, check_one_of, check_positive
-from fedcor.config import plain_keywords
+from fedcor.core.config import check_fraction, check_one_of, check_positive, plain_keywords
+from fedcor.core.types import Array, Delivery, FloatArray, Population, State
 from fedcor.optimisers.memory import (
     StoredAs,
     all_seen,
@@ -29,9 +29,6 @@ from fedcor.optimisers.memory import (
     resize,
     weighted_mean,
 )
-from fedcor.types import Array, Delivery, FloatArray, Population, State
-
-__all__ = ["MIFA", "FedStale", "FedVARP"]
 
 _STARTED = "started"  # in MIFA's state: everyone had been seen when another client joined
 

@@ -17,20 +17,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedcor.types import Array, BoolArray, FloatArray, IntArray, Population, State
-
-__all__ = [
-    "StoredAs",
-    "all_seen",
-    "count_members",
-    "empty_memory",
-    "forget",
-    "mean_of_all",
-    "recall",
-    "remember",
-    "resize",
-    "weighted_mean",
-]
+from fedcor.core.types import Array, BoolArray, FloatArray, IntArray, Population, State
 
 # The type of a stored vector's numbers.
 StoredAs: TypeAlias = Literal["float32", "float16"]

@@ -29,9 +29,15 @@ from typing import ClassVar, get_args
 
 import numpy as np
 
-from fedcor.checks import check_between, check_fraction, check_one_of, check_positive
-from fedcor.config import plain_keywords
-from fedcor.errors import ConfigError
+from fedcor.core.config import (
+    check_between,
+    check_fraction,
+    check_one_of,
+    check_positive,
+    plain_keywords,
+)
+from fedcor.core.errors import ConfigError
+from fedcor.core.types import Array, Delivery, FloatArray, IntArray, Population, State
 from fedcor.optimisers.memory import (
     StoredAs,
     count_members,
@@ -42,9 +48,6 @@ from fedcor.optimisers.memory import (
     resize,
     weighted_mean,
 )
-from fedcor.types import Array, Delivery, FloatArray, IntArray, Population, State
-
-__all__ = ["FedRecall"]
 
 _LARGEST = float(np.finfo(np.float32).max)
 

@@ -18,12 +18,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcor.checks import check_at_least, check_between
-from fedcor.config import plain_keywords
+from fedcor.core.config import check_at_least, check_between, plain_keywords
+from fedcor.core.types import Array, Delivery, FloatArray, Population, State
 from fedcor.optimisers.memory import weighted_mean
-from fedcor.types import Array, Delivery, FloatArray, Population, State
-
-__all__ = ["GeometricMedian", "MultiKrum", "TrimmedMean"]
 
 _COLUMNS = 1 << 16  # parameters that are worked on at once, so that copies stay small
 _SLACK = 1e-3  # of a usual distance, by which two sums of distances may differ and be about equal

@@ -17,12 +17,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcor.checks import check_at_least, check_fraction, check_positive
-from fedcor.config import plain_keywords
+from fedcor.core.config import check_at_least, check_fraction, check_positive, plain_keywords
+from fedcor.core.types import Federation, FloatArray, IntArray, Outcome, Population, Reasons, State
 from fedcor.selectors.base import asks_nothing, extend_clients, fraction_of, uniform, without
-from fedcor.types import Federation, FloatArray, IntArray, Outcome, Population, Reasons, State
-
-__all__ = ["AFL"]
 
 
 @plain_keywords

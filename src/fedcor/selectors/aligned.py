@@ -24,14 +24,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcor.checks import check_at_least, check_positive
-from fedcor.config import plain_keywords
+from fedcor.core.config import check_at_least, check_positive, plain_keywords
+from fedcor.core.types import Array, Federation, FloatArray, IntArray, Reasons, State
 from fedcor.selectors.base import longest_ago, spread, uniform, without
-from fedcor.selectors.remembered import RememberingSelector, moves, seated_known
-from fedcor.selectors.table import table_rows
-from fedcor.types import Array, Federation, FloatArray, IntArray, Reasons, State
-
-__all__ = ["Aligned"]
+from fedcor.selectors.update_memory import RememberingSelector, moves, seated_known, table_rows
 
 _LONGEST_ABSENCE = 10.0  # times N / C rounds; FedRecall forgets clients as late
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedcor.types import (
+from fedcor.core.types import (
     Array,
     BoolArray,
     FloatArray,
@@ -16,19 +16,6 @@ from fedcor.types import (
     Questions,
     State,
 )
-
-__all__ = [
-    "StatelessSelector",
-    "asks_nothing",
-    "extend_clients",
-    "fraction_of",
-    "longest_ago",
-    "resting",
-    "spread",
-    "uniform",
-    "without",
-]
-
 
 # A client that failed again and again is left out for 2^10 rounds, and no longer.
 _LONGEST_BACKOFF = 10

@@ -26,14 +26,16 @@ from typing import Literal
 
 import numpy as np
 
-from fedcor.checks import check_at_least, check_fraction, check_one_of, check_positive
-from fedcor.config import plain_keywords
+from fedcor.core.config import (
+    check_at_least,
+    check_fraction,
+    check_one_of,
+    check_positive,
+    plain_keywords,
+)
+from fedcor.core.types import Federation, FloatArray, IntArray, Outcome, Reasons, State
 from fedcor.selectors.base import fraction_of, longest_ago, spread, uniform
-from fedcor.selectors.remembered import RememberingSelector, seated_known
-from fedcor.selectors.table import table_rows
-from fedcor.types import Federation, FloatArray, IntArray, Outcome, Reasons, State
-
-__all__ = ["Complement"]
+from fedcor.selectors.update_memory import RememberingSelector, seated_known, table_rows
 
 
 @plain_keywords

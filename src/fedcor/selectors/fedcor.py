@@ -11,15 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcor.checks import check_fraction
-from fedcor.config import plain_keywords
-from fedcor.gp import Picks, select, select_proxy, take_apart
-from fedcor.rules import Seats, seats_of
-from fedcor.selectors.process import ProcessSelector, is_fitted
-from fedcor.selectors.sampled import is_seen
-from fedcor.types import Federation, FloatArray, IntArray, Reasons, State
-
-__all__ = ["FedCor", "Proxy"]
+from fedcor.core.config import check_fraction, plain_keywords
+from fedcor.core.types import Federation, FloatArray, IntArray, Reasons, State
+from fedcor.rounds.rules.seats import Seats, seats_of
+from fedcor.selectors.gp.greedy import Picks, select, select_proxy, take_apart
+from fedcor.selectors.gp_selector import ProcessSelector, is_fitted, is_seen
 
 
 @plain_keywords

@@ -32,11 +32,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcor.selectors.gaps import ROUNDING, Criterion, gap, gap_scale, shortest_sum
+from fedcor.core.types import BoolArray, FloatArray, IntArray
 from fedcor.selectors.matching_blocks import BlockGroup
-from fedcor.types import BoolArray, FloatArray, IntArray
-
-__all__ = ["Criterion", "match", "replacements"]
+from fedcor.selectors.matching_objective import ROUNDING, Criterion, gap, gap_scale, shortest_sum
 
 FEW = 4096  # rows whose products with all members are kept
 

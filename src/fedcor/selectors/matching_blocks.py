@@ -16,10 +16,16 @@ from itertools import pairwise
 
 import numpy as np
 
-from fedcor.selectors.gaps import ROUNDING, Criterion, Groups, Rows, gap, gap_scale, shortest_sum
-from fedcor.types import BoolArray, FloatArray, IntArray
-
-__all__ = ["BlockGroup"]
+from fedcor.core.types import BoolArray, FloatArray, IntArray
+from fedcor.selectors.matching_objective import (
+    ROUNDING,
+    Criterion,
+    Groups,
+    Rows,
+    gap,
+    gap_scale,
+    shortest_sum,
+)
 
 COMPILED_FROM = 100_000  # below, a run would hardly win back the seconds in which Numba compiles
 _NUMBERS = 65_536  # gaps that are computed at a time
@@ -167,7 +173,7 @@ def _improve(
 def _compiled_pass() -> Callable[..., None] | None:
     """`matching_compiled.improve`; None where Numba is not installed."""
     try:
-        from fedcor.selectors.matching_compiled import improve
+        from fedcor.selectors.compiled import improve
     except ImportError:
         return None
     compiled: Callable[..., None] = improve

@@ -1,21 +1,15 @@
-"""Oort (Lai et al., OSDI 2021): clients whose data are worth much and who are not too slow.
+"""The utility of a client in Oort (Lai et al., OSDI 2021): what its data are worth, and its time.
 
-Notation as in `utility.py`; further, epsilon is the share of a round that explores.
+Notation
+    U_k     n_k times the root mean square loss of client k's samples, from its last training (m,)
+    R       number of the round, from 1                                                     scalar
+    L_k     round in which client k last took part                                            (m,)
+    d_k     seconds that client k takes; NaN where nobody knows                               (m,)
+    T       preferred duration of a round; infinite for no preference                       scalar
+    W       rounds that the pacer looks at                                                  scalar
 
-    1. exploit  of those who have reported a loss, admit all with a utility of at least `cut_off`
-                times that of the (1 - epsilon) C-th best; draw (1 - epsilon) C in proportion to
-                their utility
-    2. explore  epsilon C of those who have not: the fast are likelier where the speed is known
-    3. pacer    every W rounds: if W rounds gained less utility than the W before them, slower
-                clients are preferred no less from now on
-
-Who was chosen and did not deliver is left out for some rounds, twice as long each time: else those
-who never deliver would be explored in every round. Nobody failed in a round that brought as many
-updates as any round before: where more clients are chosen than are needed, some are too many.
-
-The rule is the paper's Algorithm 1. Where it leaves a choice, docs/results/time.md says what the
-released code does, and what this does. Without a clock there are no durations: no client is slow,
-and the pacer rests. All that happens in a round costs O(N).
+    util_k = (clipped and scaled U_k + sqrt(0.1 ln R / L_k)) (T / d_k)^alpha   if d_k > T
+             (clipped and scaled U_k + sqrt(0.1 ln R / L_k))                   else
 """
 
 from __future__ import annotations
@@ -26,18 +20,14 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from fedcor.checks import check_at_least, check_between, check_fraction, check_positive
-from fedcor.config import plain_keywords
-from fedcor.selectors.base import asks_nothing, extend_clients, fraction_of, resting, uniform
-from fedcor.selectors.utility import (
-    draw,
-    falls,
-    preferred_duration,
-    scaled,
-    slowdown,
-    uncertainty,
+from fedcor.core.config import (
+    check_at_least,
+    check_between,
+    check_fraction,
+    check_positive,
+    plain_keywords,
 )
-from fedcor.types import (
+from fedcor.core.types import (
     Array,
     Federation,
     FloatArray,
@@ -47,8 +37,107 @@ from fedcor.types import (
     Reasons,
     State,
 )
+from fedcor.selectors.base import asks_nothing, extend_clients, fraction_of, resting, uniform
 
-__all__ = ["Oort"]
+# The smallest utility is not worth nothing: as in the released code.
+_BELOW = 0.001
+
+
+def scaled(utilities: FloatArray, clip: float) -> FloatArray:
+    """(m,) U_k, clipped at the quantile `clip`, between 0 and 1.
+
+    Args:
+        utilities: (m,) U_k.
+        clip: The quantile above which a utility counts as that quantile.
+
+    Example:
+        >>> scaled(np.array([1.0, 2.0, 3.0, 100.0]), clip=2 / 3).round(2)
+        array([0. , 0.5, 1. , 1. ])
+    """
+    if not len(utilities):
+        return utilities
+    clipped = np.minimum(utilities, np.quantile(utilities, clip))
+    low, high = float(clipped.min()), float(clipped.max())
+    low -= _BELOW * abs(low)
+    between: FloatArray = (clipped - low) / (high - low) if high > low else np.zeros_like(clipped)
+    return between
+
+
+def uncertainty(weight: float, round: int, last: IntArray) -> FloatArray:
+    """(m,) sqrt(weight ln R / L_k): the longer ago its utility was measured, the larger.
+
+    >>> uncertainty(0.1, 100, np.array([1, 100])).round(3)
+    array([0.679, 0.068])
+    """
+    terms: FloatArray = np.sqrt(weight * np.log(round) / last)
+    return terms
+
+
+def preferred_duration(durations: FloatArray, percentile: float) -> float:
+    """T, a percentile of the durations that are known; infinite where none is, and at 100."""
+    known = durations[np.isfinite(durations)]
+    if not len(known) or percentile >= 100.0:
+        return np.inf
+    return float(np.quantile(known, percentile / 100.0))
+
+
+def slowdown(durations: FloatArray, preferred: float, penalty: float) -> FloatArray:
+    """(m,) (T / d_k)^penalty for clients slower than T; 1 for the others, and where d_k is unknown.
+
+    >>> slowdown(np.array([5.0, 10.0, 20.0, np.nan]), preferred=10.0, penalty=2.0)
+    array([1.  , 1.  , 0.25, 1.  ])
+    """
+    slow = durations > preferred  # False for NaN
+    factors = np.ones(len(durations))
+    factors[slow] = (preferred / durations[slow]) ** penalty
+    return factors
+
+
+def falls(gained: FloatArray, rounds: int) -> bool:
+    """Whether the pacer lets slower clients in: W rounds gained less than the W before them.
+
+    Args:
+        gained: (2W,) The summed U_k of those who took part in each of the last 2W rounds.
+        rounds: How many rounds there were. The pacer looks every W rounds, once there are 2W.
+    """
+    window = len(gained) // 2
+    if rounds < 2 * window or rounds % window:
+        return False
+    return bool(gained[:window].sum() > gained[window:].sum())
+
+
+def draw(rng: np.random.Generator, clients: IntArray, weights: FloatArray, count: int) -> IntArray:
+    """(count,) of the clients, one after another, in proportion to their weights; none twice.
+
+    The largest of log weight + Gumbel noise are such a draw, in O(m).
+    """
+    smallest = np.finfo(np.float64).tiny  # who weighs nothing comes last
+    keys = np.log(np.maximum(weights, smallest)) + rng.gumbel(size=len(clients))
+    if count < len(clients):
+        top = np.argpartition(-keys, count)[:count]
+        clients, keys = clients[top], keys[top]
+    return clients[np.argsort(-keys, kind="stable")]
+
+
+# Oort (Lai et al., OSDI 2021): clients whose data are worth much and who are not too slow.
+#
+# Notation as in `utility.py`; further, epsilon is the share of a round that explores.
+#
+#     1. exploit  of those who have reported a loss, admit all with a utility of at least `cut_off`
+#                 times that of the (1 - epsilon) C-th best; draw (1 - epsilon) C in proportion to
+#                 their utility
+#     2. explore  epsilon C of those who have not: the fast are likelier where the speed is known
+#     3. pacer    every W rounds: if W rounds gained less utility than the W before them, slower
+#                 clients are preferred no less from now on
+#
+# Who was chosen and did not deliver is left out for some rounds, twice as long each time: else those
+# who never deliver would be explored in every round. Nobody failed in a round that brought as many
+# updates as any round before: where more clients are chosen than are needed, some are too many.
+#
+# The rule is the paper's Algorithm 1. Where it leaves a choice, docs/results/time.md says what the
+# released code does, and what this does. Without a clock there are no durations: no client is slow,
+# and the pacer rests. All that happens in a round costs O(N).
+
 
 LONGEST_WINDOW = 10_000  # the gains of twice as many rounds are in every checkpoint
 

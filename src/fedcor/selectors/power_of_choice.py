@@ -11,13 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcor.checks import check_at_least
-from fedcor.config import plain_keywords
-from fedcor.errors import ConfigError
+from fedcor.core.config import check_at_least, plain_keywords
+from fedcor.core.errors import ConfigError
+from fedcor.core.types import Array, Federation, IntArray, Questions, Reasons, State
 from fedcor.selectors.base import StatelessSelector
-from fedcor.types import Array, Federation, IntArray, Questions, Reasons, State
-
-__all__ = ["PowerOfChoice"]
 
 
 @plain_keywords

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedcor.clock import Speeds, wait
-from fedcor.faults import Faults
-from fedcor.rng import stream
-from fedcor.types import BoolArray, FloatArray, IntArray
-
-__all__ = ["DROPPED", "LATE", "REFUSED", "Attendance"]
+from fedcor.core.rng import stream
+from fedcor.core.types import BoolArray, FloatArray, IntArray
+from fedcor.simulation.clock import Speeds, wait
+from fedcor.simulation.faults import Faults
 
 # Why a client that was chosen did not take part.
 DROPPED = "dropped"

@@ -19,32 +19,31 @@ from typing import Any
 
 import numpy as np
 
-from fedcor.aggregation import init_optimiser, members, state_bytes
-from fedcor.clock import Devices, Speeds, device_speeds
-from fedcor.defence import Defence
-from fedcor.engine import Engine, Faults
-from fedcor.errors import FedcorError
-from fedcor.guard import LARGEST_LOSS
-from fedcor.liars import Liars
-from fedcor.privacy import LossNoise
-from fedcor.record import RoundRecord
-from fedcor.rules import FixedRules, with_clients
-from fedcor.schedules import LearningRate, Schedule, as_schedule
-from fedcor.selection import Decision, decide, init_state, observe, told_losses
-from fedcor.shield import after_round, shield, shield_outcome
-from fedcor.simulation.aggregate import parameters_of
+from fedcor.core.errors import FedcorError
+from fedcor.core.types import Optimiser, Outcome, Selector, State, selector_traits
+from fedcor.rounds.aggregation import init_optimiser, members, state_bytes
+from fedcor.rounds.defence.guarded_federation import after_round, shield, shield_outcome
+from fedcor.rounds.defence.settings import Defence
+from fedcor.rounds.loss_screening import LARGEST_LOSS, LossNoise
+from fedcor.rounds.record_line import RoundRecord
+from fedcor.rounds.rules.declaration import with_clients
+from fedcor.rounds.rules.resolved import FixedRules
+from fedcor.rounds.selection import Decision, decide, init_state, observe, told_losses
+from fedcor.simulation.byzantine import Liars
+from fedcor.simulation.clock import Devices, Speeds, device_speeds
+from fedcor.simulation.engine.engine import Engine
+from fedcor.simulation.faults import Faults
 from fedcor.simulation.round import HONEST, SimulatedRound
+from fedcor.simulation.schedules import LearningRate, Schedule, as_schedule
 from fedcor.simulation.state import SimulationState
-from fedcor.types import Optimiser, Outcome, Selector, State, selector_traits
-
-__all__ = ["LearningRate", "Simulation"]
+from fedcor.simulation.update_filter import parameters_of
 
 
 @dataclass(frozen=True)
 class Simulation:
     """A federation in one process, and the selector that chooses in it.
 
-    `fedcor.build.build_simulation` makes one from an experiment.
+    `fedcor.simulation.build.build_simulation` makes one from an experiment.
 
     Attributes:
         engine: The clients' data and the model; trains and evaluates.

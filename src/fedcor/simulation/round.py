@@ -7,22 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from fedcor.aggregation import find_corrections, init_optimiser, members
-from fedcor.clock import Speeds
-from fedcor.defence import Defence
-from fedcor.engine import Engine, Faults
-from fedcor.engine.batch import as_tensor
-from fedcor.guard import check_clients, screen_losses
-from fedcor.health import Condition, Signs, examine
-from fedcor.ledger import ANSWER_BYTES, CURRENT, Ledger
-from fedcor.liars import Liars
-from fedcor.privacy import LossNoise
-from fedcor.rng import stream
-from fedcor.simulation.aggregate import next_model, parameters_of
-from fedcor.simulation.attendance import Attendance
-from fedcor.simulation.judged import JudgedResults
-from fedcor.simulation.state import SimulationState
-from fedcor.types import (
+from fedcor.core.rng import stream
+from fedcor.core.types import (
     Array,
     BoolArray,
     FloatArray,
@@ -32,9 +18,19 @@ from fedcor.types import (
     State,
     optimiser_traits,
 )
-
-__all__ = ["SimulatedRound"]
-
+from fedcor.rounds.aggregation import find_corrections, init_optimiser, members
+from fedcor.rounds.defence.model_health import Condition, Signs, examine
+from fedcor.rounds.defence.settings import Defence
+from fedcor.rounds.ledger import ANSWER_BYTES, CURRENT, Ledger
+from fedcor.rounds.loss_screening import LossNoise, check_clients, screen_losses
+from fedcor.simulation.attendance import Attendance
+from fedcor.simulation.byzantine import Liars
+from fedcor.simulation.clock import Speeds
+from fedcor.simulation.engine.engine import Engine
+from fedcor.simulation.engine.models import as_tensor
+from fedcor.simulation.faults import Faults
+from fedcor.simulation.state import SimulationState
+from fedcor.simulation.update_filter import JudgedResults, next_model, parameters_of
 
 HONEST = Liars()
 

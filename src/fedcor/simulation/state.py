@@ -9,12 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcor.health import Health
-from fedcor.outliers import PARTS, read_norms
-from fedcor.turns import no_turns, read_turns
-from fedcor.types import Array, BoolArray, FloatArray, State
-
-__all__ = ["SimulationState"]
+from fedcor.core.types import Array, BoolArray, FloatArray, State
+from fedcor.rounds.defence.guarded_federation import no_turns, read_turns
+from fedcor.rounds.defence.model_health import Health
+from fedcor.rounds.defence.update_norms import PARTS, read_norms
 
 
 @dataclass(frozen=True)
@@ -28,10 +26,10 @@ class SimulationState:
         holders: (N,) Which clients have received w^t.
         selector: The selector's state.
         optimiser: The federated optimiser's state.
-        norms: The lengths of updates that the last rounds accepted; see `fedcor.outliers`.
+        norms: The lengths of updates that the last rounds accepted; see `fedcor.rounds.defence.update_norms`.
         good: (P,) The last model that somebody has trained usably from; None before.
         health: What is known of the condition of w^t.
-        turns: Who was chosen in the last rounds, where a defence caps that (`fedcor.turns`).
+        turns: Who was chosen in the last rounds, where a defence caps that (`fedcor.rounds.defence.guarded_federation`).
         before: (P,) The global model of the round before, w^(t-1); None unless somebody copies its
             change.
         clock: Simulated seconds since the start; 0 without a clock.

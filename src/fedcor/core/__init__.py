@@ -1,0 +1,1 @@
+"""The ground that every room stands on: types, errors, random streams, settings, names."""

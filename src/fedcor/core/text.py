@@ -1,0 +1,69 @@
+"""Text that others wrote, made safe to show: names and reasons of clients, the content of files.
+
+Such text may hold line breaks that forge a line of a log, escape codes that a terminal obeys, or
+characters that are not seen or that turn the reading direction. They are shown as in a Python
+string: `\\x1b`, `\\u202e`. Matplotlib and spreadsheets read some texts as formulas; `for_figure`
+and `for_csv` prevent that. Rich reads brackets as markup: it is given `rich.text.Text` objects.
+"""
+
+from __future__ import annotations
+
+LONGEST = 300  # characters
+_CUT = "..."
+_FORMULA = ("=", "+", "-", "@")  # how a formula of a spreadsheet begins
+
+
+def one_line(text: object, most: int | None = LONGEST) -> str:
+    r"""`text` on one line, of printable characters alone.
+
+    Args:
+        text: Anything; it is shown as `str` does.
+        most: The most characters; what is longer is cut, and ends with three dots. None for any
+            number.
+
+    Example:
+        >>> print(one_line("a\nb\x1b[31m"))
+        a\nb\x1b[31m
+    """
+    whole = str(text)
+    # Cut before the work as well: each character becomes at most ten.
+    shown = "".join(map(_visible, whole if most is None else whole[: most + 1]))
+    return shown if most is None or len(shown) <= most else shown[: most - len(_CUT)] + _CUT
+
+
+def _visible(character: str) -> str:
+    # Not printable are, beside control characters: surrogates, direction marks, zero-width
+    # characters, separators other than the space, and what Unicode does not define.
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def lines(text: object) -> str:
+    """`text` with its line breaks, each line of printable characters alone."""
+    return "\n".join(one_line(line, None) for line in str(text).split("\n"))
+
+
+def for_figure(text: object, most: int | None = LONGEST) -> str:
+    r"""As `one_line`, for matplotlib: a dollar begins no formula, no label is hidden.
+
+    Example:
+        >>> print(for_figure("$x$"))
+        \$x\$
+    """
+    shown = one_line(text, most).replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") or not shown else shown
+
+
+def for_csv(text: object) -> str:
+    """As `one_line`, of any length, for CSV: a spreadsheet reads no formula in it.
+
+    A text that begins with =, +, - or @ gets an apostrophe before it, which spreadsheets take as
+    the sign of a plain text.
+
+    Example:
+        >>> for_csv("=1+1")
+        "'=1+1"
+    """
+    shown = one_line(text, None)
+    return f"'{shown}" if shown.lstrip().startswith(_FORMULA) else shown

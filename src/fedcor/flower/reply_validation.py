@@ -1,0 +1,339 @@
+"""Check every reply: errors, wrong keys and shapes, and bad numbers reach no aggregation.
+
+A usable reply begins with the records that are checked and read here: of a trained model the
+ArrayRecord with its arrays, and the MetricRecord with the weight. What else the client sent follows
+them, for a strategy that knows what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from fedcor.core import types
+from fedcor.core.text import one_line
+from fedcor.core.types import BoolArray, FloatArray, IntArray
+from fedcor.flower.protocol import LOG, ErrorCode
+from fedcor.rounds.loss_screening import LARGEST_LOSS
+
+Record: TypeAlias = ArrayRecord | MetricRecord | ConfigRecord
+
+UNREACHABLE = ("unreachable", "late")  # faults of the connection, not of the answer
+# A parameter or a sample count beyond these is no result of training; it would dominate the mean.
+ABSURD_WEIGHT, ABSURD_EXAMPLES = 1e10, 1e9
+_ABSURD_METRIC = 1e15  # one such number would be the mean of a metric
+_GONE = {
+    ErrorCode.NODE_UNAVAILABLE,
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.CLIENT_APP_CRASHED,
+}
+
+
+class Unusable(Exception):
+    """A reply that is refused: of what kind, and why.
+
+    Attributes:
+        doubts_model: Whether the model that the client was sent may be the reason.
+    """
+
+    def __init__(self, kind: str, why: str, *, doubts_model: bool = False) -> None:
+        self.kind, self.why, self.doubts_model = kind, why, doubts_model
+        super().__init__(f"{kind}: {why}")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a reply must be like, beside its arrays.
+
+    Attributes:
+        weight_key: The metric by which replies are weighted. Every reply must have it.
+        loss_keys: Metrics that may hold a loss, of which less is believed than of others.
+        read: Metrics that somebody reads one by one. A reply in which one is no usable number is
+            refused; any other metric is only left out.
+        arrays_key: What the record with the model's arrays is called, if there are several.
+        several: Whether there may be more ArrayRecords and MetricRecords than one. Flower's own
+            aggregation cannot use them.
+    """
+
+    weight_key: str
+    loss_keys: tuple[str, ...] = ()
+    read: frozenset[str] = frozenset()
+    arrays_key: str = "arrays"
+    several: bool = False
+
+
+def reply_fault(reply: Message) -> tuple[str, str] | None:
+    """(kind, what happened) of a reply that carries an error or nothing; None if it has content."""
+    if reply.has_error():
+        kind = "unreachable" if reply.error.code in _GONE else "error"
+        return kind, str(reply.error.reason or "no reason given")
+    return None if reply.has_content() else ("malformed", "an empty reply")
+
+
+def metrics_of(content: RecordDict) -> MetricRecord:
+    """Its only MetricRecord; an empty one where it has none, or several."""
+    records = list(content.metric_records.values())
+    return records[0] if len(records) == 1 else MetricRecord()
+
+
+def main_metrics(content: RecordDict) -> MetricRecord:
+    """Of a usable reply, the MetricRecord with the weight; an empty one where there is none."""
+    return next(iter(content.metric_records.values()), MetricRecord())
+
+
+def main_arrays(content: RecordDict) -> ArrayRecord:
+    """Of a usable reply to a train message, the trained model."""
+    return next(iter(content.array_records.values()))
+
+
+def number(metrics: MetricRecord, *keys: str) -> float:
+    """The first of `keys` that is there, as a number; else NaN."""
+    for key in keys:
+        value = metrics.get(key)
+        if isinstance(value, int | float):
+            return float(value)
+    return float("nan")
+
+
+def usable_metric(name: str, value: object, loss_keys: tuple[str, ...]) -> bool:
+    """Whether all numbers of a metric are finite, and of a size that can be averaged."""
+    largest = float(np.max(np.abs(np.asarray(value, dtype=np.float64)), initial=0.0))
+    return largest <= (LARGEST_LOSS if name in loss_keys else _ABSURD_METRIC)
+
+
+def clean_evaluation(content: RecordDict, terms: Terms) -> RecordDict:
+    """The reply, its MetricRecord with the weight first, or Unusable.
+
+    Metrics that are no usable numbers stay in it: whoever averages metrics leaves them out. Where
+    nobody could use several records, ArrayRecords are taken out.
+    """
+    key, metrics = _weighted_record(content, terms)
+    others = _others(content, {key})
+    if not terms.several:
+        others = {name: one for name, one in others.items() if not isinstance(one, ArrayRecord)}
+    _check_others(others)
+    return RecordDict({key: metrics, **others})
+
+
+def clean_model(content: RecordDict, model: Mapping[str, types.Array], terms: Terms) -> RecordDict:
+    """A trained model with its metrics, or Unusable; names, shapes and types are `model`'s."""
+    key, record, others = split_model(content, model, terms)
+    arrays = ArrayRecord(
+        {name: _clean_array(name, record[name], like) for name, like in model.items()}
+    )
+    return RecordDict({key: arrays, **others})
+
+
+def split_model(
+    content: RecordDict, names: Collection[str], terms: Terms
+) -> tuple[str, ArrayRecord, dict[str, Record]]:
+    """A trained model, what its record is called, and the other records; or Unusable.
+
+    The arrays of the model have the right names, and are not checked otherwise. Of the other
+    records, the one with the weight is the first.
+
+    Args:
+        content: Of the reply.
+        names: Of the model's arrays.
+        terms: What the reply must be like.
+    """
+    key, metrics = _weighted_record(content, terms)
+    records = content.array_records
+    if not records or (len(records) > 1 and not terms.several):
+        raise Unusable("malformed", "not exactly one ArrayRecord")
+    fitting = [name for name, one in records.items() if set(one) == set(names)]
+    if not fitting:
+        raise Unusable("malformed", "other array names than the model's")
+    if len(fitting) > 1 and terms.arrays_key not in fitting:
+        raise Unusable("malformed", f"several models, and none is called {terms.arrays_key!r}")
+    chosen = terms.arrays_key if terms.arrays_key in fitting else fitting[0]
+    others = _others(content, {key, chosen})
+    _check_others(others)
+    return chosen, records[chosen], {key: metrics, **others}
+
+
+def _weighted_record(content: RecordDict, terms: Terms) -> tuple[str, MetricRecord]:
+    """The MetricRecord with the weight, and what it is called, or Unusable."""
+    records = content.metric_records
+    if not records or (len(records) > 1 and not terms.several):
+        raise Unusable("malformed", "not exactly one MetricRecord")
+    with_weight = [name for name, one in records.items() if terms.weight_key in one]
+    key = (with_weight or list(records))[0]
+    metrics = records[key]
+    weight = metrics.get(terms.weight_key)
+    if not isinstance(weight, int | float):
+        raise Unusable("malformed", f"no number {terms.weight_key!r} in its metrics")
+    if not 0 < weight <= ABSURD_EXAMPLES:
+        raise Unusable("unusable", f"{terms.weight_key} = {weight}")
+    for name, value in metrics.items():
+        if name in terms.read and not usable_metric(name, value, terms.loss_keys):
+            raise Unusable("unusable", f"the metric {name} is {str(value)[:80]}")
+    return key, metrics
+
+
+def _others(content: RecordDict, but: Collection[str]) -> dict[str, Record]:
+    return {name: one for name, one in content.items() if name not in but}
+
+
+def _check_others(records: Mapping[str, Record]) -> None:
+    """Raise Unusable where arrays that are not the model's are not finite numbers, too."""
+    for key, record in records.items():
+        for name, array in record.items() if isinstance(record, ArrayRecord) else ():
+            values = _read(f"{key}/{name}", array)
+            if values.dtype.kind not in "fiubc":
+                raise Unusable("malformed", f"{key}/{name} is {values.dtype}, and no numbers")
+            if not np.isfinite(values).all():
+                why = f"{key}/{name} has numbers that are not finite"
+                raise Unusable("unusable", why, doubts_model=True)
+
+
+def _clean_array(name: str, array: Array, like: types.Array) -> Array:
+    values = _read(name, array)
+    if values.shape != like.shape or values.dtype.kind not in "fiub":
+        raise Unusable(
+            "malformed",
+            f"{name} is {values.dtype}{list(values.shape)}, not {like.dtype}{list(like.shape)}",
+        )
+    wrong = numbers_fault(values, like)
+    if wrong:
+        raise Unusable("unusable", f"{name} {wrong}", doubts_model=True)
+    if values.dtype == like.dtype:
+        return array
+    # Another type of number would become the type of the whole model.
+    with np.errstate(over="ignore"):
+        cast = values.astype(like.dtype)
+    if numbers_fault(cast, like):
+        why = f"{name} has numbers that do not fit {like.dtype}"
+        raise Unusable("unusable", why, doubts_model=True)
+    return Array(cast)
+
+
+def _read(name: str, array: Array) -> types.Array:
+    try:
+        values = array.numpy()
+        readable = isinstance(values, np.ndarray)
+    except Exception:  # bytes from outside may fail to be read in any way
+        readable = False
+    if not readable:
+        raise Unusable("malformed", f"{name} cannot be read")
+    return values
+
+
+def numbers_fault(values: types.Array, like: types.Array) -> str:
+    """What is wrong with a model's numbers; empty where nothing is.
+
+    Where the model `like` itself is not finite (a mask of -inf), equal numbers are right.
+    """
+    bad = _out_of_bounds(values)
+    if not bad.any() or np.array_equal(values[bad], like[bad], equal_nan=like.dtype.kind == "f"):
+        return ""
+    return "has numbers that are not finite or absurdly large"
+
+
+def _out_of_bounds(values: types.Array) -> types.BoolArray:
+    with np.errstate(invalid="ignore"):
+        return ~(np.abs(values.astype(np.float64, copy=False)) <= ABSURD_WEIGHT)
+
+
+def trusted_model(
+    model: Mapping[str, types.Array], good: Mapping[str, Array] | None
+) -> dict[str, types.Array]:
+    """What replies are compared with: the model, but not where it may have gone bad.
+
+    Args:
+        model: As it was sent.
+        good: The last one that somebody has trained usably from, if there is one. What is not
+            finite in it was meant so.
+    """
+    found = dict(model)
+    for name, values in model.items():
+        if good is not None and name in good and _out_of_bounds(values).any():
+            before = good[name].numpy()
+            if before.shape == values.shape and before.dtype == values.dtype:
+                found[name] = before
+    return found
+
+
+# How far clients trained, as their replies say it: local steps, and the learning rate of them.
+#
+# What one reply says must not change what the others mean. So an impossible number is replaced by
+# what is usual in the round, and everything is measured by medians.
+
+
+# How far a client trained: metrics of its reply, if it sends them.
+STEPS, RATE = "local-steps", "learning-rate"
+_MOST_STEPS = 1e9  # beyond this it is not a number of steps
+_MOST_MEDIANS = 10  # a client's steps are at most so many times the round's median
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How far the clients of a round trained.
+
+    Attributes:
+        steps: (m,) Local steps of each; all 1 if nobody says it.
+        learning_rate: Of the local steps: the median of the clients'; 1 if nobody says it.
+        doubts: (row of the client, what it said and what is used) where a number is not used as it
+            was said.
+    """
+
+    steps: IntArray
+    learning_rate: float
+    doubts: Sequence[tuple[int, str]]
+
+    @property
+    def step_sizes(self) -> FloatArray:
+        """(m,) Learning rate x local steps of each."""
+        return self.learning_rate * self.steps.astype(np.float64)
+
+    def log_doubts(self, names: Sequence[str]) -> bool:
+        """Log them in one warning, if there are any; returns whether there are.
+
+        Args:
+            names: (m) What the clients are called.
+        """
+        if self.doubts:
+            said = "; ".join(f"{one_line(names[row])}: {what}" for row, what in self.doubts)
+            LOG.warning("in the metrics of replies, %s (this is said once per run)", said)
+        return bool(self.doubts)
+
+
+def read_local_training(metrics: Sequence[MetricRecord]) -> LocalTraining:
+    """What the metrics of a round's replies say, one record per client.
+
+    A number that is missing or impossible is taken to be the median of the others'; 1 if nobody
+    says a possible one. Steps are at most ten times the median.
+    """
+    steps = np.array([number(one, STEPS) for one in metrics])
+    rates = np.array([number(one, RATE) for one in metrics])
+    possible = (steps >= 1) & (steps <= _MOST_STEPS)
+    usual = _median(steps[possible])
+    used = np.rint(np.where(possible, np.minimum(steps, _MOST_MEDIANS * usual), usual))
+    possible_rate = (rates > 0) & np.isfinite(rates)
+    rate = _median(rates[possible_rate])
+    doubts = [
+        *_doubts(STEPS, steps, possible & (steps <= _MOST_MEDIANS * usual), used),
+        *_doubts(RATE, rates, possible_rate, np.full(len(rates), rate)),
+    ]
+    return LocalTraining(used.astype(np.int64), rate, doubts)
+
+
+def _median(values: FloatArray) -> float:
+    """1 if there are none."""
+    return float(np.median(values)) if len(values) else 1.0
+
+
+def _doubts(
+    key: str, said: FloatArray, believed: BoolArray, used: FloatArray
+) -> list[tuple[int, str]]:
+    """What is not used as it was said. That nobody says anything is usual."""
+    if np.isnan(said).all():
+        return []
+    rows = np.flatnonzero(~believed).tolist()
+    what = {row: "missing" if np.isnan(said[row]) else f"{said[row]:g}" for row in rows}
+    return [(row, f"{key} is {what[row]}, {used[row]:g} is used") for row in rows]

@@ -1,0 +1,254 @@
+"""What a Flower strategy remembers between rounds: momenta, clipping norms, counters.
+
+Flower has no such notion, so it is read from the strategy's attributes, and those of the strategies
+that it wraps. Large arrays that are replaced and never changed are held in `Frozen`, which is not
+copied.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp.strategy import Strategy
+
+from fedcor.core import types
+from fedcor.core.errors import RecordError
+from fedcor.rounds.aggregation import read_only
+
+_SCALARS = (bool, int, float, str, type(None))
+
+
+class Frozen(Mapping[str, types.Array]):
+    """Named arrays that nobody changes: a copy is the same object, so a snapshot costs nothing.
+
+    An optimiser's state is such a mapping. It may hold an update of every client.
+    """
+
+    def __init__(self, arrays: Mapping[str, types.Array]) -> None:
+        self._arrays = {name: read_only(array) for name, array in arrays.items()}
+
+    def __getitem__(self, name: str) -> types.Array:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Frozen:
+        return self
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A strategy's attributes at one moment, by dotted name."""
+
+    # Copies; without functions, other strategies, optimisers, accountants, and what cannot be
+    # copied.
+    values: dict[str, Any]
+    names: frozenset[str]  # of all attributes
+
+
+def wrapped(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
+    """The strategy and all that it wraps (as differential privacy does), with dotted prefixes."""
+    found: list[tuple[str, Strategy]] = [("", strategy)]
+    for path, one in found:
+        for name, value in vars(one).items():
+            if isinstance(value, Strategy) and not any(value is known for _, known in found):
+                found.append((f"{path}{name}.", value))
+    yield from found
+
+
+def is_accountant(value: Any) -> bool:
+    """Whether it counts releases of a model for differential privacy. They cannot be taken back."""
+    verbs = ("compose", "would_exceed", "state_dict", "load_state_dict")
+    return all(callable(getattr(value, verb, None)) for verb in verbs)
+
+
+def snapshot(strategy: Strategy) -> Memory:
+    """Copies of the strategy's attributes as they are now."""
+    values, names = {}, []
+    for path, one in wrapped(strategy):
+        for name, value in vars(one).items():
+            names.append(path + name)
+            # An optimiser never changes, and need not know when it is equal to its copy.
+            if isinstance(value, Strategy | types.Optimiser) or callable(value):
+                continue
+            if is_accountant(value):
+                continue
+            try:
+                values[path + name] = copy.deepcopy(value)
+            except Exception:
+                continue  # a lock, a connection: no memory of rounds, and nothing to put back
+    return Memory(values, frozenset(names))
+
+
+def restore(strategy: Strategy, memory: Memory) -> None:
+    """Put every attribute back as it was, and remove those that were added since."""
+    for path, one in wrapped(strategy):
+        for name in list(vars(one)):
+            if path + name not in memory.names:
+                delattr(one, name)
+    owners = dict(wrapped(strategy))
+    for key, value in memory.values.items():
+        path, dot, name = key.rpartition(".")
+        owner = owners[path + dot]
+        # What did not change stays the same object: others may hold it, as an app its history.
+        if not (hasattr(owner, name) and same(getattr(owner, name), value)):
+            setattr(owner, name, copy.deepcopy(value))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are the same, to the last bit of their arrays; False where in doubt."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        alike = one.dtype == other.dtype and one.shape == other.shape and not one.dtype.hasobject
+        return bool(alike and one.tobytes() == other.tobytes())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    try:
+        return bool(one == other)
+    except Exception:  # a value that cannot be compared
+        return False
+
+
+def writable(value: Any) -> bool:
+    """Whether a checkpoint can hold `value`."""
+    if isinstance(value, np.ndarray):
+        return not value.dtype.hasobject
+    if isinstance(value, (*_SCALARS, np.generic, bytes, ArrayRecord)):
+        return True
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str | int) and writable(item) for key, item in value.items())
+    return isinstance(value, list | tuple) and all(map(writable, value))
+
+
+def pack(values: Mapping[str, Any], prefix: str) -> dict[str, types.Array]:
+    """`values` as named arrays: the numbers, and one JSON text that says where they belong."""
+    arrays: dict[str, types.Array] = {}
+
+    def fold(value: Any) -> Any:
+        if isinstance(value, np.ndarray | np.generic):
+            # A NumPy number stays one: it decides the type of a sum.
+            arrays[f"{prefix}/{len(arrays)}"] = np.asarray(value)
+            return {"scalar" if isinstance(value, np.generic) else "array": len(arrays) - 1}
+        if isinstance(value, _SCALARS):
+            return value
+        if isinstance(value, bytes):
+            return {"bytes": value.hex()}
+        if isinstance(value, ArrayRecord):
+            return {"record": [[name, fold(array.numpy())] for name, array in value.items()]}
+        if isinstance(value, Mapping):
+            kind = "frozen" if isinstance(value, Frozen) else "mapping"
+            return {kind: [[key, fold(item)] for key, item in value.items()]}
+        return {"tuple" if isinstance(value, tuple) else "list": [fold(item) for item in value]}
+
+    text = json.dumps({key: fold(value) for key, value in values.items()})
+    return {prefix: np.frombuffer(text.encode(), dtype=np.uint8), **arrays}
+
+
+def unpack(arrays: Mapping[str, types.Array], prefix: str) -> dict[str, Any]:
+    """What `pack` was given. Raises RecordError where the arrays are damaged."""
+
+    def unfold(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        ((kind, inner),) = value.items()
+        if kind in ("array", "scalar"):
+            stored = arrays[f"{prefix}/{inner}"]
+            return stored if kind == "array" else stored[()]
+        if kind == "bytes":
+            return bytes.fromhex(inner)
+        if kind == "record":
+            return ArrayRecord({name: Array(unfold(item)) for name, item in inner})
+        if kind in ("mapping", "frozen"):
+            mapping = {key: unfold(item) for key, item in inner}
+            return Frozen(mapping) if kind == "frozen" else mapping
+        items = [unfold(item) for item in inner]
+        return tuple(items) if kind == "tuple" else items
+
+    try:
+        text = arrays[prefix].tobytes().decode()
+        return {key: unfold(value) for key, value in json.loads(text).items()}
+    except (KeyError, ValueError, AttributeError) as error:
+        raise RecordError(f"the checkpoint's {prefix} is damaged: {error!r}") from error
+
+
+# Candidates: models that a strategy makes for a selector's question, and may be asked to adopt.
+
+
+_TRIAL: ContextVar[bool] = ContextVar("fedcor_trial", default=False)
+
+
+def is_candidate() -> bool:
+    """Whether the aggregation that is under way makes a candidate, which may be dropped.
+
+    FedCor asks what a selection of clients would change. The strategy's `aggregate_train` is then
+    called for a model that is shown to clients, and may not become the model of the round. What the
+    strategy changes in its own attributes is put back after it. A strategy that also writes files,
+    say, asks here, and skips candidates.
+
+    A candidate that is chosen becomes the model as it is: it is not aggregated a second time. A
+    strategy that has a method `candidate_adopted(server_round, arrays, metrics)` then hears of it.
+
+    Returns:
+        True within an `aggregate_train` whose result is only tried; False everywhere else.
+
+    Example:
+        class Saving(FedAvg):
+            def aggregate_train(self, server_round, replies):
+                arrays, metrics = super().aggregate_train(server_round, replies)
+                if not is_candidate():
+                    save(server_round, arrays)
+                return arrays, metrics
+
+            def candidate_adopted(self, server_round, arrays, metrics):
+                save(server_round, arrays)
+    """
+    return _TRIAL.get()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a strategy made of a selection, and all that goes with it if it becomes the model."""
+
+    arrays: ArrayRecord | None
+    metrics: MetricRecord | None
+    memory: Memory  # the strategy after it
+    config: ConfigRecord  # the train configuration that its clients trained with
+
+
+@contextmanager
+def trial(strategy: Strategy) -> Iterator[None]:
+    """Within it, `strategy` makes a candidate. After it, its attributes are as they were."""
+    before, token = snapshot(strategy), _TRIAL.set(True)
+    try:
+        yield
+    finally:
+        _TRIAL.reset(token)
+        restore(strategy, before)
+
+
+def adopt(strategy: Strategy, candidate: Candidate, server_round: int) -> None:
+    """The candidate becomes the model: `strategy` is as it was after making it, and hears of it."""
+    restore(strategy, candidate.memory)
+    if candidate.arrays is None:
+        return  # it left the model as it is
+    for _, one in wrapped(strategy):
+        hook = getattr(one, "candidate_adopted", None)
+        if callable(hook):
+            hook(server_round, candidate.arrays, candidate.metrics)

@@ -1,0 +1,151 @@
+"""Control variates against the drift of clients towards their own optimum.
+
+SCAFFOLD    e_k     = c - c_k                                        added to every local gradient
+            w^{t+1} = w^t + eta_s sum_k a_k Delta_k
+            c_k    <- c_k - c - Delta_k / (tau_k eta)                for who delivered (option II)
+            c       = mean of c_k over all N clients                 all start at zero
+
+tau_k is the number of local steps and eta their learning rate, so that the new c_k is the mean
+gradient that k saw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedcor.core.config import check_between, check_positive, plain_keywords
+from fedcor.core.types import Array, Delivery, IntArray, Population, State
+from fedcor.optimisers.memory import empty_memory, mean_of_all, recall, remember, resize
+
+_CONTROL = "control"
+
+
+@plain_keywords
+@dataclass(frozen=True)
+class Scaffold:
+    """SCAFFOLD with option II (Karimireddy et al., 2020).
+
+    Each client receives c beside the model, and sends the change of its c_k beside its update. That
+    is twice the traffic of FedAvg, and it is billed. A server that knows the learning rate and the
+    number of steps can rebuild c_k from the update, as is done here; then nothing more need be
+    sent up.
+
+    It reads the updates of single clients, because c_k is kept here. It needs an engine that knows
+    the learning rate and the steps.
+
+    Args:
+        learning_rate: eta_s, of the server.
+        weighted: as for FedAvg; c is then the mean in proportion to the clients' data. The paper
+            has equal weights.
+
+    Example:
+        >>> from fedcor import Scaffold
+        >>> Scaffold().extra_down, Scaffold().extra_up
+        (1, 1)
+    """
+
+    learning_rate: float = 1.0
+    weighted: bool = False
+
+    needs_updates: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True
+    extra_down: ClassVar[int] = 1
+    extra_up: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        check_positive("learning_rate", self.learning_rate)
+
+    def init(self, population: Population, model: Array) -> State:
+        """Nobody was seen: c and all c_k are zero."""
+        return empty_memory(population, model, weighted=self.weighted)
+
+    def join(self, state: State, population: Population) -> State:
+        """c as the mean over more clients."""
+        return resize(state, population, weighted=self.weighted, name=_CONTROL)
+
+    def corrections(self, state: State, clients: IntArray) -> Array:
+        """(m, P) c - c_k."""
+        own, _ = recall(state, clients, _CONTROL)
+        difference: Array = mean_of_all(state).astype(np.float32) - own
+        return difference
+
+    def step(self, state: State, delivery: Delivery) -> tuple[Array, State]:
+        """(P,) w^t + eta_s sum_k a_k Delta_k."""
+        own, _ = recall(state, delivery.clients, _CONTROL)
+        paces = (delivery.steps * delivery.learning_rate).astype(np.float32)
+        common = mean_of_all(state).astype(np.float32)
+        controls = own - common - delivery.updates / paces[:, None]
+        model = delivery.model + self.learning_rate * delivery.mean.astype(np.float64)
+        state = remember(state, delivery.clients, controls, name=_CONTROL)
+        return model.astype(delivery.model.dtype), state
+
+
+# A regulariser that changes with the rounds, so that local optima meet in the global one.
+#
+# FedDyn    local training on  l_k(w) - <h_k, w> + alpha/2 |w - w^t|^2,  that is  e_k = -h_k
+#           h_k    <- h_k - alpha Delta_k                    for who delivered
+#           h       = mean of h_k over all N clients         all start at zero
+#           w^{t+1} = w^t + sum_k a_k Delta_k - h / alpha,   with the new h
+
+
+_DRIFT = "gradient"
+
+
+@plain_keywords
+@dataclass(frozen=True)
+class FedDyn:
+    """Federated learning with dynamic regularisation (Acar et al., 2021).
+
+    h_k estimates the gradient of client k at the optimum. The paper minimises exactly; with a few
+    local steps, h_k needs about 1 / (alpha x learning rate x steps) visits to follow.
+
+    A client can keep its own h_k, so no more is sent than by FedAvg, and that is what is billed.
+    Here the server keeps it, and therefore reads the updates of single clients.
+
+    Args:
+        alpha: strength of the regulariser. The authors' examples use 0.01.
+        weighted: as for FedAvg; h is then the mean in proportion to the clients' data. (The
+            authors' code divides alpha by a client's share of the data.)
+
+    Example:
+        >>> from fedcor import FedDyn
+        >>> FedDyn(alpha=0.01).proximal
+        0.01
+    """
+
+    alpha: float = 0.1
+    weighted: bool = False
+
+    needs_updates: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_between("alpha", self.alpha, 1e-6, 1e6)
+
+    @property
+    def proximal(self) -> float:
+        """alpha."""
+        return self.alpha
+
+    def init(self, population: Population, model: Array) -> State:
+        """Nobody was seen: h and all h_k are zero."""
+        return empty_memory(population, model, weighted=self.weighted)
+
+    def join(self, state: State, population: Population) -> State:
+        """h as the mean over more clients."""
+        return resize(state, population, weighted=self.weighted, name=_DRIFT)
+
+    def corrections(self, state: State, clients: IntArray) -> Array:
+        """(m, P) -h_k."""
+        own, _ = recall(state, clients, _DRIFT)
+        return np.negative(own, out=own)
+
+    def step(self, state: State, delivery: Delivery) -> tuple[Array, State]:
+        """(P,) w^t + sum_k a_k Delta_k - h / alpha."""
+        own, _ = recall(state, delivery.clients, _DRIFT)
+        state = remember(state, delivery.clients, own - self.alpha * delivery.updates, name=_DRIFT)
+        model = delivery.model + (delivery.mean - mean_of_all(state) / self.alpha)
+        return model.astype(delivery.model.dtype), state

@@ -1,0 +1,1 @@
+"""Records to numbers, and numbers to a verdict, tables, plots, explanations and a page."""

@@ -1,0 +1,298 @@
+"""What the record knows of clients' losses over the rounds, and how they changed.
+
+A loss is known where a selector asked for it (`known` and `losses` of a line's details), and where
+it came with an update (`told`). The two are kept apart: on Flower, an app may measure them in
+different ways.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedcor.core.errors import RecordError
+from fedcor.reporting.names import run_name
+from fedcor.reporting.reason_texts import (
+    MEANINGS,
+    PARTS,
+    PICK_DETAILS,
+    pick_sentence,
+    round_note,
+    what_is_missing,
+)
+from fedcor.runs.record import RunRecord, client_names, first_round
+
+
+class LossHistory:
+    """The known losses of every client, each of the model before some round.
+
+    Args:
+        rounds: The lines of a record.
+    """
+
+    def __init__(self, rounds: Sequence[Mapping[str, Any]]) -> None:
+        # source -> client -> rounds, and the loss in each
+        self._known: dict[str, dict[int, tuple[list[int], list[float]]]] = {
+            source: defaultdict(lambda: ([], [])) for source in ("asked", "told")
+        }
+        for number, entry in enumerate(rounds):
+            details = entry.get("details") or {}
+            self._add("asked", number, details.get("known"), details.get("losses"))
+            self._add("told", number, entry.get("participated"), details.get("told"))
+
+    def _add(self, source: str, number: int, clients: Any, losses: Any) -> None:
+        for client, loss in zip(clients or (), losses or (), strict=False):
+            if loss is not None and client is not None:
+                rounds, values = self._known[source][int(client)]
+                rounds.append(number)
+                values.append(float(loss))
+
+    def at(self, client: int, round: int) -> float | None:
+        """The client's loss of the model before `round`, if it was asked for; else None."""
+        rounds, values = self._known["asked"].get(client, ([], []))
+        place = bisect_right(rounds, round) - 1
+        return values[place] if place >= 0 and rounds[place] == round else None
+
+    def change(self, client: int, round: int) -> dict[str, Any] | None:
+        """How the client's loss changed from before `round` to after it; None if that is unknown.
+
+        Where the loss just before or just after is not known, the nearest known ones are taken; the
+        change is then that of several rounds, of which `round` is one.
+
+        Returns:
+            `change`; `from_round` and `to_round`, the rounds before which the two losses were
+            measured: (t, t + 1) for the change of round t alone; and `source`, "asked" or "told".
+        """
+        found: list[dict[str, Any]] = []
+        for source, clients in self._known.items():
+            rounds, values = clients.get(client, ([], []))
+            after = bisect_right(rounds, round)
+            if 0 < after < len(rounds):
+                change = values[after] - values[after - 1]
+                found.append(
+                    {
+                        "change": change,
+                        "from_round": rounds[after - 1],
+                        "to_round": rounds[after],
+                        "source": source,
+                    }
+                )
+        return min(found, key=lambda one: one["to_round"] - one["from_round"], default=None)
+
+
+# Why these clients were chosen in a round, as the selector explained it in the record.
+
+
+def explanation(run: RunRecord, round: int | None = None) -> dict[str, Any]:
+    """The choice of one round as plain values, which `json.dumps` takes.
+
+    Args:
+        run: as `read_run` gives it
+        round: from 0, as in the record; of a run on Flower as Flower counts, from 1, where the
+            record says Flower's numbers; None for the last
+
+    Returns:
+        run, selector: What was run. Texts of a record are as they are there: not safe to show.
+        round: As numbered in the record, from 0.
+        server_round: Flower's number, from 1; only where the record says it.
+        probed: Number of losses that clients were asked for.
+        reasons: Name of each reason in the rows of `chosen` -> what it means.
+        note: One sentence on how this round was chosen; may be empty.
+        missing: Sentences on what this record does not hold, such as one of an earlier version.
+        predicted_change: FedCor: predicted change of the weighted mean loss of all clients, minus
+            the sum of the gains; None where there is none.
+        chosen: One row per chosen client, in the order of choice:
+            place: From 1.
+            client: Its number.
+            name: Its name; only where clients have names.
+            delivered: Whether its update was aggregated.
+            why_not: Why it did not: `dropped`, `late` or `refused`; empty if it did, or if that is
+                not known.
+            (reasons): Each of `reasons` -> a number, or None.
+            parts: Signed parts that add up to `gain`: `others`, `own`, `annealed`, `redundant`.
+                Empty for other selectors than FedCor, and for earlier versions.
+            runner_up: {"client", "name"?, "by"}: the best other client for this place, and by how
+                much it was worse, in the units of `by_what`; None where there was none or it is
+                not known.
+            came: The change of the client's loss that came, {"change", "from_round", "to_round",
+                "source"} as in `LossHistory.change`, rounds counted from 0; None if it is unknown.
+            sentence: All of it in words. Plain text, made safe to show on a terminal; a page has
+                to escape it.
+        by_what: What `runner_up["by"]` is a difference of: "gain", "distance", "cosine", "loss" or
+            "".
+        candidates: Power-of-choice: rows {"client", "name"?, "loss", "chosen"}, the largest loss
+            first; else empty.
+        before_rules: The clients that the selector named before rules changed its choice, if they
+            did; else empty.
+        unmet: Rules that could not be met -> how many clients were missing.
+        left_alone: Clients that were there but were not asked, after faults.
+        unreachable: How many clients could not be reached.
+        duration, clock: Simulated seconds of this round, and of all so far; only where time was
+            simulated.
+    """
+    where = run_name(run)
+    if not run.rounds:
+        raise RecordError(f"{where} has no finished round yet")
+    first = first_round(run)
+    last = first + len(run.rounds) - 1
+    number = last - first if round is None else round - first
+    if not 0 <= number < len(run.rounds):
+        counted = ", numbered as in Flower" if first else ""
+        raise RecordError(
+            f"{where} has the rounds {first} to {last}{counted}; there is no round {round}"
+        )
+    return _Explainer(run).at(number)
+
+
+def explanations(run: RunRecord) -> list[dict[str, Any]]:
+    """The `explanation` of every round of the record; empty if there is none yet."""
+    explainer = _Explainer(run)
+    return [explainer.at(number) for number in range(len(run.rounds))]
+
+
+class _Explainer:
+    """What all rounds of a run share."""
+
+    def __init__(self, run: RunRecord) -> None:
+        self.run, self.where, self.first = run, run_name(run), first_round(run)
+        self.names = client_names(run.path)
+        self.history = LossHistory(run.rounds)
+
+    def at(self, number: int) -> dict[str, Any]:
+        entry = self.run.rounds[number]
+        why, selected = entry.get("why") or {}, entry.get("selected")
+        if selected is None or any(len(values) != len(selected) for values in why.values()):
+            raise RecordError(
+                f"{self.where}, round {number}: the record does not say who was chosen, or gives "
+                "other reasons than clients; it was edited or damaged"
+            )
+        details = entry.get("details") or {}
+        by_what = next((name for name in ("gain", "distance", "cosine") if name in why), "")
+        rows = [
+            self._row(number, entry, place, client, why)
+            for place, client in enumerate(selected, start=1)
+        ]
+        candidates = self._candidates(number, details.get("candidates") or (), selected)
+        if candidates:
+            by_what = "loss"
+            _add_losers(rows, candidates)
+        found = {
+            "run": self.where,
+            "selector": self.run.header.get("selector"),
+            "round": number,
+            **({"server_round": number + self.first} if self.first else {}),
+            "probed": entry.get("probed"),
+            "reasons": {
+                name: MEANINGS.get(name, "")
+                for name in (*why, *(name for name in PICK_DETAILS if name in details))
+                if name not in _APART
+            },
+            "note": round_note(self.run.header, entry),
+            "missing": what_is_missing(self.run.header, entry),
+            "predicted_change": _predicted(why),
+            "chosen": rows,
+            "by_what": by_what,
+            "candidates": candidates,
+            "before_rules": [one for one in details.get("before_rules") or () if one is not None],
+            "unmet": _or_empty(entry.get("unmet"), dict),
+            "left_alone": _or_empty(entry.get("quarantined"), list),
+            "unreachable": entry.get("unreachable") or 0,
+            **{key: entry[key] for key in ("duration", "clock") if entry.get(key) is not None},
+        }
+        for row in rows:
+            row["sentence"] = pick_sentence(row, found, self.first)
+        return found
+
+    def _row(
+        self,
+        number: int,
+        entry: Mapping[str, Any],
+        place: int,
+        client: int,
+        why: Mapping[str, Sequence[Any]],
+    ) -> dict[str, Any]:
+        values = {name: column[place - 1] for name, column in why.items()}
+        for name in PICK_DETAILS:  # one number per pick, too
+            column = (entry.get("details") or {}).get(name) or ()
+            if len(column) == len(entry["selected"]):
+                values[name] = column[place - 1]
+        rival, by = values.get("runner_up"), values.get("margin")
+        who = {
+            "place": place,
+            **self._who(client),
+            "delivered": client in (entry.get("participated") or ()),
+            "why_not": _why_not(entry, client),
+        }
+        return {
+            **who,
+            **{name: value for name, value in values.items() if name not in _APART},
+            **who,  # a reason of a user's own selector may have any name
+            "parts": _parts(values),
+            "runner_up": None if rival is None else {**self._who(int(rival)), "by": by},
+            "came": self.history.change(client, number),
+        }
+
+    def _who(self, client: int) -> dict[str, Any]:
+        named = {"name": self.names[client]} if 0 <= client < len(self.names) else {}
+        return {"client": client, **named}
+
+    def _candidates(
+        self, number: int, candidates: Sequence[Any], selected: Sequence[int]
+    ) -> list[dict[str, Any]]:
+        return [
+            {
+                **self._who(int(client)),
+                "loss": self.history.at(int(client), number),
+                "chosen": client in selected,
+            }
+            for client in candidates
+            if client is not None
+        ]
+
+
+_APART = ("runner_up", "margin")  # shown in a form of their own
+
+
+def _or_empty(value: Any, kind: type) -> Any:
+    """`value`, if it is what a whole record holds; else an empty one of its kind."""
+    return value if isinstance(value, kind) else kind()
+
+
+def _why_not(entry: Mapping[str, Any], client: int) -> str:
+    """Why a chosen client did not take part; empty if it did, or if the record does not say."""
+    missing = entry.get("missing") or {}
+    return next((str(why) for why, clients in missing.items() if client in clients), "")
+
+
+def _parts(values: Mapping[str, Any]) -> dict[str, float]:
+    """The signed parts of FedCor's gain; empty where the record does not hold them all."""
+    needed = ("others", "own", "annealing", "redundancy", "gain")
+    if any(not isinstance(values.get(name), int | float) for name in needed):
+        return {}
+    whole = values["others"] + values["own"]
+    parts = {
+        "others": values["others"],
+        "own": values["own"],
+        "annealed": values["annealing"] * whole - whole,
+        "redundant": -values["redundancy"],
+    }
+    assert tuple(parts) == PARTS
+    return parts
+
+
+def _predicted(why: Mapping[str, Sequence[Any]]) -> float | None:
+    gains = why.get("gain")
+    if not gains or any(gain is None for gain in gains):
+        return None
+    return -float(sum(gains))
+
+
+def _add_losers(rows: list[dict[str, Any]], candidates: list[dict[str, Any]]) -> None:
+    """Name the best candidate that was left out as the runner-up of each pick."""
+    left = [one for one in candidates if not one["chosen"] and one["loss"] is not None]
+    for row in rows if left else ():
+        if row.get("loss") is not None:
+            best = {key: left[0][key] for key in ("client", "name") if key in left[0]}
+            row["runner_up"] = {**best, "by": row["loss"] - left[0]["loss"]}

@@ -1,0 +1,295 @@
+"""How figures look. The palette is Okabe and Ito's, which colour-blind readers can tell apart, with
+two colours of Tol's; each series has a line style of its own, so that a figure can be read in grey
+as well.
+"""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcor.core.config import check_at_least, check_one_of
+from fedcor.core.errors import ConfigError, MissingExtraError, RecordError
+from fedcor.core.files import write_whole
+from fedcor.core.text import for_figure
+from fedcor.reporting.compact import SeedMeans, seed_means
+from fedcor.reporting.metrics import TIME_UNITS, percent
+from fedcor.reporting.names import short_names
+from fedcor.reporting.summary import ExperimentSummary, ranking
+
+try:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Figure
+except ImportError as error:
+    raise MissingExtraError("matplotlib", "plot") from error
+
+
+PALETTE = ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
+_COLOURS = {
+    "fedcor": "#D55E00",
+    "random": "#000000",
+    "afl": "#009E73",
+    "power_of_choice": "#0072B2",
+    "oort": "#117733",
+    "complement": "#CC79A7",
+    "aligned": "#332288",
+    "aligned + FedRecall": "#332288",
+    "round_robin": "#882255",
+    "full": "#999999",
+}
+_LINES = {
+    "fedcor": "-",
+    "random": ":",
+    "afl": "-.",
+    "power_of_choice": "--",
+    "oort": "-.",
+    "complement": "-",
+    "aligned": "--",
+    "aligned + FedRecall": "-",
+    "round_robin": ":",
+    "full": (0, (6, 1)),
+}
+_TITLES = {
+    "2spc": "2SPC: two shards a client",
+    "1spc": "1SPC: one shard a client",
+    "dir": "Dir: Dirichlet, α = 0.2",
+}
+
+
+def setting_title(setting: str) -> str:
+    """The title of a panel: one of the paper's settings in words, else the name itself."""
+    return _TITLES.get(setting, setting)
+
+
+def panel_row(panels: int, width: float = 3.6, height: float = 3.0) -> tuple[Figure, list[Axes]]:
+    """A figure with `panels` panels side by side, each `width` by `height` inches."""
+    figure = Figure(figsize=(width * panels, height), layout="constrained")
+    axes = [figure.add_subplot(1, panels, i + 1) for i in range(panels)]
+    for ax in axes:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(alpha=0.25, linewidth=0.6)
+    return figure, axes
+
+
+def write_caption(figure: Figure, caption: str) -> None:
+    """Below the figure: what it shows and from what, in lines that fit."""
+    text = textwrap.fill(caption, width=int(17 * figure.get_figwidth()))
+    figure.supxlabel(text, fontsize=7.5, color="#444444")
+
+
+def line_style(label: str, i: int) -> dict[str, Any]:
+    """Colour and line of a series: a selector's own, else those of the i-th series."""
+    lines = ["-", "--", ":", "-."]
+    free = [colour for colour in PALETTE if colour not in _COLOURS.values()]
+    return {
+        "color": _COLOURS.get(label, free[i % len(free)]),
+        "linestyle": _LINES.get(label, lines[i % len(lines)]),
+    }
+
+
+def save_figure(figure: Figure, stem: Path) -> list[Path]:
+    """Write `stem`.svg and `stem`.png, each atomically; without a date, so that the same numbers
+    give the same file."""
+    paths = []
+    for suffix, options in ((".svg", {"metadata": {"Date": None}}), (".png", {"dpi": 160})):
+        content = io.BytesIO()
+        figure.savefig(content, format=suffix[1:], **options)
+        write_whole(stem.with_suffix(suffix), content.getvalue())
+        paths.append(stem.with_suffix(suffix))
+    return paths
+
+
+# Plots of one's own runs: a measure against rounds, bytes or time, with bands over seeds.
+
+
+LABELS = {
+    "rounds": "communication round",
+    "bytes": "down and up",
+    "seconds": "seconds",
+    "time": "of simulated time",
+}
+FORMATS = ("png", "svg", "pdf")
+MOST_SMOOTHED = 10  # rounds
+_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+class Plot(Figure):
+    """A matplotlib figure that a notebook shows as it is, whether or not pyplot is in use."""
+
+    def _repr_png_(self) -> bytes:
+        content = io.BytesIO()
+        self.savefig(content, format="png", dpi=110)
+        return content.getvalue()
+
+
+def cannot_draw(experiment: ExperimentSummary) -> str:
+    """Why there is nothing to draw; empty where there is, and before the first round."""
+    curves = [curve for by_seed in experiment.curves.values() for curve in by_seed.values()]
+    begun = [curve for curve in curves if curve.done]
+    if not begun or any(np.isfinite(curve.of(experiment.measure)).any() for curve in begun):
+        return ""
+    why = f"no round has a value of {experiment.measure}"
+    return f"{experiment.name} cannot be drawn: {why}"
+
+
+def plot_experiment(
+    experiment: ExperimentSummary,
+    xs: Sequence[str] | None = None,
+    smooth: int | None = None,
+) -> Plot:
+    """A panel for each of `xs`, one curve per selector: the mean over seeds, with a band from the
+    lowest to the highest seed.
+
+    Args:
+        experiment: as `summarise` gives it
+        xs: what the measure is drawn against: `rounds`, `bytes`, `seconds` (that the run took) or
+            `time` (simulated); None for rounds, bytes, and time where it was simulated
+        smooth: rounds in each point, itself and those before it; None for a twentieth of the
+            rounds, at most 10
+
+    Raises:
+        RecordError: No run was ever measured, or time was not simulated.
+    """
+    if xs is None:
+        xs = ("rounds", "bytes", "time") if experiment.has_clock else ("rounds", "bytes")
+    if why := cannot_draw(experiment):
+        raise RecordError(why)
+    for x in xs:
+        check_one_of("x", x, LABELS)
+        if x == "time" and not experiment.has_clock:
+            raise RecordError(
+                f"{experiment.name} has no simulated time: set faults.devices, and run it again"
+            )
+    names = {
+        name: for_figure(short)
+        for name, short in short_names((s.name for s in experiment.selectors), 24).items()
+    }
+    # A panel is 3.6 inches wide, and the legend as wide as its longest name.
+    legend = 0.7 + 0.075 * max(map(len, names.values()))
+    figure = Plot(figsize=(3.6 * len(xs) + legend, 3.2), layout="constrained")
+    axes = [figure.add_subplot(1, len(xs), place + 1) for place in range(len(xs))]
+    window = _window(experiment) if smooth is None else smooth
+    check_at_least("smooth", window, 1)
+    means = {
+        name: seed_means(experiment.curves[name], experiment.measure, window)
+        for name in ranking(experiment)
+    }
+    for ax, x in zip(axes, xs, strict=True):
+        _draw(ax, experiment, means, names, x)
+    axes[0].set_ylabel(_measure_label(experiment))
+    handles, labels = axes[0].get_legend_handles_labels()
+    if handles:
+        # Outside, where it hides no curve.
+        figure.legend(handles, labels, fontsize=8, loc="outside right center", frameon=False)
+    write_caption(figure, _caption(experiment, means, window))
+    return figure
+
+
+def check_format(path: Path) -> str:
+    """The format that the end of a file's name stands for; another is refused."""
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in FORMATS:
+        endings = ", ".join(f".{name}" for name in FORMATS)
+        raise ConfigError("plot", str(path), f"must end in one of {endings}")
+    return kind
+
+
+def save_plot(figure: Figure, path: Path) -> None:
+    """Write a figure as a whole; the end of the name says in which format.
+
+    Args:
+        figure: as `plot_experiment` gives it
+        path: a `.png`, `.svg` or `.pdf`
+    """
+    kind = check_format(path)
+    content = io.BytesIO()
+    options: dict[str, Any] = {"dpi": 160} if kind == "png" else {}
+    figure.savefig(content, format=kind, **options)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, content.getvalue())
+
+
+def _draw(
+    ax: Axes,
+    experiment: ExperimentSummary,
+    means: dict[str, SeedMeans],
+    names: dict[str, str],
+    x: str,
+) -> None:
+    """One panel."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25, linewidth=0.6)
+    scale, unit = 1.0, ""
+    if x == "bytes":
+        most = max((float(mean.bytes[-1]) for mean in means.values() if mean.seeds), default=0.0)
+        scale, unit = next((pair for pair in _UNITS if most >= pair[0]), (1.0, "bytes"))
+    if x == "time":
+        most = max((float(mean.time[-1]) for mean in means.values() if mean.seeds), default=0.0)
+        scale, unit = next((pair for pair in TIME_UNITS if most >= 2 * pair[0]), TIME_UNITS[-1])
+    places = [s.name for s in experiment.selectors]  # a selector keeps its look
+    for name, mean in means.items():
+        across = {
+            "rounds": np.arange(1, len(mean.mean) + 1),
+            "bytes": mean.bytes / scale,
+            "seconds": mean.seconds,
+            "time": mean.time / scale,
+        }[x]
+        known = np.isfinite(mean.mean)  # rounds that were not measured are bridged
+        if not known.any():
+            continue
+        look = line_style(name, places.index(name))
+        few: dict[str, Any] = {"marker": "o", "markersize": 3} if known.sum() < 3 else {}
+        ax.plot(across[known], mean.mean[known], label=names[name], linewidth=1.5, **few, **look)
+        ax.fill_between(
+            across[known],
+            mean.low[known],
+            mean.high[known],
+            color=look["color"],
+            alpha=0.15,
+            linewidth=0,
+        )
+    if experiment.target is not None:
+        ax.axhline(experiment.target, color="grey", linewidth=0.8)
+        ax.text(
+            0.99,
+            experiment.target,
+            f"target {percent(experiment.target)}",
+            va="top",
+            ha="right",
+            fontsize=7,
+            color="grey",
+            transform=ax.get_yaxis_transform(),
+        )
+    ax.set_xlabel(f"{unit} {LABELS[x]}".strip())
+
+
+def _window(experiment: ExperimentSummary) -> int:
+    rounds = max(run.rounds_done for s in experiment.selectors for run in s.runs)
+    return min(max(rounds // 20, 1), MOST_SMOOTHED)
+
+
+def _measure_label(experiment: ExperimentSummary) -> str:
+    known = ("accuracy", "loss")
+    measure = experiment.measure
+    return f"test {measure}" if measure in known else for_figure(measure, 60)
+
+
+def _caption(experiment: ExperimentSummary, means: dict[str, SeedMeans], window: int) -> str:
+    counts = sorted({mean.seeds for mean in means.values()})
+    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    parts = [
+        for_figure(experiment.name),
+        f"mean over {seeds} {'seed' if seeds == '1' else 'seeds'}",
+    ]
+    if counts[-1] > 1:
+        parts.append("band: lowest to highest seed")
+    if window > 1:
+        parts.append(f"{window}-round means")
+    if any(not run.finished for s in experiment.selectors for run in s.runs):
+        parts.append("not finished: up to the round that all seeds have")
+    return "; ".join(parts)

@@ -1,0 +1,1 @@
+"""One round on any engine: decide, screen, aggregate, observe, bill, and the record's line."""

@@ -1,0 +1,1 @@
+"""What is done about clients that err or lie."""

@@ -1,0 +1,1 @@
+"""Who may be chosen: eligibility, bounds per group of clients, and clients per round over time."""

@@ -1,0 +1,150 @@
+"""Rules for clients that are all known before the first round, as in the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcor.core.errors import ConfigError, suggest
+from fedcor.core.types import BoolArray, Selector, selector_traits
+from fedcor.rounds.rules.declaration import (
+    Rules,
+    TagTable,
+    check_rules_for,
+    tag_columns,
+    with_clients,
+)
+from fedcor.rounds.rules.seats import Groups, Seats, make_groups
+
+
+@dataclass(frozen=True, eq=False)
+class FixedRules:
+    """The rules of one run.
+
+    Attributes:
+        rules: As the user gave them.
+        eligible: (N,) Who may be asked and chosen.
+        groups: The bounds; None where there are none.
+    """
+
+    rules: Rules
+    eligible: BoolArray
+    groups: Groups | None
+
+    def selector_at(self, selector: Selector, round: int) -> Selector:
+        """The selector with the clients per round of this round."""
+        return with_clients(selector, self.rules.clients_at(round))
+
+
+def fix_rules(
+    rules: Rules, tags: TagTable, clients: int, selector: Selector, rounds: int
+) -> FixedRules | None:
+    """The rules for `clients` clients with `tags`; None where there is no rule.
+
+    Args:
+        rules: As the user gave them.
+        tags: Tag -> value -> ids.
+        clients: N, the number of clients.
+        selector: Chooses; it must be one that the rules can be kept with.
+        rounds: Rounds of a run, from 0.
+
+    Raises:
+        ConfigError: A rule names a tag or a value that no client has, or could not be met even if
+            all clients could be reached.
+    """
+    columns = tag_columns(tags, clients)
+    if not rules:
+        return None
+    try:
+        return _fix(rules, tags, columns, clients, selector, rounds)
+    except ConfigError as error:
+        raise error.under("rules") from error.__cause__
+
+
+def _fix(
+    rules: Rules,
+    tags: TagTable,
+    columns: Mapping[str, Sequence[str | None]],
+    clients: int,
+    selector: Selector,
+    rounds: int,
+) -> FixedRules:
+    _check_names(rules, tags)
+    check_rules_for(rules, selector)
+    of_client: list[dict[str, str]] = [{} for _ in range(clients)]
+    for tag, column in columns.items():
+        for client, value in enumerate(column):
+            if value is not None:
+                of_client[client][tag] = value
+    eligible = np.array([rules.is_eligible(k, of) for k, of in enumerate(of_client)], dtype=bool)
+    if not eligible.any():
+        raise ConfigError("eligible", rules.eligible, f"none of the {clients} clients is eligible")
+    fixed = FixedRules(rules, eligible, make_groups(rules, columns, eligible))
+    for number in sorted({rules.clients_at(round) or 0 for round in range(rounds)}):
+        own = selector_traits(selector).clients_per_round
+        if number or own is not None:
+            _check_number(fixed, selector, number or int(own or 0))
+    return fixed
+
+
+def _check_names(rules: Rules, tags: TagTable) -> None:
+    """Every tag and every value that a rule names must be there: else it is misspelt."""
+    named = {"at_least": rules.at_least, "at_most": rules.at_most, "eligible": rules.eligible}
+    for key, table in named.items():
+        for tag, values in table.items() if isinstance(table, dict) else ():
+            if tag not in tags:
+                there = ", ".join(sorted(tags)) or "none"
+                allowed = f"no client has this tag; there are: {there}"
+                raise ConfigError(f"{key}.{tag}", values, allowed, suggest(tag, tags))
+            for value in values if isinstance(values, dict | list) else ():
+                if value not in tags[tag]:
+                    there = ", ".join(sorted(tags[tag])) or "none"
+                    allowed = f"no client has {tag} = {value!r}; there are: {there}"
+                    raise ConfigError(f"{key}.{tag}", values, allowed, suggest(value, tags[tag]))
+
+
+def _check_number(fixed: FixedRules, selector: Selector, number: int) -> None:
+    """Refuse rules that cannot be met with `number` clients, whoever can be reached."""
+    everyone, rules = np.flatnonzero(fixed.eligible), fixed.rules
+    try:
+        with_clients(selector, number)
+    except ConfigError as error:
+        allowed = f"{number} clients do not go with the selector: {error}"
+        raise ConfigError("clients_per_round", rules.clients_per_round, allowed) from None
+    if number > len(everyone) and rules.eligible is None:
+        allowed = f"asks for {number} clients, but there are {len(everyone)}"
+        raise ConfigError("clients_per_round", rules.clients_per_round, allowed)
+    if number > len(everyone):
+        allowed = f"lets {len(everyone)} clients in, but {number} are chosen in a round"
+        raise ConfigError("eligible", rules.eligible, allowed, "lower clients_per_round")
+    if fixed.groups is None:
+        return
+    seats = Seats(fixed.groups, number, everyone)
+    if seats.shortfall:
+        allowed = (
+            f"cannot be met with {number} clients in a round, even if all can be reached: "
+            f"{_why(seats)}"
+        )
+        hint = "lower it, or raise clients_per_round or at_most"
+        raise ConfigError("at_least", rules.at_least, allowed, hint)
+    if seats.size < number:
+        allowed = f"lets {seats.size} clients in a round, but {number} are chosen"
+        raise ConfigError("at_most", rules.at_most, allowed, "raise it, or lower clients_per_round")
+
+
+def _why(seats: Seats) -> str:
+    """Which minima are too high, by themselves or together."""
+    groups, counts = seats.groups, seats.groups.count(seats.groups.in_cells(seats.candidates))
+    for label, low, there in zip(groups.labels, groups.lower, counts, strict=False):
+        if low > there:
+            return f"{label} has {there} of {low} clients"
+    per_tag: dict[str, int] = {}
+    for label, low in zip(groups.labels, groups.lower, strict=False):
+        tag = label.partition("=")[0]
+        per_tag[tag] = per_tag.get(tag, 0) + int(low)
+    for tag, total in per_tag.items():
+        if total > seats.count:
+            return f"the groups of {tag} need {total} together"
+    return "the minima and maxima contradict each other"

@@ -1,0 +1,254 @@
+"""One round of selection, the same on every engine: decide who trains, and observe the outcome.
+
+A selector may be a user's own. So what it returns is checked, and an error in it is reported with
+the round, the method and the line where it happened.
+
+Where rules bound the number of clients in groups, the selector is asked as always. If its choice
+keeps the rules, that is the choice. Else the clients that may stay have their seat, and it is asked
+again, from the same state, for the seats that are left, among the clients that may have one. At
+last it is asked for exactly the clients that were found, so that its state and its reasons are
+those of this choice.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedcor.core.errors import FedcorError
+from fedcor.core.types import (
+    Array,
+    Federation,
+    IntArray,
+    Outcome,
+    Population,
+    Selector,
+    State,
+    selector_traits,
+)
+from fedcor.rounds.loss_screening import check_clients
+from fedcor.rounds.rules.declaration import with_clients
+from fedcor.rounds.rules.seats import Groups, Seats, fill
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a selector decided in a round.
+
+    Attributes:
+        chosen: (C,) The clients that train, in the order of choice.
+        state: The selector's state after the choice.
+        why: Its reasons as they are recorded: a name -> one number per chosen client.
+        details: What it says of the round as a whole: a name -> numbers. With them `known` and
+            `losses`, the clients whose loss of the current model is known without a further
+            question, and that loss; and `before_rules`, the choice that rules have changed.
+        unmet: Rules that could not be met in this round: `tag=value`, or `clients_per_round` -> how
+            many clients are missing.
+    """
+
+    chosen: IntArray
+    state: State
+    why: Mapping[str, list[float | None]]
+    details: Mapping[str, list[float | int | None]] = field(default_factory=dict)
+    unmet: Mapping[str, int] = field(default_factory=dict)
+
+
+def init_state(selector: Selector, population: Population) -> State:
+    """The selector's state before the first round."""
+    with blame("the selector failed in init"):
+        state = selector.init(population)
+        check_state(state)
+    return state
+
+
+def decide(
+    selector: Selector,
+    state: State,
+    federation: Federation,
+    number: int | None = None,
+    groups: Groups | None = None,
+) -> Decision:
+    """Ask the selector who trains in this round, and why.
+
+    Args:
+        selector: Ours or a user's own.
+        state: Its state.
+        federation: Answers its questions.
+        number: What error messages call the round, where that is not `federation.round`.
+        groups: Bounds on the number of clients; the selector must have `clients_per_round`.
+    """
+    number = federation.round if number is None else number
+    if groups is None:
+        chosen, after = _ask(selector, state, federation, number)
+        why = _reasons(selector, after, federation, chosen, number)
+        details = _details(selector, state, after, federation, chosen, number)
+        return Decision(chosen, after, why, details | _known_losses(federation))
+    wanted = selector_traits(selector).clients_per_round
+    assert wanted is not None, "check_rules_for() comes first"
+    seats = Seats(groups, wanted, federation.available)
+    asked: list[tuple[IntArray, State]] = []
+
+    def ask(seats: Seats, clients: IntArray) -> IntArray:
+        one = with_clients(selector, seats.count)
+        asked.append(_ask(one, state, _Part(federation, clients, seats), number))
+        return asked[-1][0]
+
+    chosen = fill(seats, ask)
+    part = _Part(federation, federation.available, seats)
+    after = asked[0][1]
+    if len(asked) > 1 or not np.array_equal(chosen, asked[0][0]):
+        selector = with_clients(selector, len(chosen))
+        found, part = np.sort(chosen), _Part(federation, np.sort(chosen), None)
+        chosen, after = _ask(selector, state, part, number)
+        if not np.array_equal(np.sort(chosen), found):
+            raise FedcorError(
+                f"round {number}: asked for exactly the clients {found.tolist()}, which keep the "
+                f"rules, the selector chose {chosen.tolist()}; with rules, it must choose "
+                "clients_per_round different clients if there are as many"
+            )
+    why = _reasons(selector, after, part, chosen, number)
+    details = _details(selector, state, after, part, chosen, number) | _known_losses(federation)
+    if not np.array_equal(np.sort(chosen), np.sort(asked[0][0])):
+        details["before_rules"] = asked[0][0].tolist()
+    few = min(wanted, len(federation.available)) - len(chosen)
+    unmet = groups.missing(chosen) | ({"clients_per_round": few} if few else {})
+    return Decision(chosen, after, why, details, unmet)
+
+
+def _ask(
+    selector: Selector, state: State, federation: Federation, number: int
+) -> tuple[IntArray, State]:
+    """Who trains, and the state after the choice."""
+    with blame(f"round {number}: the selector failed in select"):
+        chosen, state = selector.select(state, federation)
+        return check_clients(chosen, federation.available, number), state
+
+
+def _reasons(
+    selector: Selector, state: State, federation: Federation, chosen: IntArray, number: int
+) -> dict[str, list[float | None]]:
+    with blame(f"round {number}: the selector failed in reasons"):
+        return _explain(selector, state, federation, chosen)
+
+
+def _details(
+    selector: Selector,
+    before: State,
+    state: State,
+    federation: Federation,
+    chosen: IntArray,
+    number: int,
+) -> dict[str, list[float | int | None]]:
+    """What the selector says of the round as a whole; empty where it says nothing."""
+    give = getattr(selector, "details", None)
+    with blame(f"round {number}: the selector failed in details"):
+        found = {} if give is None else give(before, state, federation, chosen)
+        return {name: _short_numbers(np.asarray(values)) for name, values in found.items()}
+
+
+def _known_losses(federation: Federation) -> dict[str, list[float | int | None]]:
+    """The losses of the current model that are known, where the engine says so."""
+    give = getattr(federation, "known_losses", None)
+    losses = np.empty(0) if give is None else give()
+    known = np.flatnonzero(np.isfinite(losses))
+    if not len(known):
+        return {}
+    return {"known": _short_numbers(known), "losses": _short_numbers(losses[known])}
+
+
+def _short_numbers(values: Array) -> list[float | int | None]:
+    """As the record takes them: whole numbers, or six digits, which are enough to look at."""
+    if values.dtype.kind in "biu":
+        return [int(value) for value in values]
+    return [float(f"{v:.6g}") if np.isfinite(v) else None for v in values.astype(np.float64)]
+
+
+class _Part:
+    """A federation of which some clients are available: those who may have the seats."""
+
+    def __init__(self, whole: Federation, available: IntArray, seats: Seats | None) -> None:
+        self.round, self.weights, self.rng = whole.round, whole.weights, whole.rng
+        self.losses, self.loss_changes = whole.losses, whole.loss_changes
+        self.available, self.seats = available.copy(), seats
+        self.available.flags.writeable = False
+
+
+def observe(selector: Selector, state: State, outcome: Outcome, number: int | None = None) -> State:
+    """The selector's state after it has seen what came back from the round."""
+    number = outcome.round if number is None else number
+    with blame(f"round {number}: the selector failed in observe"):
+        state = selector.observe(state, outcome)
+        check_state(state)
+    return state
+
+
+def told_losses(outcome: Outcome) -> dict[str, list[float | int | None]]:
+    """`told`: the losses that came with the updates, if they were read; else nothing.
+
+    In the simulator they are only computed if a selector wants them.
+    """
+    losses = vars(outcome).get("losses", np.empty(0))
+    return {"told": _short_numbers(losses)} if np.isfinite(losses).any() else {}
+
+
+def join_clients(selector: Selector, state: State, population: Population) -> State | None:
+    """The state for a population that has grown; None for a selector without `join`."""
+    join = getattr(selector, "join", None)
+    if join is None:
+        return None
+    with blame("the selector failed in join"):
+        joined: State = join(state, population)
+        check_state(joined)
+    return joined
+
+
+def phase_of(selector: Selector, state: State, number: int) -> str:
+    """What the selector is doing in round `number`, in a few words; empty where it does not say."""
+    say = getattr(selector, "phase", None)
+    if say is None:
+        return ""
+    with blame(f"round {number}: the selector failed in phase"):
+        return " ".join(str(say(state)).split())
+
+
+def check_state(state: State, whose: str = "the selector") -> None:
+    """Refuse a state that could not be written to a checkpoint."""
+    if not isinstance(state, Mapping):
+        raise FedcorError(
+            f"{whose}'s state is a mapping of names to arrays, not a {type(state).__name__}"
+        )
+    for name, value in state.items():
+        plain = isinstance(value, np.ndarray) and not value.dtype.hasobject
+        if not isinstance(name, str) or not plain:
+            raise FedcorError(
+                f"{whose}'s state {name!r} is not a plain NumPy array, as checkpoints need"
+            )
+
+
+def _explain(
+    selector: Selector, state: State, federation: Federation, chosen: IntArray
+) -> dict[str, list[float | None]]:
+    """The selector's reasons as a record takes them; empty where it gives none."""
+    give = getattr(selector, "reasons", None)
+    reasons = {} if give is None else give(state, federation, chosen)
+    return {
+        name: [float(v) if np.isfinite(v) else None for v in np.asarray(values, dtype=np.float64)]
+        for name, values in reasons.items()
+    }
+
+
+@contextmanager
+def blame(what: str) -> Iterator[None]:
+    """Report an error in a user's code with the method and the line where it happened."""
+    try:
+        yield
+    except FedcorError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        cause = f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+        raise FedcorError(f"{what}: {cause}") from error

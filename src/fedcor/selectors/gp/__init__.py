@@ -1,0 +1,1 @@
+"""The Gaussian process over the clients' loss changes: arrays, not clients."""

@@ -1,0 +1,151 @@
+"""Clients in blocks: so many rows of an embedding, and what is computed of them, fit into a core's
+own cache. Then a large population costs its matrix products, and not the memory between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import numpy as np
+
+from fedcor.core.types import BoolArray, FloatArray, IntArray
+
+BLOCK = 4096
+
+
+def blocks(count: int) -> Iterator[slice]:
+    """0 .. count - 1 in blocks."""
+    return (slice(start, start + BLOCK) for start in range(0, count, BLOCK))
+
+
+def of_candidates(candidates: IntArray, *arrays: FloatArray) -> tuple[FloatArray, ...]:
+    """The candidates' rows of arrays over all clients; if everyone is one, nothing is copied."""
+    if np.array_equal(candidates, np.arange(len(arrays[0]))):
+        return arrays
+    return tuple(array[candidates] for array in arrays)
+
+
+# The posterior of a greedy selection, kept up to date: a pick costs one pass over the embedding.
+#
+# Notation (as in `lowrank.py`)
+#     X, p    embeddings and weights of n clients                             (n, d), (n,)
+#     s2      noise variance
+#     A       what is left of the prior: I before the first pick              (d, d)
+#     v       sum of p_i x_i over everyone who is not picked                  (d,)
+#     h       variance of each client, x_k'A x_k + s2                         (n,)
+#     b       benefit of each client, x_k'A v + s2 p_k                        (n,)
+#
+# Picking a client with embedding x, weight q and variance h_x = x'A x + s2 gives, with u = A x,
+#
+#     A <- A - u u' / h_x         v <- v - q x
+#
+# Since then A x = u s2 / h_x, both vectors follow from the products z = X u alone:
+#
+#     h <- h - z^2 / h_x          b <- b - z (u'v + s2 q) / h_x
+#
+# A pick and the next best client take one pass, in blocks that stay in the cache. From
+# `COMPILED_FROM` clients on, the pass is a compiled one (`compiled.py`) where Numba is installed.
+
+
+# Below, a pick takes a few milliseconds at most, and a run would hardly win back the seconds in
+# which Numba compiles. The sums of the two passes have different orders, so their results differ by
+# rounding errors.
+COMPILED_FROM = 100_000
+
+_Pass = Callable[..., tuple[int, float]]
+
+
+@cache
+def _compiled_pass() -> _Pass | None:
+    """`compiled.condition_and_find`; None where Numba is not installed."""
+    try:
+        from fedcor.selectors.compiled import condition_and_find
+    except ImportError:
+        return None
+    compiled: _Pass = condition_and_find
+    return compiled
+
+
+class Posterior:
+    """What conditioning on one picked client after another leaves of n clients.
+
+    Args:
+        X: (n, d) their embeddings.
+        p: (n,) their weights.
+        s2: Noise variance.
+        v: (d,) sum of p_i x_i over everyone, also over clients that are not among the n.
+    """
+
+    def __init__(self, X: FloatArray, p: FloatArray, s2: float, v: FloatArray) -> None:
+        self.X, self.p, self.s2 = X, p, s2
+        self.A, self.v = np.eye(X.shape[1]), v.copy()
+        self.variance, self.benefit = np.empty(len(X)), np.empty(len(X))
+        self._pass = _compiled_pass() if len(X) >= COMPILED_FROM else None
+        if self._pass is not None:
+            self.X = np.ascontiguousarray(X)
+        for rows in blocks(len(X)):
+            Xb = X[rows]
+            self.variance[rows] = np.einsum("nd,nd->n", Xb, Xb) + s2
+            self.benefit[rows] = Xb @ v + s2 * p[rows]
+
+    def gains(self, alpha: FloatArray) -> FloatArray:
+        """(n,) gain of every client, picked or not; alpha: (n,) annealing factors."""
+        return alpha * self.benefit / np.sqrt(self.variance)
+
+    def gain(self, row: int, alpha: float) -> float:
+        """The gain of one client."""
+        return float(alpha * self.benefit[row] / np.sqrt(self.variance[row]))
+
+    def best(self, alpha: FloatArray, left: BoolArray) -> tuple[int, float]:
+        """The first row with the largest gain of those that are `left`, and that gain."""
+        best, gain = -1, -np.inf
+        for rows in blocks(len(self.p)):
+            row, largest = self._best_of(rows, alpha, left)
+            if largest > gain or best < 0:
+                best, gain = rows.start + row, largest
+        return best, gain
+
+    def pick(self, x: FloatArray, q: float) -> None:
+        """Condition on a client with embedding x, (d,), and weight q, together with its noise."""
+        u, h, slope = self._pick(x, q)
+        for rows in blocks(len(self.X)):
+            self._condition(rows, u, h, slope)
+
+    def pick_and_find(
+        self, x: FloatArray, q: float, alpha: FloatArray, left: BoolArray
+    ) -> tuple[int, float]:
+        """`pick`, then `best`, in one pass."""
+        u, h, slope = self._pick(x, q)
+        if self._pass is not None:
+            arrays = (self.variance, self.benefit, alpha, left)
+            best, gain = self._pass(self.X, u, h, slope, self.s2, *arrays)
+            return (best, gain) if best >= 0 else self.best(alpha, left)
+        best, gain = -1, -np.inf
+        for rows in blocks(len(self.X)):
+            self._condition(rows, u, h, slope)
+            row, largest = self._best_of(rows, alpha, left)
+            if largest > gain or best < 0:
+                best, gain = rows.start + row, largest
+        return best, gain
+
+    def _pick(self, x: FloatArray, q: float) -> tuple[FloatArray, float, float]:
+        """Condition A and v on a client; u, h_x and the slope of the benefits in z."""
+        u = self.A @ x
+        h = max(float(x @ u), 0.0) + self.s2
+        slope = (float(u @ self.v) + self.s2 * q) / h
+        self.A -= np.outer(u, u) / h
+        self.v -= q * x
+        return u, h, slope
+
+    def _condition(self, rows: slice, u: FloatArray, h: float, slope: float) -> None:
+        z = self.X[rows] @ u
+        self.benefit[rows] -= slope * z
+        variance = self.variance[rows]
+        variance -= z * z / h
+        np.maximum(variance, self.s2, out=variance)
+
+    def _best_of(self, rows: slice, alpha: FloatArray, left: BoolArray) -> tuple[int, float]:
+        g = alpha[rows] * self.benefit[rows] / np.sqrt(self.variance[rows])
+        g[~left[rows]] = -np.inf
+        row = int(np.argmax(g))
+        return row, float(g[row])

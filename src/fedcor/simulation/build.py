@@ -1,0 +1,210 @@
+"""From an experiment to a simulation that is ready to run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from fedcor.core.config import check_memory, expand_home
+from fedcor.core.errors import ConfigError
+from fedcor.core.rng import stream
+from fedcor.core.types import IntArray, optimiser_traits
+from fedcor.data.cache import cache_file
+from fedcor.data.client_data import ClientData
+from fedcor.data.datasets import Dataset, load
+from fedcor.data.partition import randomise_labels
+from fedcor.data.partitioners import check_parts
+from fedcor.rounds.loss_screening import LossNoise
+from fedcor.rounds.record_line import run_header
+from fedcor.simulation.coerce import (
+    OwnClients,
+    OwnData,
+    check_optimiser_memory,
+    check_selector_memory,
+    errors_under,
+)
+from fedcor.simulation.engine.engine import Engine
+from fedcor.simulation.engine.models import build_model
+from fedcor.simulation.engine.train import LocalTraining
+from fedcor.simulation.experiment import Experiment
+from fedcor.simulation.loop import Simulation
+from fedcor.simulation.tasks import build_task
+
+LABEL_NOISE = "label noise"  # the stream that says whose labels are random, and which
+
+
+@functools.lru_cache(maxsize=1)
+def _load(name: str, stamp: tuple[int, int] | None) -> Dataset:  # noqa: ARG001
+    """The data set, shared by the runs of one process until its file changes."""
+    return load(name)
+
+
+def _stamp(name: str) -> tuple[int, int] | None:
+    """When the file of a data set was written, and its size; None if there is none."""
+    path = expand_home("data.name", name) if name.endswith(".npz") else cache_file(name)
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = None) -> Simulation:
+    """The experiment's federation for one seed: the same for every selector.
+
+    Args:
+        experiment: All settings but the seed.
+        seed: Fixes the partition, the initial model, every shuffle and every fault.
+        data: The data set; the one that the experiment names is loaded if it is not given.
+
+    Example:
+        >>> from fedcor.experiments import load_experiment
+        >>> simulation = build_simulation(load_experiment("digits", selector="random"), seed=1)
+        >>> [record.round for record, _ in simulation.run(3)]
+        [0, 1, 2]
+    """
+    data = data or load_data(experiment)
+    optimiser, schedule = experiment.build_optimiser(), experiment.build_schedule()
+    own = experiment.data
+    parts = own.clients if isinstance(own, OwnClients) else split_data(experiment, data, seed)
+    sizes = _sizes(parts)
+    task = build_task(experiment.loss, experiment.metrics, classes=data.classes)
+    if experiment.noisy_clients:
+        noisy, rng = experiment.noisy_clients, stream(seed, LABEL_NOISE)
+        if not isinstance(parts, list):
+            raise ConfigError("noisy_clients", noisy, "needs data that is held, not loaded")
+        labels = randomise_labels(data.train_y, data.classes, parts, noisy, rng)
+        data = dataclasses.replace(data, train_y=labels)
+    name, options = _model(experiment)
+    with errors_under("model"):
+        module = build_model(name, data.shape, data.outputs, seed, options, data=data, task=task)
+    local = LocalTraining(
+        experiment.batch_size,
+        experiment.local_steps,
+        schedule.at(0),
+        experiment.weight_decay,
+        optimiser_traits(optimiser).proximal,
+    )
+    holdout, device = experiment.holdout, _device(experiment.device)
+    _check_sizes(experiment, sizes, sum(tensor.numel() for tensor in module.parameters()))
+    engine = Engine(data, parts, module, local, seed, holdout=holdout, device=device, task=task)
+    selector, faults = experiment.build_selector(), experiment.faults
+    rules = experiment.fix_rules(len(sizes))
+    experiment.check_faults(len(sizes), rules)
+    liars, defence = experiment.liars, experiment.defence
+    liars.who(seed, len(sizes))  # refuses a fraction of less than one client
+    noise = LossNoise(experiment.loss_noise, experiment.loss_clip)
+    simulation = Simulation(
+        *(engine, selector, optimiser, faults, schedule, seed, rules), liars, defence, noise
+    )
+    _ = simulation.speeds  # refuses devices tied to labels where there are none
+    return simulation
+
+
+def _sizes(parts: list[IntArray] | ClientData) -> IntArray:
+    """(N,) samples of each client."""
+    if isinstance(parts, list):
+        return np.array([len(part) for part in parts])
+    return np.asarray(parts.sizes)
+
+
+def _check_sizes(experiment: Experiment, sizes: IntArray, parameters: int) -> None:
+    """Refuse what does not fit into memory, now that the data and the model are known."""
+    clients = len(sizes)
+    chosen = experiment.faults.choose(max(1, experiment.clients_per_round), clients)
+    selector, optimiser = experiment.build_selector(), experiment.build_optimiser()
+    with errors_under("training"):
+        # A client's mini-batches of a round: the number of each row, and what an array takes.
+        rows = min(experiment.batch_size, int(sizes.max()))
+        steps = experiment.local_steps
+        check_memory("local_steps", steps, steps * (100.0 + 8.0 * rows))
+        # The updates of a round, and their mean.
+        check_memory("clients_per_round", chosen, 4.0 * (chosen + 2) * parameters)
+    check_selector_memory(experiment.selector_label, selector, clients, parameters)
+    seen = min(clients, chosen * experiment.rounds)
+    check_optimiser_memory(optimiser, seen, parameters)
+
+
+def load_data(experiment: Experiment) -> Dataset:
+    """The experiment's data: its own, or the data set that it names."""
+    data = experiment.data
+    return data.dataset if isinstance(data, OwnData) else _load(data, _stamp(data))
+
+
+def client_names_of(experiment: Experiment) -> tuple[str, ...]:
+    """What clients are called in the user's own data; () where they have numbers alone."""
+    data = experiment.data
+    return data.dataset.client_names if isinstance(data, OwnData) else ()
+
+
+def split_data(experiment: Experiment, data: Dataset, seed: int) -> list[IntArray]:
+    """The training samples of each client."""
+    with errors_under("partition"):
+        parts = experiment.partitioner.split(data.train_y, stream(seed, "partition"))
+    checked = check_parts(parts, len(data.train_y))
+    if experiment.clients_per_round > len(checked):
+        allowed = f"must be at most {len(checked)}: the partition has as many clients"
+        raise ConfigError("clients_per_round", experiment.clients_per_round, allowed)
+    return checked
+
+
+def _model(experiment: Experiment) -> tuple[Any, dict[str, Any]]:
+    """The model's name or factory, and its options."""
+    if not isinstance(experiment.model, Mapping):
+        return experiment.model, {}
+    options = dict(experiment.model)
+    return options.pop("name"), options
+
+
+def experiment_header(
+    experiment: Experiment, seed: int, engine: str | None = None
+) -> dict[str, Any]:
+    """The header of a run of `experiment`, on the simulator or on another `engine`."""
+    config = experiment.describe()
+    # Never "auto", which may be another device next time.
+    config["training"]["device"] = _device(experiment.device)
+    if config["partition"].get("clients") is None:
+        clients = len(split_data(experiment, load_data(experiment), seed))
+        config["partition"]["clients"] = clients
+    versions = {"torch": torch.__version__}
+    return run_header(experiment.name, experiment.selector_label, seed, config, versions, engine)
+
+
+def use_one_thread() -> None:
+    """Compute in one thread: sums then have one order, and runs are equal bit for bit."""
+    torch.set_num_threads(1)
+    threadpool_limits(1)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """As `use_one_thread`, for as long as the block runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _device(wanted: str) -> str:
+    """The device to use; "auto" takes an accelerator when there is one."""
+    if wanted == "auto":
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(1, device=wanted)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            "device", wanted, f"cannot be used here: {str(error).splitlines()[0]}"
+        ) from None
+    return wanted

@@ -1,0 +1,352 @@
+"""Samples and outputs as tensors: a batch is a tensor, or a dictionary of tensors.
+
+The first dimension counts the samples. A module is called as `module(batch)` with either, so one
+that takes a dictionary picks what it needs from it.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedcor.core.config import check_at_least, check_counts, check_memory
+from fedcor.core.errors import ConfigError, FedcorError
+from fedcor.core.rng import stream_seed
+from fedcor.core.types import Array
+from fedcor.data.datasets import Dataset, Samples
+from fedcor.simulation.tasks import Task, load_model_factory
+
+Batch: TypeAlias = Tensor | dict[str, Tensor]
+
+
+def as_tensor(array: Array) -> Tensor:
+    """`array` as a tensor that shares its memory; nobody writes to it."""
+    with warnings.catch_warnings():  # data that may only be read is welcome
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+def as_batch(samples: Samples) -> Batch:
+    """The samples of a data set as tensors that share their memory."""
+    if isinstance(samples, Mapping):
+        return {name: as_tensor(array) for name, array in samples.items()}
+    return as_tensor(samples)
+
+
+def transformed(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    """`change` of every tensor."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    return {name: change(tensor) for name, tensor in batch.items()}
+
+
+def rows_of(batch: Batch, rows: Tensor | slice) -> Batch:
+    """Some of the samples: those that `rows` numbers, or a slice of them."""
+    if isinstance(batch, Tensor):
+        return batch[rows]
+    return {name: tensor[rows] for name, tensor in batch.items()}
+
+
+def size_of(batch: Batch) -> int:
+    """The number of samples."""
+    return len(batch if isinstance(batch, Tensor) else next(iter(batch.values())))
+
+
+def outputs_of(result: Any) -> Tensor:
+    """What a module returned, as a tensor: itself, or its `.logits`, as in Hugging Face's."""
+    found = result if isinstance(result, Tensor) else getattr(result, "logits", None)
+    if not isinstance(found, Tensor):
+        raise FedcorError(
+            "the model must return a tensor, or an object with a tensor `.logits`, but returned a "
+            f"{type(result).__name__}"
+        )
+    return found
+
+
+# The paper's models, logistic regression, users' models; a model as one flat vector.
+#
+# Everywhere outside a module, a model is a float32 vector of P numbers: its parameters in order, then
+# its floating-point buffers (such as the running means of batch normalisation), which are averaged
+# like parameters but have no gradient.
+
+
+# A user's model: a factory, or a module. See `build_model`.
+Model: TypeAlias = Callable[..., nn.Module] | nn.Module
+Shape: TypeAlias = Sequence[int] | Mapping[str, tuple[int, ...]]
+
+
+class ClientDropout(nn.Dropout):
+    """nn.Dropout with masks from the training client's own stream, not from torch's global one.
+
+    So the masks depend on (seed, round, client) alone, and not on which clients train before or
+    together with it.
+    """
+
+    stream: np.random.Generator | None = None
+
+    def mask(self, shape: Sequence[int]) -> Tensor:
+        """A mask of `shape`: each number is 0 with probability p, else 1 / (1 - p)."""
+        if self.stream is None:
+            raise RuntimeError("ClientDropout trains only with a client's stream")
+        kept = self.stream.random(size=tuple(shape), dtype=np.float32) >= self.p
+        return torch.from_numpy(kept.astype(np.float32) * mask_scale(self.p))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` times a mask in training, else unchanged."""
+        if not self.training or self.p == 0:
+            return input
+        return input * self.mask(input.shape).to(input.device)
+
+
+def mask_scale(p: float) -> np.float32:
+    """The factor of the numbers that dropout keeps, so that the mean stays the same."""
+    return np.float32(1.0 / (1.0 - p) if p < 1 else 0.0)
+
+
+def mlp(
+    shape: Sequence[int], classes: int, hidden: Sequence[int] = (64, 30), dropout: float = 0.5
+) -> nn.Module:
+    """The paper's MLP. Dropout comes before the ReLU, as in the published implementation.
+
+    Args:
+        shape: Shape of a sample; it is flattened.
+        classes: Number of classes.
+        hidden: Widths of the hidden layers.
+        dropout: Probability of dropout in each hidden layer, in [0, 1).
+    """
+    if not 0.0 <= dropout < 1.0:
+        raise ConfigError("dropout", dropout, "must lie in [0, 1)")
+    check_counts("hidden", hidden)
+    widths = [math.prod(shape), *hidden]
+    check_memory("hidden", list(hidden), 4.0 * sum(map(math.prod, itertools.pairwise(widths))))
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), nn.Dropout(dropout), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+
+def logistic(shape: Sequence[int], classes: int) -> nn.Module:
+    """Logistic regression on the flattened sample."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+def cnn(
+    shape: Sequence[int], classes: int, channels: Sequence[int] = (32, 64, 64), dense: int = 64
+) -> nn.Module:
+    """The paper's CNN: three 3x3 convolutions without padding, then a dense layer.
+
+    A 2x2 max-pooling and a ReLU follow each of the first two convolutions, a ReLU the third.
+
+    Args:
+        shape: Shape of a sample: channels, height, width.
+        classes: Number of classes.
+        channels: Output channels of the three convolutions.
+        dense: Width of the dense layer.
+    """
+    if len(shape) != 3:
+        raise ConfigError(
+            "name",
+            "cnn",
+            f"needs images (channels, height, width), but a sample has shape {tuple(shape)}",
+        )
+    check_counts("channels", channels)
+    check_at_least("dense", dense, 1)
+    first, second, third = channels
+    numbers = 9.0 * (first * second + second * third) + third * dense  # at the least
+    check_memory("channels", [*channels, dense], 4.0 * numbers)
+    features = nn.Sequential(
+        nn.Conv2d(shape[0], first, 3), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(first, second, 3), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(second, third, 3), nn.ReLU(),
+        nn.Flatten(),
+    )  # fmt: skip
+    width = features(torch.zeros(1, *shape)).shape[1]
+    return nn.Sequential(*features, nn.Linear(width, dense), nn.ReLU(), nn.Linear(dense, classes))
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "logistic": logistic}
+
+
+def model_factory(model: str | Model) -> Callable[..., nn.Module]:
+    """The factory `(shape, outputs, **options) -> module` of a model; see `build_model`."""
+    if isinstance(model, nn.Module):
+        return lambda *_, **__: copy.deepcopy(model)
+    if isinstance(model, str):
+        return MODELS[model] if model in MODELS else load_model_factory(model)
+    if _needs_nothing(model):
+        return lambda _shape, _outputs, **options: model(**options)
+    return model
+
+
+def _needs_nothing(factory: Callable[..., Any]) -> bool:
+    """Whether a factory is called without shape and outputs: it can be called without anything."""
+    try:
+        inspect.signature(factory).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def build_model(
+    name: str | Model,
+    shape: Shape,
+    classes: int,
+    seed: int,
+    options: Mapping[str, Any] | None = None,
+    *,
+    data: Dataset | None = None,
+    task: Task | None = None,
+) -> nn.Module:
+    """A model with its initial weights, drawn from the stream (seed, "weights").
+
+    Torch's global stream is left as it was. nn.Dropout layers become `ClientDropout`.
+
+    Args:
+        name: "mlp", "cnn", "logistic", or a user's `module:factory`, which is called as
+            `factory(shape, classes, **options)`. Or an object: such a factory; a class or function
+            that needs no arguments, such as `lambda: MyModule()`; or a module, which is copied, so
+            that its weights are the initial ones for every seed.
+        shape: Shape of a sample, or a dictionary of shapes (`Dataset.shape`).
+        classes: Number of outputs (`Dataset.outputs`): of classes, or of targets per sample.
+        seed: The seed of the run.
+        options: Options of the model by name.
+        data: The data, of which the model is tried on two samples; zeros if it is not given.
+        task: What the model is for; cross entropy if it is not given.
+
+    Raises:
+        ConfigError: There is no such model, it cannot be built, or it does not fit the data.
+
+    Example:
+        >>> build_model(lambda: nn.Linear(4, 3), (4,), 3, seed=1)
+        Linear(in_features=4, out_features=3, bias=True)
+    """
+    factory = model_factory(name)
+    if isinstance(shape, Mapping) and name in MODELS:
+        inputs = ", ".join(shape)
+        allowed = f"takes one array per sample, but the data has {inputs}: give a model of your own"
+        raise ConfigError("name", name, allowed)
+    given = shape if isinstance(shape, Mapping) else tuple(shape)
+    name = name if isinstance(name, str) else describe(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_seed(seed, "weights"))
+        try:
+            module = factory(given, classes, **(options or {}))
+        except ConfigError:
+            raise
+        except Exception as error:  # a user's factory may fail in any way
+            raise ConfigError(
+                "name", name, f"could not be built for samples of shape {given}: {error}"
+            ) from error
+        if not isinstance(module, nn.Module):
+            raise ConfigError(
+                "name", name, f"must make a torch.nn.Module, but made a {type(module).__name__}"
+            )
+        if data is not None or not isinstance(given, Mapping):
+            _check_forward(name, module, given, classes, data, task)
+    return _with_client_dropout(module)
+
+
+def describe(model: Model) -> str:
+    """A user's model as messages name it: `module:Class`."""
+    named = type(model) if isinstance(model, nn.Module) else model
+    name = getattr(named, "__qualname__", type(named).__qualname__)
+    return f"{getattr(named, '__module__', '')}:{name}"
+
+
+def _check_forward(
+    name: str, module: nn.Module, shape: Any, classes: int, data: Dataset | None, task: Task | None
+) -> None:
+    """Raise ConfigError unless the module gives outputs for two samples that its task can take."""
+    training = module.training
+    batch: Batch
+    if data is None:
+        batch, targets = torch.zeros(2, *shape), torch.zeros(2, dtype=torch.int64)
+    else:
+        batch = rows_of(as_batch(data.test_x), slice(2))
+        targets = as_tensor(data.test_y)[:2]
+    try:
+        with torch.no_grad():
+            scores: Any = module.eval()(batch)
+    except Exception as error:  # a user's module may fail in any way
+        raise ConfigError("name", name, f"cannot take samples of shape {shape}: {error}") from error
+    module.train(training)
+    scores = getattr(scores, "logits", scores)
+    if task is None or task.is_cross_entropy:
+        if not isinstance(scores, Tensor) or scores.shape != (len(targets), classes):
+            got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise ConfigError(
+                "name",
+                name,
+                f"must give scores of shape (batch, {classes}), but two samples gave {got}",
+            )
+        return
+    try:
+        task.losses(outputs_of(scores), targets)
+    except Exception as error:  # a user's loss may fail in any way
+        raise ConfigError("name", name, f"does not fit the loss: {error}") from error
+
+
+def _with_client_dropout(module: nn.Module) -> nn.Module:
+    """Replace every nn.Dropout in `module`, in place."""
+    for name, child in module.named_children():
+        if type(child) is nn.Dropout:
+            setattr(module, name, ClientDropout(child.p))
+        else:
+            _with_client_dropout(child)
+    return module
+
+
+class ModelVector:
+    """The layout of a module's parameters and floating-point buffers in one flat vector.
+
+    Attributes:
+        parameters: Shapes of the parameters.
+        buffers: Shapes of the floating-point buffers, which follow them.
+        trained: Numbers that are parameters.
+        size: P, all numbers.
+        head: Where the parameters of the output layer are: the last layer that has any.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parameters = [parameter.shape for parameter in module.parameters()]
+        self.buffers = [b.shape for b in module.buffers() if b.is_floating_point()]
+        self.trained = sum(math.prod(shape) for shape in self.parameters)
+        self.size = self.trained + sum(math.prod(shape) for shape in self.buffers)
+        own = [sum(p.numel() for p in m.parameters(recurse=False)) for m in module.modules()]
+        last = next((numbers for numbers in reversed(own) if numbers), 0)
+        self.head = slice(self.trained - last, self.trained)
+
+    @staticmethod
+    def _tensors(module: nn.Module) -> list[Tensor]:
+        return [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
+
+    def read(self, module: nn.Module) -> Tensor:
+        """(P,) the numbers of `module`, a copy."""
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in self._tensors(module)])
+        return flat.to(torch.float32)
+
+    def write(self, module: nn.Module, vector: Tensor) -> None:
+        """Copy the (P,) numbers of `vector` into `module`."""
+        with torch.no_grad():
+            for tensor, values in zip(self._tensors(module), self.split(vector), strict=True):
+                tensor.copy_(values)
+
+    def split(self, vectors: Tensor) -> list[Tensor]:
+        """Views of (..., P) `vectors`: one (..., *shape) for each parameter and buffer.
+
+        Vectors of `trained` numbers are of parameters alone.
+        """
+        buffers = self.buffers if vectors.shape[-1] > self.trained else []
+        shapes = (*self.parameters, *buffers)
+        parts = torch.split(vectors, [math.prod(shape) for shape in shapes], dim=-1)
+        lead = vectors.shape[:-1]
+        return [part.reshape(*lead, *s) for part, s in zip(parts, shapes, strict=True)]

@@ -1,0 +1,221 @@
+"""Where the data of the clients is: all of it in memory, or loaded when it is needed.
+
+Each client's samples are shuffled, and the last of them are held out, where a share is. Losses are
+measured on those, else on all samples of the client. Both stores give the same samples in the same
+order.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcor.core.errors import DataError
+from fedcor.core.rng import stream
+from fedcor.core.types import Array, IntArray
+from fedcor.data.client_data import ClientData, check_loaded
+from fedcor.data.datasets import Dataset
+from fedcor.simulation.engine.models import Batch, as_batch, as_tensor, rows_of
+
+_ROWS_AT_ONCE = 20_000  # of data that is loaded to measure losses
+_KEPT_BYTES = 16e6  # of loaded data: who is asked for a loss is often asked again
+
+
+class Training(NamedTuple):
+    """Data of some clients, to train on."""
+
+    x: Batch
+    y: Tensor
+    rows: list[IntArray]  # of each of the clients, in x and y
+
+
+class Measured(NamedTuple):
+    """Data of some clients that losses are measured on, one client after the other."""
+
+    x: Batch
+    y: Tensor
+    sizes: IntArray  # rows of each of the clients
+
+
+class Store(Protocol):
+    """The data of N clients.
+
+    Attributes:
+        sizes: (N,) Samples that each client trains on.
+        measured_sizes: (N,) Samples that its loss is measured on.
+        largest: Samples of the largest client, held out or not.
+    """
+
+    sizes: IntArray
+    measured_sizes: IntArray
+    largest: int
+
+    def training(self, clients: Sequence[int]) -> Training:
+        """What some clients train on."""
+        ...
+
+    def measured(self, clients: IntArray) -> Iterator[Measured]:
+        """What the losses of clients are measured on, in pieces of whole clients."""
+        ...
+
+
+class HeldData:
+    """All data in memory, client by client: what a client has is contiguous.
+
+    Args:
+        data: Training and test data.
+        parts: For each client, its rows of the training data.
+        seed: The seed of the run.
+        holdout: Share of each client's data that is kept out of training.
+        place: Puts a batch where it is computed with.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        parts: Sequence[IntArray],
+        seed: int,
+        holdout: float,
+        place: Callable[[Batch], Batch],
+    ) -> None:
+        parts = [stream(seed, "holdout", k).permutation(part) for k, part in enumerate(parts)]
+        sizes = np.array([len(part) for part in parts])
+        held = np.floor(holdout * sizes).astype(np.int64)
+        ends = np.cumsum(sizes)
+        starts = ends - sizes
+        # Rows that each client trains on, and rows that its loss is measured on.
+        self._rows = [np.arange(s, e - h) for s, e, h in zip(starts, ends, held, strict=True)]
+        self._measured = [
+            torch.arange(e - h if h else s, e) for s, e, h in zip(starts, ends, held, strict=True)
+        ]
+        self.sizes = sizes - held
+        self.measured_sizes = np.where(held > 0, held, sizes)
+        self.largest = int(sizes.max())
+        order = torch.from_numpy(np.concatenate(parts))
+        self._x = place(rows_of(as_batch(data.train_x), order))
+        self._y = as_tensor(data.train_y).to(_device(self._x))[order]
+
+    def training(self, clients: Sequence[int]) -> Training:
+        """Everything, and the rows of each client."""
+        return Training(self._x, self._y, [self._rows[k] for k in clients])
+
+    def measured(self, clients: IntArray) -> Iterator[Measured]:
+        """In one piece; of a single client, and of everyone, without a copy."""
+        sizes = self.measured_sizes[clients]
+        everyone = np.array_equal(clients, np.arange(len(self._measured)))
+        if everyone and int(sizes.sum()) == len(self._y):  # nothing is held out
+            yield Measured(self._x, self._y, sizes)
+        elif len(clients) == 1:
+            own = self._measured[int(clients[0])]
+            rows = slice(int(own[0]), int(own[-1]) + 1)
+            yield Measured(rows_of(self._x, rows), self._y[rows], sizes)
+        else:
+            gathered = torch.cat([self._measured[k] for k in clients]).to(self._y.device)
+            yield Measured(rows_of(self._x, gathered), self._y[gathered], sizes)
+
+
+class LoadedData:
+    """Data that is loaded when it is needed. A little of it is kept, for the next question.
+
+    Args:
+        data: Has the test data, which says what a sample looks like.
+        clients: Loads the data of a client.
+        seed: The seed of the run.
+        holdout: Share of each client's data that is kept out of training.
+        place: Puts a batch where it is computed with.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        clients: ClientData,
+        seed: int,
+        holdout: float,
+        place: Callable[[Batch], Batch],
+    ) -> None:
+        self._data, self._clients, self._seed, self._place = data, clients, seed, place
+        self._all = np.asarray(clients.sizes, dtype=np.int64)
+        held = np.floor(holdout * self._all).astype(np.int64)
+        self.sizes = self._all - held
+        self.measured_sizes = np.where(held > 0, held, self._all)
+        self.largest = int(self._all.max())
+        self._kept: OrderedDict[int, tuple[Batch, Tensor]] = OrderedDict()
+        self._kept_bytes = 0
+
+    def training(self, clients: Sequence[int]) -> Training:
+        """The data of these clients, one after the other."""
+        loaded = [self._load(k) for k in clients]
+        sizes = self._all[np.asarray(clients)]
+        starts = np.cumsum(sizes) - sizes
+        rows = [
+            np.arange(start, start + size)
+            for start, size in zip(starts, self.sizes[np.asarray(clients)], strict=True)
+        ]
+        return Training(_joined([x for x, _ in loaded]), torch.cat([y for _, y in loaded]), rows)
+
+    def measured(self, clients: IntArray) -> Iterator[Measured]:
+        """In pieces, so that few clients are in memory at once."""
+        sizes = self.measured_sizes[clients]
+        piece = np.cumsum(sizes) // _ROWS_AT_ONCE
+        for group in np.split(np.arange(len(clients)), np.flatnonzero(np.diff(piece)) + 1):
+            parts = []
+            for k, size in zip(clients[group].tolist(), sizes[group].tolist(), strict=True):
+                x, y = self._load(k)
+                last = slice(len(y) - size, len(y))
+                parts.append((rows_of(x, last), y[last]))
+            x, y = _joined([x for x, _ in parts]), torch.cat([y for _, y in parts])
+            yield Measured(x, y, sizes[group])
+
+    def _load(self, client: int) -> tuple[Batch, Tensor]:
+        """Samples and targets of a client, shuffled."""
+        if client in self._kept:
+            self._kept.move_to_end(client)
+            return self._kept[client]
+        try:
+            loaded = self._clients.load(client)
+        except DataError:
+            raise
+        except Exception as error:  # a user's own may fail in any way
+            cause = f"{type(error).__name__}: {error}"
+            raise DataError(f"client {client}: its data could not be loaded: {cause}") from error
+        x, y = check_loaded(self._data, client, int(self._all[client]), loaded)
+        order = torch.from_numpy(stream(self._seed, "holdout", client).permutation(len(y)))
+        samples = self._place(rows_of(as_batch(x), order))
+        found = samples, as_tensor(y)[order].to(_device(samples))
+        self._kept[client] = found
+        self._kept_bytes += _bytes(*found)
+        while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
+            self._kept_bytes -= _bytes(*self._kept.popitem(last=False)[1])
+        return found
+
+
+def _joined(batches: Sequence[Batch]) -> Batch:
+    """Several batches as one."""
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return torch.cat([one for one in batches if isinstance(one, Tensor)])
+    return {
+        name: torch.cat([one[name] for one in batches if not isinstance(one, Tensor)])
+        for name in first
+    }
+
+
+def _device(batch: Batch) -> torch.device:
+    return (batch if isinstance(batch, Tensor) else next(iter(batch.values()))).device
+
+
+def _bytes(x: Batch, y: Tensor) -> int:
+    tensors = [x] if isinstance(x, Tensor) else list(x.values())
+    return sum(tensor.nbytes for tensor in (*tensors, y))
+
+
+def labels_of(store: Store, client: int) -> Array:
+    """(n_k,) the labels or targets that a client trains on."""
+    found = store.training([client])
+    labels: Array = found.y[torch.from_numpy(found.rows[0])].cpu().numpy()
+    return labels

@@ -1,0 +1,170 @@
+"""The usable results of a simulated round: each is judged once, when it comes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcor.core.types import Array, BoolArray, Delivery, FloatArray, IntArray, Optimiser, State
+from fedcor.rounds.aggregation import read_only, take_step
+from fedcor.rounds.defence.update_norms import PARTS, NormLimits, judge, no_norms, remember
+
+
+class JudgedResults:
+    """What the clients of a round delivered, after it was judged.
+
+    The optimiser, the selector and every candidate are given the same.
+
+    Args:
+        limits: How long an update may be.
+        past: The lengths that earlier rounds accepted; empty before the first.
+        model: (P + B,) What the clients trained from.
+        trained: P, the number of parameters.
+        step_size: Learning rate x local steps of the round.
+
+    Attributes:
+        clipped: Clients whose update was scaled down.
+        refused: Why -> the clients whose update was refused.
+    """
+
+    def __init__(
+        self, limits: NormLimits, past: State, model: Tensor, trained: int, step_size: float
+    ) -> None:
+        self._limits, self._past = limits, past or no_norms(PARTS)
+        self._model, self._trained = model, trained
+        self._units = np.array([step_size if step_size > 0 else 1.0, 1.0])  # (PARTS,)
+        self._results: dict[int, Tensor] = {}
+        self._norms: dict[int, FloatArray] = {}
+        self._too_long: dict[int, FloatArray] = {}
+        self.clipped: list[int] = []
+        self.refused: dict[str, list[int]] = {}
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._results
+
+    def of(self, clients: IntArray) -> Tensor:
+        """(m, P + B) the results of these clients, who delivered."""
+        if not len(clients):
+            return self._model.new_empty(0, len(self._model))
+        return torch.stack([self._results[k] for k in clients.tolist()])
+
+    def add(self, clients: Sequence[int], results: Tensor) -> None:
+        """Judge what these clients sent, and keep what can be used.
+
+        Args:
+            clients: (m) Their ids.
+            results: (m, P + B) Their models.
+        """
+        changes = results - self._model
+        lengths = self._lengths(changes)
+        # Of the changes: two finite numbers can be too far apart for their type. The length of
+        # finite numbers is finite, so all of them are looked at once.
+        finite: BoolArray = np.all(np.isfinite(lengths), axis=1)
+        self._refuse("not finite", [k for k, ok in zip(clients, finite, strict=True) if not ok])
+        rows = np.flatnonzero(finite)
+        if not len(rows):
+            return
+        norms = lengths[rows] / self._units
+        earlier = np.array(list(self._norms.values())).reshape(-1, PARTS)
+        verdict = judge(self._limits, self._past, norms, earlier)
+        for at, row in enumerate(rows.tolist()):
+            client = clients[row]
+            if verdict.refused[at]:
+                self._refuse("too long", [client])
+                self._too_long[client] = norms[at]
+                continue
+            result = results[row]
+            if verdict.clipped[at]:
+                self.clipped = sorted([*self.clipped, client])
+                result = self._model + self._scaled(changes[row], verdict.factors[at])
+            self._results[client], self._norms[client] = result, verdict.norms[at]
+
+    def past(self, round: int, wrong: bool = False) -> State:
+        """What the next round knows of usual lengths; all that came, if the past may be `wrong`."""
+        known = {**self._norms, **(self._too_long if wrong else {})}
+        norms = np.array(list(known.values())).reshape(-1, PARTS)
+        return remember(self._past, norms, round, list(known))
+
+    def _refuse(self, why: str, clients: Sequence[int]) -> None:
+        if clients:
+            self.refused[why] = sorted([*self.refused.get(why, []), *clients])
+
+    def _lengths(self, changes: Tensor) -> FloatArray:
+        """(m, PARTS) in float64: in float32, the square of a large number is infinite."""
+        changes = changes.cpu() if changes.device.type == "mps" else changes
+        parts = (changes[:, : self._trained], changes[:, self._trained :])
+        lengths = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts]
+        return torch.stack(lengths, dim=1).cpu().numpy()
+
+    def _scaled(self, change: Tensor, factors: FloatArray) -> Tensor:
+        parameters, buffers = change[: self._trained], change[self._trained :]
+        return torch.cat([parameters * float(factors[0]), buffers * float(factors[1])])
+
+
+# The step of a federated optimiser on the engine's tensors: from clients' models to the next one.
+#
+# Float buffers of a model, such as the running variance of a batch normalisation, are no parameters:
+# a step that goes past the mean could make a variance negative. So an optimiser never sees them; they
+# become the weighted mean of the clients'.
+
+
+def next_model(
+    optimiser: Optimiser,
+    state: State,
+    model: Tensor,
+    results: Tensor,
+    trained: int,
+    *,
+    round: int,
+    clients: IntArray,
+    weights: FloatArray,
+    steps: IntArray,
+    learning_rate: float,
+    number: int | None = None,
+) -> tuple[Tensor, State]:
+    """The next model and the optimiser's next state.
+
+    Args:
+        optimiser: Takes the step.
+        state: Its state.
+        model: (P + B,) w^t: its parameters, then its float buffers.
+        results: (m, P + B) the clients' models after local training.
+        trained: P, the number of parameters.
+        round, clients, weights, steps, learning_rate: As in `Delivery`.
+        number: What error messages call the round, where that is not `round`.
+    """
+
+    @functools.cache
+    def mean() -> Tensor:  # (P + B,)
+        # The mean of changes, not of models: it loses less in float32, and a client that did not
+        # move leaves w^t exactly as it is.
+        a = torch.as_tensor(weights, dtype=results.dtype, device=results.device)  # (m,)
+        return a @ (results - model)
+
+    def updates() -> Array:  # (m, P)
+        return read_only((results[:, :trained] - model[:trained]).cpu().numpy())
+
+    delivery = Delivery(
+        round,
+        parameters_of(model, trained),
+        read_only(clients),
+        read_only(weights),
+        read_only(steps.astype(np.int64)),
+        learning_rate,
+        read_updates=updates,
+        read_mean=lambda: parameters_of(mean(), trained),
+    )
+    made, after = take_step(optimiser, state, delivery, number)
+    parameters = torch.from_numpy(made).to(model.device)
+    if trained == len(model):
+        return parameters, after
+    return torch.cat([parameters, model[trained:] + mean()[trained:]]), after
+
+
+def parameters_of(model: Tensor, trained: int) -> Array:
+    """(P,) the parameters of a flat model, as an optimiser sees them: NumPy, read-only."""
+    return read_only(model[:trained].cpu().numpy())

@@ -1,0 +1,122 @@
+"""Figures that compare whole runs: accuracy over rounds, how often clients are chosen, paired
+differences.
+
+Every function takes numbers that were computed and saved before, and returns a matplotlib Figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedcor.reporting.plots import (
+    PALETTE,
+    Figure,
+    line_style,
+    panel_row,
+    setting_title,
+    write_caption,
+)
+from fedcor.reporting.tables import display_name
+
+
+def curves(
+    panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]],
+    caption: str,
+    target: Mapping[str, float],
+) -> Figure:
+    """Test accuracy over rounds: panels[setting][series] has `round`, `mean`, `low`, `high`."""
+    room_for_legend = 1.2 / len(panels)
+    figure, axes = panel_row(len(panels), width=3.6 + room_for_legend)
+    for ax, (setting, series) in zip(axes, panels.items(), strict=True):
+        for i, (label, numbers) in enumerate(series.items()):
+            look = line_style(label, i)
+            name = display_name(label)
+            ax.plot(numbers["round"], numbers["mean"], label=name, linewidth=1.5, **look)
+            ax.fill_between(
+                numbers["round"],
+                numbers["low"],
+                numbers["high"],
+                color=look["color"],
+                alpha=0.15,
+                linewidth=0,
+            )
+        if setting in target:
+            ax.axhline(target[setting], color="grey", linewidth=0.8)
+            ax.text(
+                0.01,
+                target[setting],
+                "target",
+                va="bottom",
+                fontsize=7,
+                color="grey",
+                transform=ax.get_yaxis_transform(),
+            )
+        ax.set_title(setting_title(setting), fontsize=10)
+        ax.set_xlabel("communication round")
+    axes[0].set_ylabel("test accuracy")
+    handles, labels = axes[-1].get_legend_handles_labels()
+    # Outside, where it hides no curve.
+    figure.legend(handles, labels, fontsize=8, loc="outside right center", frameon=False)
+    write_caption(figure, caption)
+    return figure
+
+
+def frequencies(panels: Mapping[str, Mapping[str, Sequence[float]]], caption: str) -> Figure:
+    """How often each client was chosen, most chosen first: panels[setting][series] has one number
+    per client."""
+    figure, axes = panel_row(len(panels))
+    for ax, (setting, series) in zip(axes, panels.items(), strict=True):
+        for i, (label, counts) in enumerate(series.items()):
+            ax.step(
+                np.arange(1, len(counts) + 1),
+                sorted(counts, reverse=True),
+                where="mid",
+                label=display_name(label),
+                **line_style(label, i),
+            )
+        ax.set_title(setting_title(setting), fontsize=10)
+        ax.set_xlabel("client, most chosen first")
+        ax.set_ylim(bottom=0)
+    axes[0].set_ylabel("times chosen a run")
+    axes[-1].legend(fontsize=8)
+    write_caption(figure, caption)
+    return figure
+
+
+def differences(
+    panels: Mapping[str, Mapping[str, Mapping[str, Any]]], what: str, caption: str
+) -> Figure:
+    """Paired differences with their intervals, one row per variant: panels[scenario][variant] has
+    `mean`, `low`, `high`; `what` is the difference that is shown."""
+    names = list(dict.fromkeys(name for rows in panels.values() for name in rows))
+    width = 2.9 if len(panels) <= 3 else 2.4
+    figure, axes = panel_row(len(panels), width=width, height=1.3 + 0.26 * len(names))
+    shown = [row for rows in panels.values() for row in rows.values() if row["mean"] is not None]
+    ends = [row[key] for row in shown for key in ("mean", "low", "high") if row[key] is not None]
+    left, right = min([*ends, 0.0]), max([*ends, 0.0])
+    room = 0.05 * (right - left) or 0.1
+    for ax, (scenario, rows) in zip(axes, panels.items(), strict=True):
+        ax.axvline(0, color="black", linewidth=0.8)
+        for y, name in enumerate(names):
+            if name not in rows or rows[name]["mean"] is None:
+                continue
+            mean, low, high = (rows[name][key] for key in ("mean", "low", "high"))
+            clear = low is not None and (low > 0 or high < 0)
+            colour = "#555555" if not clear else PALETTE[2] if mean > 0 else PALETTE[0]
+            if low is not None:
+                (bar,) = ax.plot([low, high], [y, y], color=colour, linewidth=2.2, alpha=0.6)
+                bar.set_solid_capstyle("butt")
+            marker = "o" if not clear else "^" if mean > 0 else "v"
+            ax.plot(mean, y, marker=marker, color=colour, markersize=5)
+        ax.set_title(setting_title(scenario), fontsize=9)
+        ticks = [display_name(name) if ax is axes[0] else "" for name in names]
+        ax.set_yticks(range(len(names)), ticks)
+        ax.set_ylim(len(names) - 0.5, -0.5)
+        ax.set_xlim(left - room, right + room)  # one scale, so that panels can be compared
+        ax.tick_params(labelsize=8)
+    axes[len(axes) // 2].set_xlabel(what)
+    write_caption(figure, f"{caption}; triangles: the interval excludes zero")
+    return figure

@@ -1,0 +1,501 @@
+"""Runs in parts, on a cluster that is made up: what comes back, what is lost, what is refused."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shlex
+import socket
+import sys
+import weakref
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from distributed.client import ClosedClientError
+from studies import measuring
+from studies.plan import Plan
+
+import fedcor
+from fedcor.cli import main
+from fedcor.core.errors import ConfigError, FedcorError, WorkerDiedError
+from fedcor.core.registry import load_object
+from fedcor.runs import processes, runner
+from fedcor.runs.cluster import worker
+from fedcor.runs.cluster.address import check_answer, find_address
+from fedcor.runs.cluster.backends import DaskCluster, connect
+from fedcor.runs.cluster.scheduler import map_on, run_errands
+from fedcor.runs.cluster.worker import LostError
+from fedcor.runs.processes import count_processes
+
+PRESET = Path(fedcor.__file__).parent / "presets" / "digits.toml"
+
+
+class MadeUp:
+    """A cluster in this process; `losses` are the numbers of the calls whose worker is lost."""
+
+    def __init__(self, losses=()):
+        self.losses, self.calls, self.cancelled = set(losses), 0, []
+        self.most = 0
+
+    def slots(self):
+        return 2
+
+    def submit(self, payload):
+        self.calls += 1
+        return self.calls, payload
+
+    def wait(self, calls):
+        self.most = max(self.most, len(calls))
+        return calls[:1]
+
+    def result(self, call):
+        number, payload = call
+        if number in self.losses:
+            raise LostError("gone")
+        return worker.entry()(payload)
+
+    def cancel(self, calls):
+        self.cancelled += calls
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    cluster = MadeUp()
+
+    @contextmanager
+    def connect(backend, address):
+        yield cluster
+
+    monkeypatch.setattr(runner, "connect", connect)
+    monkeypatch.setattr(runner, "FIRST_PART", 0.0)  # a round per part
+    monkeypatch.setattr(runner, "LONGEST_PART", 0.0)
+    return cluster
+
+
+def lines(folder):
+    return {
+        str(path.relative_to(folder)): [
+            {key: value for key, value in json.loads(line).items() if key != "seconds"}
+            for line in path.read_text().splitlines()
+        ]
+        for path in sorted(Path(folder).rglob("rounds.jsonl"))
+    }
+
+
+def compare(small_data, out, *more):
+    command = f"compare digits --selectors random,fedcor --seeds 1,2 --rounds 12 {small_data}"
+    return main([*command.split(), "--out", str(out), *more])
+
+
+def test_parts_give_the_record_of_one_process_whatever_is_lost(small_data, made_up, tmp_path):
+    assert compare(small_data, tmp_path / "here") == 0
+    made_up.losses = {1, 2, 5, 9, 20, 21}
+    assert compare(small_data, tmp_path / "there", "--backend", "ray", "--address", "a:1") == 0
+    assert lines(tmp_path / "there") == lines(tmp_path / "here")
+    assert made_up.calls == 4 * 12 + 6
+    assert made_up.most == 2
+
+
+def test_an_end_halfway_can_be_resumed_here_or_there(small_data, made_up, tmp_path, capsys):
+    assert compare(small_data, tmp_path / "here") == 0
+    away = ("--backend", "dask", "--address", "a:1")
+    made_up.losses = set(range(10, 100))
+    assert compare(small_data, tmp_path / "there", *away) == 2
+    said = "4 workers were lost one after the other with the same part of a run"
+    assert said in capsys.readouterr().err
+    assert made_up.cancelled
+    assert 0 < len(lines(tmp_path / "there")["random/seed-1/rounds.jsonl"]) < 13
+    made_up.losses, made_up.calls = set(), 0
+    assert compare(small_data, tmp_path / "there", *away, "--resume") == 0
+    assert 0 < made_up.calls < 4 * 12
+    assert lines(tmp_path / "there") == lines(tmp_path / "here")
+    assert compare(small_data, tmp_path / "there", "--resume") == 0
+
+
+def test_callbacks_hear_of_each_round_here(small_data, made_up):
+    told = []
+    name = small_data.rpartition("=")[2]
+    made = fedcor.experiment("digits", data=name, rounds=3)
+    result = fedcor.compare(
+        made, ["random"], [1], backend="ray", address="a:1", callbacks=[told.append]
+    )
+    assert [record.round for record in told] == [0, 1, 2]
+    assert [run.path for run in result.runs] == [None]
+
+
+def test_clients_are_called_by_name_there_as_here(made_up, tmp_path):
+    rng = np.random.default_rng(1)
+    arrays = rng.standard_normal((12, 3)), np.arange(12) % 2
+    made = fedcor.Experiment(
+        (*arrays, *arrays),
+        [f"phone {k % 4}" for k in range(12)],
+        "logistic",
+        rounds=2,
+        batch_size=2,
+        local_steps=1,
+        learning_rate=0.1,
+        selector=fedcor.Random(2),
+    )
+    away = {"backend": "ray", "address": "a:1"}
+    for out, options in (("here", {}), ("there", away)):
+        fedcor.compare(made, ["random"], [1], out=tmp_path / out, progress=False, **options)
+    written, expected = (tmp_path / out / "random/seed-1/clients.tsv" for out in ("there", "here"))
+    assert written.read_text() == expected.read_text() != ""
+
+
+def test_errors_of_a_call_come_back_as_they_are():
+    def work(number):
+        if number == 1:
+            raise ConfigError("rounds", -1, "must be at least 1")
+        raise KeyError("what")
+
+    for number, kind in ((1, ConfigError), (2, KeyError)):
+        with pytest.raises(kind):
+            list(map_on(MadeUp(), work, [number]))
+    assert sorted(map_on(MadeUp(losses={1}), abs, [-1, 2])) == [(-1, 1), (2, 2)]
+    with pytest.raises(WorkerDiedError):
+        list(map_on(MadeUp(losses=range(99)), abs, [1]))
+
+
+def test_other_versions_on_a_worker_are_refused(monkeypatch):
+    enter = worker.entry()
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0.1")
+    status, said = enter(b"")
+    assert status == "refused"
+    assert "fedcor is 0.0.1 there" in said
+
+
+@pytest.mark.parametrize("here", ["0.61.0", None])
+@pytest.mark.parametrize("there_", ["0.61.0", "0.60.0", None])
+def test_numba_is_the_same_on_a_worker_or_on_neither_side(here, there_, monkeypatch):
+    versions, found = importlib.metadata.version, here
+
+    def version(name):
+        if name != "numba":
+            return versions(name)
+        if found is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    enter, found = worker.entry(), there_
+    status, said = enter(worker.pack(lambda: 7))
+    if here == there_:
+        assert (status, said) == ("done", 7)
+    else:
+        expected = f"numba is {there_ or 'missing'} there, {here or 'missing'} here"
+        assert status == "refused"
+        assert expected in said
+
+
+def test_a_worker_takes_up_edits_of_a_users_module(tmp_path, monkeypatch):
+    call = worker.pack(partial(load_object, "edited_module:VALUE", "selector"))
+    for folder, value in (("a", 1), ("a", 22), ("b", 333)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "edited_module.py").write_text(f"import fedcor\nVALUE = {value}\n")
+        monkeypatch.chdir(tmp_path / folder)
+        assert worker.entry()(call) == ("done", value)
+    assert "edited_module" not in sys.modules
+
+
+def test_a_worker_keeps_modules_that_are_installed(tmp_path):
+    for file in (json.__file__, np.__file__, worker.__file__, None):
+        assert worker._is_installed(file)
+    assert not worker._is_installed(str(tmp_path / "mine.py"))
+
+
+def test_every_errand_is_closed_whatever_fails():
+    closed = []
+
+    def errand(number):
+        try:
+            yield partial(abs, number)
+        finally:
+            closed.append(number)
+            raise KeyError(number)
+
+    class Ends(MadeUp):
+        def submit(self, payload):
+            if self.calls == 3:
+                raise FedcorError("the cluster is gone")
+            return super().submit(payload)
+
+    cluster = Ends(losses={1})
+    with pytest.raises(KeyError, match="1"):  # the first of those that were left
+        list(run_errands(cluster, ((i, errand(i)) for i in range(3)), 3))
+    assert sorted(closed) == [0, 1, 2]
+
+
+def test_an_address_beside_a_connection_to_ray_is_refused(monkeypatch):
+    connected = SimpleNamespace(is_initialized=lambda: True, remote=lambda **_: lambda function: 0)
+    monkeypatch.setitem(sys.modules, "ray", connected)
+    monkeypatch.setattr("fedcor.runs.cluster.address.find_spec", lambda name: name)
+    monkeypatch.setenv("RAY_ADDRESS", "a:1")
+    with connect("ray", None):
+        pass
+    with pytest.raises(ConfigError, match="connected to Ray already"), connect("ray", "a:1"):
+        pass
+
+
+class Empty(MadeUp):
+    """A cluster whose first worker comes after some questions, or with the first call."""
+
+    def __init__(self, questions):
+        super().__init__()
+        self.questions = questions
+
+    def slots(self):
+        self.questions -= 1
+        return int(self.questions < 0 or self.calls > 0)
+
+
+def test_a_cluster_without_workers_is_waited_for_and_then_refused(monkeypatch, caplog):
+    assert list(map_on(Empty(2), abs, [-1])) == [(-1, 1)]
+    assert caplog.messages == ["the cluster has no workers yet; waiting for one"]
+    monkeypatch.setattr("fedcor.runs.cluster.scheduler.WAIT_FOR_WORKERS", 0.0)
+    with pytest.raises(FedcorError, match="no workers for 0 seconds: start some"):
+        list(map_on(Empty(99), abs, [-1]))
+    assert list(map_on(Empty(99), abs, [-1], 1)) == [(-1, 1)]  # an autoscaler sees the call
+
+
+class DeadDask:
+    """A client of Dask whose scheduler is gone."""
+
+    status = "closed"
+
+    def _refuse(self, *args, **options):
+        raise ClosedClientError("Client is closed.")
+
+    submit = cancel = nthreads = _refuse
+
+
+class DeadFuture:
+    def result(self):
+        raise CancelledError("gone")
+
+
+def test_a_dask_scheduler_that_is_gone_ends_with_one_message(monkeypatch):
+    monkeypatch.setattr("distributed.Client.current", DeadDask)
+    cluster = DaskCluster(None)
+    for call in (
+        cluster.slots,
+        partial(cluster.submit, b""),
+        partial(cluster.cancel, []),
+        partial(cluster.result, DeadFuture()),
+    ):
+        with pytest.raises(FedcorError, match="connection to Dask's scheduler was lost"):
+            call()
+    monkeypatch.setattr(DeadDask, "status", "running")  # only a worker is gone
+    with pytest.raises(LostError):
+        cluster.result(DeadFuture())
+
+
+def test_a_client_of_dask_that_cannot_connect_is_not_kept(monkeypatch):
+    kept = weakref.WeakSet()
+
+    class Refused:
+        def __init__(self, *args, **options):
+            kept.add(self)
+            raise RuntimeError("this is a worker")
+
+    monkeypatch.setattr("distributed.Client", Refused)
+    monkeypatch.setattr("fedcor.runs.cluster.backends.check_answer", lambda *_: None)
+    with pytest.raises(FedcorError, match="this is a worker; is this the address of the sched"):
+        DaskCluster("a:1")
+    assert not kept
+
+
+@pytest.mark.parametrize(
+    ("backend", "address"),
+    [
+        ("ray", "nonsense"),
+        ("ray", "tcp://a:1"),
+        ("ray", "a:99999"),
+        ("dask", "ray://a:1"),
+        ("dask", "auto"),
+        ("dask", ""),
+        ("dask", "a:\u0661"),
+    ],
+)
+def test_what_is_no_address_is_refused(backend, address, tmp_path, capsys):
+    given = ["--backend", backend, "--address", address]
+    assert main(["compare", "digits", "--out", str(tmp_path / "x"), *given]) == 2
+    assert "--address" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_environment_may_say_the_address(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert find_address("ray", None) is None
+    monkeypatch.setenv("RAY_ADDRESS", "[::1]:6379")
+    assert find_address("ray", None) == "[::1]:6379"
+    assert find_address("ray", "auto") == "auto"
+
+
+def test_a_wrong_address_is_named_by_where_it_was_said(monkeypatch, capsys):
+    monkeypatch.setenv("RAY_ADDRESS", "foo")
+    assert main(["compare", "digits", "--backend", "ray"]) == 2
+    said = capsys.readouterr().err
+    assert "RAY_ADDRESS = 'foo'" in said
+    assert "--address" not in said
+    for backend in ("ray", "dask"):
+        with pytest.raises(ConfigError, match="address = 8786: must be a host and a port"):
+            fedcor.compare("digits", ["random"], backend=backend, address=8786)
+
+
+def test_a_name_that_no_host_can_have_is_refused():
+    with pytest.raises(FedcorError, match=r"no cluster answers at a\.\.b:99"):
+        check_answer("dask", "a..b:99")
+
+
+def test_encryption_of_ray_is_none_of_dask(monkeypatch):
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+
+    def answer(server):
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 200")
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as threads:
+        threads.submit(answer, server)
+        with pytest.raises(FedcorError, match="is no cluster of dask"):
+            check_answer("dask", f"127.0.0.1:{server.getsockname()[1]}")
+
+
+@pytest.mark.parametrize("backend", ["ray", "dask"])
+def test_an_address_where_nobody_answers_is_refused(backend):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(FedcorError, match="no cluster answers"):
+        check_answer(backend, f"127.0.0.1:{port}")
+
+
+def test_jobs_on_a_cluster_are_as_many_as_it_runs():
+    assert count_processes(None, "ray") is None
+    assert count_processes(-1, "dask") is None
+    assert count_processes(3, "ray") == 3
+    assert count_processes(None) == 1
+    with pytest.raises(ConfigError, match="jobs = -2: must be at least 1, or -1"):
+        count_processes(-2, "dask")
+
+
+@pytest.mark.parametrize("command", ["compare digits --dry-run", "reproduce toy", "demo"])
+def test_the_command_line_takes_no_number_of_jobs_below_one(command, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([*command.split(), "--jobs", "0"])
+    assert "argument --jobs: '0': must be at least 1" in capsys.readouterr().err
+
+
+def test_a_plan_refuses_numbers_of_jobs_that_cannot_be():
+    for jobs, backend in ((0, "loky"), (0, "ray"), (-2, "ray")):
+        with pytest.raises(ConfigError, match=f"jobs = {jobs}"):
+            Plan(Path("x"), nullcontext, jobs=jobs, backend=backend)
+    assert Plan(Path("x"), nullcontext, jobs=-1, backend="ray").processes is None
+    assert Plan(Path("x"), nullcontext, jobs=-1).processes == count_processes(-1)
+
+
+def test_the_lines_of_a_dry_run_give_the_records_of_the_comparison(small_data, tmp_path, capsys):
+    out = tmp_path / "a folder"
+    more = ["--set", "selectors.fedcor.warmup=3"]
+    assert compare(small_data, out, *more, "--dry-run", "--jobs", "4") == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 4
+    assert not out.exists()
+    for line in printed:
+        program, *words = shlex.split(line)
+        assert program == "fedcor"
+        assert main(words) == 0
+    assert compare(small_data, tmp_path / "compared", *more) == 0
+    assert lines(out) == lines(tmp_path / "compared")
+    assert compare(small_data, out, *more, "--resume") == 0  # they are its own runs
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_unknown_backend_is_refused_with_the_choices(jobs):
+    with pytest.raises(ConfigError, match=r'must be one of .*loky.*dask \(did you mean "dask"'):
+        fedcor.compare("digits", ["random"], backend="Dask", jobs=jobs)
+    with pytest.raises(ConfigError, match="backend = 'nope': must be one of"):
+        fedcor.compare("digits", ["random"], backend="nope", jobs=jobs)
+    with pytest.raises(ConfigError, match="backend = 'nope': must be one of"):
+        list(processes.map_each(abs, [1, 2], jobs, "nope"))
+
+
+def test_the_lines_of_a_dry_run_may_hold_dashes(small_data, capsys):
+    Path("-mine.toml").write_text(PRESET.read_text())
+    given = f"--selectors=random --seeds=1 --rounds=1 {small_data} --out=-x --dry-run -- -mine.toml"
+    assert main(["compare", *given.split()]) == 0
+    words = shlex.split(capsys.readouterr().out)[1:]
+    assert main(words) == 0
+    assert Path("-x/random/seed-1/rounds.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("tracker", "variable", "elsewhere"),
+    [("mlflow", "MLFLOW_TRACKING_URI", "http://a:1"), ("wandb", "WANDB_MODE", "online")],
+)
+def test_a_dry_run_does_not_scatter_stores(tracker, variable, elsewhere, monkeypatch, capsys):
+    monkeypatch.setattr("fedcor.cli.commands.check_callbacks", lambda given, folder: given)
+    command = ["compare", "digits", "--dry-run", "--seeds=1", "--track", tracker]
+    monkeypatch.delenv(variable, raising=False)
+    assert main(command) == 2
+    assert f"--track = '{tracker}': each line would make a store" in capsys.readouterr().err
+    monkeypatch.setenv(variable, elsewhere)
+    assert main(command) == 0
+    assert capsys.readouterr().out.count(f"--track {tracker}") == 4
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("compare", "(default: the environment variable RAY_ADDRESS or DASK_SCHEDULER_ADDRESS)"),
+        ("compare", "fedcor compare digits --backend dask --address 127.0.0.1:8786"),
+        (
+            "run",
+            "(default: the environment variable RAY_ADDRESS, else Ray is started on this machine)",
+        ),
+        ("reproduce", "number of rounds (default: the experiment's own)"),
+    ],
+)
+def test_the_help_says_what_is_taken_where_nothing_is_given(command, said, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_nothing_to_do_needs_no_connection():
+    assert list(processes.map_each(abs, [], None, "ray", "127.0.0.1:1")) == []
+
+
+@pytest.mark.parametrize("flag", ["--plot", "--html"])
+def test_a_dry_run_refuses_what_needs_results(flag, tmp_path, capsys):
+    assert main(["compare", "digits", "--dry-run", flag]) == 2
+    assert flag in capsys.readouterr().err
+
+
+def test_measurements_come_back_as_those_made_here(tmp_path, monkeypatch):
+    @contextmanager
+    def connect(backend, address):
+        yield MadeUp(losses={1})
+
+    monkeypatch.setattr(processes, "connect", connect)
+    found = []
+    for backend, address in (("loky", None), ("ray", "a:1")):
+        plan = Plan(
+            tmp_path / backend,
+            lambda title, total: nullcontext(lambda done, note: None),
+            dataset="digits",
+            rounds=3,
+            selections=4,
+            backend=backend,
+            address=address,
+        )
+        experiment = plan.experiment("2spc", "random")
+        measurement = measuring.plan_measurement(plan, "x", experiment, [0, 2])
+        measuring.measure(plan, [measurement])
+        found.append([measurement.read(round) for round in (0, 2)])
+    assert np.array_equal(*found)
