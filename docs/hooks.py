@@ -26,7 +26,7 @@ log = logging.getLogger("mkdocs.hooks.fedcor")
 # The names of the package by what they are for. One that is public and not here comes last.
 GROUPS = {
     "Run and compare": ["compare", "run", "simulate", "load", "Result"],
-    "Experiments": ["experiment", "Experiment", "Faults", "Devices", "Liars", "Rules"],
+    "Experiments": ["experiment", "Experiment", "Faults", "Devices", "Byzantine", "Rules"],
     "Partitions": ["IID", "Shards", "Dirichlet"],
     "Federated optimisers": [
         "FedAvg", "FedProx", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "FedNova", "Scaffold",

@@ -68,11 +68,14 @@ EXPERIMENTS: dict[str, Entry] = {
         "how far a round's step is from the step of everyone",
         ("torch", "sklearn"),
     ),
-    "liars": Entry(
-        "liars.table", "liars", "clients that lie, and a defence against them", ("torch",)
+    "byzantine": Entry(
+        "byzantine.table", "byzantine", "clients that lie, and a defence against them", ("torch",)
     ),
-    "liars-means": Entry(
-        "liars.means", "means", "clients that lie, and robust means of what they send", ("torch",)
+    "byzantine-means": Entry(
+        "byzantine.means",
+        "means",
+        "clients that lie, and robust means of what they send",
+        ("torch",),
     ),
     "time": Entry(
         "timed.table", "time_to_accuracy", "time to accuracy, where clients differ in speed"

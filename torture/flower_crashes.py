@@ -25,7 +25,7 @@ QUICK["proxy"] = {"warmup": 3}
 
 def flower_grid():  # type: ignore[no-untyped-def]
     """The grid in memory of the tests."""
-    tests = str(Path(__file__).parents[1] / "tests")
+    tests = str(Path(__file__).parents[1] / "tests" / "support")
     if tests not in sys.path:
         sys.path.insert(0, tests)
     import flower_grid

@@ -75,7 +75,7 @@ def fuzz_settings(quick: bool) -> list[Line]:
     changes = Tally("input", "`--set`, one to three at once")
     files = Tally("input", "experiments as TOML files")
     make = Maker(10)
-    presets = Path(load_experiment.__code__.co_filename).parents[1] / "presets"
+    presets = Path(load_experiment.__code__.co_filename).parent / "presets"
     contents = [path.read_text(encoding="utf-8") for path in sorted(presets.glob("*.toml"))]
 
     def change(_: int) -> str | None:

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from fedcor.selectors.fedcor import Proxy as Proxy
     from fedcor.selectors.oort import Oort as Oort
     from fedcor.selectors.power_of_choice import PowerOfChoice as PowerOfChoice
-    from fedcor.simulation.byzantine import Liars as Liars
+    from fedcor.simulation.byzantine import Byzantine as Byzantine
     from fedcor.simulation.clock import Devices as Devices
     from fedcor.simulation.experiment import Experiment as Experiment
     from fedcor.simulation.experiment_files import experiment as experiment
@@ -124,7 +124,7 @@ _MODULES = {
     "Proxy": "fedcor.selectors.fedcor",
     "Oort": "fedcor.selectors.oort",
     "PowerOfChoice": "fedcor.selectors.power_of_choice",
-    "Liars": "fedcor.simulation.byzantine",
+    "Byzantine": "fedcor.simulation.byzantine",
     "Devices": "fedcor.simulation.clock",
     "Experiment": "fedcor.simulation.experiment",
     "experiment": "fedcor.simulation.experiment_files",

@@ -410,5 +410,5 @@ def test_a_description_is_the_same_where_the_code_is():
         def method(self):
             return self.number
 
-    assert describe(Local())[NOT_REPEATABLE] == "Local in test_plugins.py"
+    assert describe(Local())[NOT_REPEATABLE] == "Local in test_registry.py"
     assert describe(eval("lambda: 0"))[NOT_REPEATABLE] == "<lambda> in a script or notebook"

@@ -281,7 +281,7 @@ def test_a_strategy_starts_over_where_the_model_is_rolled_back(tmp_path):
         np.testing.assert_allclose(momenta[name], momentum, rtol=1e-5)
 
 
-def test_one_liar_alone_does_not_roll_a_model_back(tmp_path):
+def test_one_byzantine_alone_does_not_roll_a_model_back(tmp_path):
     """In a round in which it is the only one that is asked, others are asked after it."""
     grid = MemoryGrid(numpy_app(), 4)
     grid.trouble[1] = sending(everything(np.nan))
@@ -444,7 +444,7 @@ def test_data_that_change_after_convergence_do_not_end_a_run(
     assert not any(line.get("quarantined") for line in lines(tmp_path)[27:])
 
 
-def test_two_liars_do_not_replace_the_past_while_others_cannot_be_reached(tmp_path):
+def test_two_byzantine_do_not_replace_the_past_while_others_cannot_be_reached(tmp_path):
     """They are asked again and again, but they are not most of those who were asked."""
     grid = MemoryGrid(numpy_app(), 8)
     run(Full(), grid, 3, folder=tmp_path)
@@ -576,8 +576,8 @@ def test_evaluations_are_capped_by_those_of_the_round(tmp_path):
 # --- ties and newcomers ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("liar", [0, 1])
-def test_of_two_nodes_one_with_other_names_makes_nobody_malformed(liar, tmp_path):
+@pytest.mark.parametrize("Byzantine client", [0, 1])
+def test_of_two_nodes_one_with_other_names_makes_nobody_malformed(byzantine, tmp_path):
     def spoil(message, reply):
         if not is_training(message):
             return reply
@@ -586,7 +586,7 @@ def test_of_two_nodes_one_with_other_names_makes_nobody_malformed(liar, tmp_path
         return Message(RecordDict(content), reply_to=message)
 
     grid = MemoryGrid(numpy_app(), 2)
-    grid.trouble[liar] = spoil
+    grid.trouble[byzantine] = spoil
     run(Full(), grid, 4, folder=tmp_path)
     assert [line["participated"] for line in lines(tmp_path)] == [[0, 1]] * 4
     assert [line["refused"] for line in lines(tmp_path)] == [0] * 4

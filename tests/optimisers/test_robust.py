@@ -1,4 +1,4 @@
-"""Robust means follow their papers' rules, and a minority of liars cannot move them far."""
+"""Robust means follow their papers' rules, and a minority of byzantine cannot move them far."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedcor.optimisers.robust import _share, _weighted_median
 from fedcor.testing import check_optimiser
 
 ALL = [TrimmedMean(), TrimmedMean(trim=0.4), GeometricMedian(), GeometricMedian(weighted=True),
-       MultiKrum(), MultiKrum(liars=0.4)]  # fmt: skip
+       MultiKrum(), MultiKrum(byzantine=0.4)]  # fmt: skip
 
 
 def delivered(updates, weights=None) -> Delivery:
@@ -79,20 +79,20 @@ def test_no_point_nearby_has_a_smaller_sum_of_distances_than_the_geometric_media
     assert cost(found) <= min(map(cost, tried)) * (1 + 1e-3) + 1e-12
 
 
-@given(delivery=deliveries(), liars=st.floats(0.0, 0.49))
-def test_multi_krum_averages_those_with_the_closest_neighbours(delivery, liars):
+@given(delivery=deliveries(), byzantine=st.floats(0.0, 0.49))
+def test_multi_krum_averages_those_with_the_closest_neighbours(delivery, byzantine):
     points, count = delivery.updates.astype(float), len(delivery.clients)
-    f = _share(liars, count)
+    f = _share(byzantine, count)
     scores = []
     for k in range(count):
         away = sorted(((points[k] - points[i]) ** 2).sum() for i in range(count) if i != k)
         scores.append(sum(away[: max(1, count - f - 2)]))
-    chosen = MultiKrum(liars).chosen(delivery)
+    chosen = MultiKrum(byzantine).chosen(delivery)
     assert len(chosen) == count - f
     left_out = set(range(count)) - set(chosen)
     margin = 1e-9 * (1 + max(scores))
     assert all(scores[i] <= scores[k] + margin for i, k in itertools.product(chosen, left_out))
-    assert_allclose(MultiKrum(liars).mean(delivery), points[chosen].mean(axis=0), rtol=1e-6)
+    assert_allclose(MultiKrum(byzantine).mean(delivery), points[chosen].mean(axis=0), rtol=1e-6)
 
 
 # What they are for
@@ -115,7 +115,7 @@ def test_where_all_agree_the_step_is_theirs(optimiser, update, count):
     size=st.sampled_from([1e1, 1e4, 1e7]),
     together=st.booleans(),
 )
-def test_three_liars_of_ten_cannot_move_the_step_out_of_the_honest_cloud(
+def test_three_byzantine_of_ten_cannot_move_the_step_out_of_the_honest_cloud(
     optimiser, seed, size, together
 ):
     """Whereas they move a mean by a third of whatever they send."""
@@ -139,7 +139,7 @@ def cost_of(points, weights):
     together=st.booleans(),
     weighted=st.booleans(),
 )
-def test_liars_with_less_than_half_of_the_weight_cannot_move_a_geometric_median_away(
+def test_byzantine_with_less_than_half_of_the_weight_cannot_move_a_geometric_median_away(
     seed, size, together, weighted
 ):
     """Five of eleven, or fourteen of twenty that have 45 % of the data, whatever they send."""
@@ -154,13 +154,13 @@ def test_liars_with_less_than_half_of_the_weight_cannot_move_a_geometric_median_
     centre, cost = honest.mean(axis=0), cost_of(delivery.updates, delivery.weights)
     spread = np.linalg.norm(honest - centre, axis=1).max()
     # No answer that is nearly the best can be further off than that: by the triangle inequality,
-    # liars pull with .45 at most, and the honest ones with .55 but for what lies between them.
+    # byzantine pull with .45 at most, and the honest ones with .55 but for what lies between them.
     assert np.linalg.norm(found - centre) <= 2.0 * 0.55 / (0.55 - 0.45) * spread
     assert cost(found) <= min(map(cost, [centre, *honest])) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 1e1, 1e3, 1e6, 1e9])
-def test_five_liars_of_eleven_get_the_geometric_median_that_a_minimiser_finds(size):
+def test_five_byzantine_of_eleven_get_the_geometric_median_that_a_minimiser_finds(size):
     rng = np.random.default_rng(3)
     honest = rng.standard_normal((6, 50))
     delivery = delivered(np.concatenate([honest, np.full((5, 50), size)]))
@@ -242,7 +242,7 @@ def test_a_large_model_is_worked_on_in_parts():
         (lambda: TrimmedMean(trim=-0.1), "trim"),
         (lambda: GeometricMedian(iterations=0), "iterations"),
         (lambda: GeometricMedian(smoothing=0.0), "smoothing"),
-        (lambda: MultiKrum(liars=0.5), "liars"),
+        (lambda: MultiKrum(byzantine=0.5), "byzantine"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_by_name(build, key):

@@ -35,9 +35,9 @@ def attacked(spoil, selector="random", *changes, defence=None):
     return made if defence is None else dataclasses.replace(made, defence=defence)
 
 
-def longer(times, liars=range(5), since=0):
+def longer(times, byzantine=range(5), since=0):
     def spoil(round, clients, model, results):
-        lying = torch.tensor([k in liars and round >= since for k in clients])
+        lying = torch.tensor([k in byzantine and round >= since for k in clients])
         return torch.where(lying[:, None], model + times * (results - model), results)
 
     return spoil
@@ -96,9 +96,9 @@ def test_updates_far_too_long_are_refused_and_named():
     records = play(attacked(longer(1e6)), 10)
     lying = [sorted(set(record.selected) & set(range(5))) for record in records]
     assert sum(map(len, lying)) > 5
-    for record, liars in zip(records, lying, strict=True):
-        assert record.refused_updates == ({"too long": liars} if liars else {})
-        assert record.refused == len(liars)
+    for record, byzantine in zip(records, lying, strict=True):
+        assert record.refused_updates == ({"too long": byzantine} if byzantine else {})
+        assert record.refused == len(byzantine)
         assert not set(record.participated) & set(range(5))
 
 
@@ -135,7 +135,7 @@ def test_a_model_that_went_bad_is_rolled_back_and_the_run_goes_on(selector):
     assert records[11].test_accuracy > records[3].test_accuracy
 
 
-def test_one_liar_that_delivers_does_not_make_a_bad_model_good():
+def test_one_byzantine_that_delivers_does_not_make_a_bad_model_good():
     """In rounds 5 and 6 one client alone delivers from a bad model, in round 7 nobody does."""
     seen, back = [], []
 
@@ -157,9 +157,9 @@ def test_one_liar_that_delivers_does_not_make_a_bad_model_good():
 
 
 @pytest.mark.parametrize("seed", [1, 3])
-def test_liars_that_send_next_to_nothing_do_not_stop_a_run(seed):
-    """Two clients train in a round; in seed 3 a liar is among the first two."""
-    changes = ["liars.fraction=0.1", "liars.kind=scale", "liars.factor=1e-5"]
+def test_byzantine_that_send_next_to_nothing_do_not_stop_a_run(seed):
+    """Two clients train in a round; in seed 3 a Byzantine client is among the first two."""
+    changes = ["byzantine.fraction=0.1", "byzantine.kind=scale", "byzantine.factor=1e-5"]
     experiment = load_experiment("digits", [*changes, "training.clients_per_round=2"], "random")
     records = play(build_simulation(experiment, seed, DIGITS), 40)
     assert sum(not record.participated for record in records) == 0

@@ -237,13 +237,13 @@ def test_what_cannot_be_is_refused(key, value):
         Defence(**{key: value})
 
 
-def test_liars_have_at_most_their_share_and_the_header_says_why():
-    liars = {"fraction": 0.1, "kind": "inflate"}
+def test_byzantine_have_at_most_their_share_and_the_header_says_why():
+    byzantine = {"fraction": 0.1, "kind": "inflate"}
     defence = {"most_share": 1.5, "clip_reports": 2.0}
-    experiment = fedcor.experiment("digits", selector="afl", rounds=40, liars=liars)
+    experiment = fedcor.experiment("digits", selector="afl", rounds=40, byzantine=byzantine)
     guarded = fedcor.experiment(experiment, defence=defence)
     assert guarded.describe()["defence"] == {"clip_reports": 2.0, "most_share": 1.5}
-    who = experiment.liars.who(1, 50)
+    who = experiment.byzantine.who(1, 50)
 
     def share(one):
         chosen = [k for entry in run_in_memory(one, 1).rounds for k in entry["selected"]]
@@ -328,7 +328,7 @@ def test_flower_clips_what_a_selector_is_told_by_every_path():
         assert np.abs(clipped).max() < 100
 
 
-@pytest.mark.parametrize("given", [{"liars": {"fraction": 0.5}}, {"loss_noise": 0.1}], ids=str)
+@pytest.mark.parametrize("given", [{"byzantine": {"fraction": 0.5}}, {"loss_noise": 0.1}], ids=str)
 def test_what_is_simulated_is_refused_on_flower(given, tmp_path):
     one = experiment(fedcor.FedAvg(), "random", **given)
     with pytest.raises(ConfigError, match="simulated by fedcor's own engine only"):

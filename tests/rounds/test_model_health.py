@@ -21,7 +21,7 @@ def test_a_model_is_good_where_more_deliver_than_are_refused():
 
 
 def test_one_that_delivers_among_many_refused_says_nothing():
-    """It may be the liar: what was good before, and who doubts, is kept."""
+    """It may be the byzantine: what was good before, and who doubts, is kept."""
     health = Health(doubters=frozenset({4}))
     assert examine(health, signs([1], [2, 3])) == (Condition.UNKNOWN, health)
     assert examine(health, signs([1, 1, 1], [2, 3])) == (Condition.UNKNOWN, health)  # drawn thrice

@@ -621,7 +621,7 @@ c = [45, 46, 47, 48, 49]
 
 def test_a_file_has_rules_and_the_command_line_changes_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    preset = resources.files("fedcor") / "presets" / "digits.toml"
+    preset = resources.files("fedcor.simulation") / "presets" / "digits.toml"
     Path("mine.toml").write_text(preset.read_text() + FILE, encoding="utf-8")
     given = ["run", "mine.toml", "--selector", "random", "--rounds", "2", "--out", "runs/a"]
     assert (
@@ -647,7 +647,9 @@ def test_the_documented_file_and_command_run(tmp_path, monkeypatch):
         re.search(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)[1]
         for language in ("toml", "bash")
     )
-    preset = (resources.files("fedcor") / "presets" / "digits.toml").read_text(encoding="utf-8")
+    preset = (resources.files("fedcor.simulation") / "presets" / "digits.toml").read_text(
+        encoding="utf-8"
+    )
     Path("mine.toml").write_text(f"{preset}\n{table}", encoding="utf-8")
     assert main(["run", "mine.toml", "--rounds", "2", "--out", "runs/file"]) == 0
     assert main(shlex.split(command)[1:]) == 0

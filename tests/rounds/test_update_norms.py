@@ -98,7 +98,7 @@ def test_two_in_the_first_round_and_one_in_a_later():
     assert_allclose(verdict.norms[0, 0], 30.0)
 
 
-def test_a_majority_of_liars_in_one_round_raises_the_reference_ten_times_at_most():
+def test_a_majority_of_byzantine_in_one_round_raises_the_reference_ten_times_at_most():
     past = past_of([(1.0, 0.0)] * 5)
     verdict = judge(LIMITS, past, matrix([(500.0, 0.0)] * 4 + [(1.0, 0.0)]))
     assert_allclose(verdict.norms[:4, 0], 300.0)

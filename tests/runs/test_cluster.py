@@ -32,7 +32,7 @@ from fedcor.runs.cluster.scheduler import map_on, run_errands
 from fedcor.runs.cluster.worker import LostError
 from fedcor.runs.processes import count_processes
 
-PRESET = Path(fedcor.__file__).parent / "presets" / "digits.toml"
+PRESET = Path(fedcor.__file__).parent / "simulation" / "presets" / "digits.toml"
 
 
 class MadeUp:

@@ -309,7 +309,7 @@ def test_who_took_part_too_often_is_no_longer_exploited():
     ids=str,
 )
 def test_settings_are_checked(options):
-    with pytest.raises(fedcor.errors.ConfigError, match=next(iter(options))):
+    with pytest.raises(fedcor.core.errors.ConfigError, match=next(iter(options))):
         Oort(2, **options)
 
 
@@ -442,14 +442,14 @@ def test_with_noise_on_losses_no_second_number_leaves_a_client():
     assert found.rms_losses.tolist() == found.losses.tolist()
 
 
-def test_liars_lie_about_them_and_a_defence_clips_them():
-    lying = fedcor.Liars(0.25, "inflate")
-    s = simulation_of(liars=lying)
+def test_byzantine_lie_about_them_and_a_defence_clips_them():
+    lying = fedcor.Byzantine(0.25, "inflate")
+    s = simulation_of(byzantine=lying)
     clients = np.arange(20)
     _, found = s.open_round(s.start).close(clients, {})
-    true, liars = s.engine.rms_losses(s.start.model, clients), lying.who(1, 20)
-    assert (found.rms_losses[liars] > 2 * true[liars]).all()
-    assert found.rms_losses[~liars] == pytest.approx(true[~liars])
+    true, byzantine = s.engine.rms_losses(s.start.model, clients), lying.who(1, 20)
+    assert (found.rms_losses[byzantine] > 2 * true[byzantine]).all()
+    assert found.rms_losses[~byzantine] == pytest.approx(true[~byzantine])
     from fedcor.rounds.defence.guarded_federation import shield_outcome
     from fedcor.rounds.defence.settings import Defence
 
@@ -480,5 +480,5 @@ def test_tied_devices_are_the_same_devices_dealt_out_by_label():
     # A record of an earlier version has no such key, and resumes.
     assert "tied_to" not in Faults(devices=Devices(**plain)).describe()["devices"]
     assert Faults(devices=Devices(**plain, tied_to="labels")).describe()["devices"]["tied_to"]
-    with pytest.raises(fedcor.errors.ConfigError, match="tied_to"):
+    with pytest.raises(fedcor.core.errors.ConfigError, match="tied_to"):
         Faults(devices={**plain, "tied_to": "sizes"})

@@ -1,4 +1,4 @@
-"""Simulated liars: who they are, what they send by every path, and that nothing else changes."""
+"""Simulated Byzantine clients: who they are, what they send by every path, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedcor.core.errors import ConfigError
 from fedcor.data.datasets import load
 from fedcor.runs.runner import run, run_in_memory
 from fedcor.simulation.build import build_simulation
-from fedcor.simulation.byzantine import Liars
+from fedcor.simulation.byzantine import Byzantine
 from fedcor.simulation.experiment_files import load_experiment
 from fedcor.simulation.state import SimulationState
 
@@ -27,13 +27,13 @@ KINDS = ("flip", "scale", "copy", "inflate", "deflate")
 
 
 def simulation(kind=None, selector="random", seed=1, **more):
-    changes = [] if kind is None else ["liars.fraction=0.1", f"liars.kind={kind}"]
-    changes += [f"liars.{key}={value}" for key, value in more.items()]
+    changes = [] if kind is None else ["byzantine.fraction=0.1", f"byzantine.kind={kind}"]
+    changes += [f"byzantine.{key}={value}" for key, value in more.items()]
     return build_simulation(load_experiment("digits", changes, selector), seed, DIGITS)
 
 
 def after(rounds, kind, **more):
-    """A simulation with liars, and its state after some rounds."""
+    """A simulation with byzantine, and its state after some rounds."""
     s = simulation(kind, **more)
     return s, [state for _, state in s.run(rounds)][-1]
 
@@ -43,20 +43,20 @@ def after(rounds, kind, **more):
 
 @given(st.integers(0, 2**63 - 1), st.integers(1, 300), st.floats(0, 1))
 def test_as_many_lie_as_the_fraction_says_and_always_the_same(seed, clients, fraction):
-    liars = Liars(fraction)
+    byzantine = Byzantine(fraction)
     if fraction and not round(fraction * clients):
         with pytest.raises(ConfigError, match="less than one"):
-            liars.who(seed, clients)
+            byzantine.who(seed, clients)
         return
-    who = liars.who(seed, clients)
+    who = byzantine.who(seed, clients)
     assert who.sum() == round(fraction * clients)
-    assert np.array_equal(who, liars.who(seed, clients))
+    assert np.array_equal(who, byzantine.who(seed, clients))
 
 
-def test_another_kind_has_the_same_liars_and_another_seed_others():
-    who = Liars(0.2, "flip").who(1, N)
-    assert np.array_equal(who, Liars(0.2, "copy").who(1, N))
-    assert not np.array_equal(who, Liars(0.2, "flip").who(2, N))
+def test_another_kind_has_the_same_byzantine_and_another_seed_others():
+    who = Byzantine(0.2, "flip").who(1, N)
+    assert np.array_equal(who, Byzantine(0.2, "copy").who(1, N))
+    assert not np.array_equal(who, Byzantine(0.2, "flip").who(2, N))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_another_kind_has_the_same_liars_and_another_seed_others():
 )
 def test_what_cannot_be_is_refused(key, value):
     with pytest.raises(ConfigError, match=key):
-        Liars(**{key: value})
+        Byzantine(**{key: value})
 
 
 # --- what they say --------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ LOSS_FACTOR = {"flip": 10.0, "scale": 1.0, "copy": 1.0, "inflate": 10.0, "deflat
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_are_false_by_every_path(kind):
     s, state = after(2, kind)
-    who, everyone = s.liars.who(1, N), np.arange(N)
+    who, everyone = s.byzantine.who(1, N), np.arange(N)
     factor = np.where(who, LOSS_FACTOR[kind], 1.0)
     true = s.engine.losses(state.model, everyone)
     federation = s.open_round(state)
@@ -91,7 +91,7 @@ def test_losses_are_false_by_every_path(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_updates_are_false_for_the_selector_and_for_the_aggregation(kind):
     s, state = after(2, kind)
-    who, clients = s.liars.who(1, N), np.arange(N)
+    who, clients = s.byzantine.who(1, N), np.arange(N)
     assert who.any()
     honest = s.engine.train(state.model, clients.tolist(), 2, s.learning_rate.at(2))
     true = (honest - state.model).numpy()
@@ -126,10 +126,10 @@ def test_float_buffers_are_not_lied_about():
             )
 
     experiment = fedcor.experiment(
-        "digits", model=Net, selector="random", liars={"fraction": 0.5, "kind": "flip"}
+        "digits", model=Net, selector="random", byzantine={"fraction": 0.5, "kind": "flip"}
     )
     s = build_simulation(experiment, 1, DIGITS)
-    honest = dataclasses.replace(s, liars=Liars())
+    honest = dataclasses.replace(s, byzantine=Byzantine())
     trained = s.engine.vector.trained
     assert trained < len(s.engine.initial_model)
     models = []
@@ -143,22 +143,22 @@ def test_float_buffers_are_not_lied_about():
 # --- everything else stays ------------------------------------------------------------------------
 
 
-def test_without_liars_the_record_and_the_checkpoint_are_as_before():
+def test_without_byzantine_the_record_and_the_checkpoint_are_as_before():
     experiment = load_experiment("digits", ["training.rounds=2"], "random")
-    assert "liars" not in experiment.describe()
+    assert "byzantine" not in experiment.describe()
     assert "defence" not in experiment.describe()
     state = simulation().start
     assert not {"before"} & set(state.to_arrays())
     assert not [name for name in state.to_arrays() if name.startswith("turns/")]
 
 
-def test_runs_with_and_without_liars_are_paired():
+def test_runs_with_and_without_byzantine_are_paired():
     """Random selection does not listen, so the same clients are chosen."""
     plain = [r.selected for r, _ in simulation().run(3)]
     assert plain == [r.selected for r, _ in simulation("flip").run(3)]
     one = dict(load_experiment("digits", [], "random").describe())
-    other = load_experiment("digits", ["liars.fraction=0.1"], "random").describe()
-    assert other.pop("liars") == {
+    other = load_experiment("digits", ["byzantine.fraction=0.1"], "random").describe()
+    assert other.pop("byzantine") == {
         "fraction": 0.1, "kind": "flip", "factor": 30.0, "inflation": 10.0,
     }  # fmt: skip
     assert one == other
@@ -167,10 +167,15 @@ def test_runs_with_and_without_liars_are_paired():
 @pytest.mark.parametrize("kind", ["copy", "flip"])
 def test_a_resumed_run_is_the_same(kind, tmp_path):
     """`copy` needs the model before: it is in the checkpoint."""
-    liars = {"fraction": 0.2, "kind": kind}
+    byzantine = {"fraction": 0.2, "kind": kind}
     defence = {"most_share": 1.25, "clip_reports": 2.0}
     whole = fedcor.experiment(
-        "digits", rounds=24, selector="afl", liars=liars, defence=defence, clients_per_round=20
+        "digits",
+        rounds=24,
+        selector="afl",
+        byzantine=byzantine,
+        defence=defence,
+        clients_per_round=20,
     )
     short = dataclasses.replace(whole, rounds=24)
     straight = run_in_memory(whole, 3)
@@ -188,20 +193,20 @@ def test_a_resumed_run_is_the_same(kind, tmp_path):
 
 def test_a_file_names_them_and_errors_say_where(capsys, tmp_path):
     out = str(tmp_path / "x")
-    assert main(["run", "digits", "--set", "liars.kind=flop", "--out", out]) == 2
-    assert "liars.kind" in capsys.readouterr().err
-    assert main(["run", "digits", "--set", "liars.fraction=0.001", "--out", out]) == 2
-    assert "liars.fraction" in capsys.readouterr().err
-    assert main(["run", "digits", "--set", "liars=3", "--out", out]) == 2
+    assert main(["run", "digits", "--set", "byzantine.kind=flop", "--out", out]) == 2
+    assert "byzantine.kind" in capsys.readouterr().err
+    assert main(["run", "digits", "--set", "byzantine.fraction=0.001", "--out", out]) == 2
+    assert "byzantine.fraction" in capsys.readouterr().err
+    assert main(["run", "digits", "--set", "byzantine=3", "--out", out]) == 2
 
 
 def test_the_report_says_how_often_they_were_chosen(capsys, tmp_path):
-    liars = {"fraction": 0.1, "kind": "inflate"}
-    experiment = fedcor.experiment("digits", rounds=6, selector="afl", liars=liars)
+    byzantine = {"fraction": 0.1, "kind": "inflate"}
+    experiment = fedcor.experiment("digits", rounds=6, selector="afl", byzantine=byzantine)
     run(experiment, 1, tmp_path / "one")
     lines = (tmp_path / "one" / "rounds.jsonl").read_text().splitlines()[1:]
     picked = [k for line in lines for k in json.loads(line)["selected"]]
-    who = set(np.flatnonzero(Liars(0.1).who(1, N)).tolist())
+    who = set(np.flatnonzero(Byzantine(0.1).who(1, N)).tolist())
     share = sum(k in who for k in picked) / len(picked) / 0.1
     assert main(["report", str(tmp_path)]) == 0
     assert f"5 of 50 clients lie (inflate): chosen {share:.2f} times" in capsys.readouterr().out

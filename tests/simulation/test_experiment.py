@@ -123,7 +123,7 @@ def keys_of(table, path=()):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_states_only_what_differs_from_the_defaults(name):
-    file = resources.files("fedcor") / "presets" / f"{name}.toml"
+    file = resources.files("fedcor.simulation") / "presets" / f"{name}.toml"
     stated = tomllib.loads(file.read_text(encoding="utf-8"))
     for *tables, key in keys_of(stated):
         # The architecture, and what a preset is named after, are always stated.

@@ -1,4 +1,4 @@
-"""`fedcor reproduce liars`: the table, the goals, and all of it in miniature."""
+"""`python -m studies byzantine`: the table, the goals, and all of it in miniature."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from studies.liars import means as liars_means
-from studies.liars import runs as liars_runs
-from studies.liars import table as liars_table
-from studies.liars.runs import ATTACKS, DEFENCES, SELECTORS, Cell, Measured, price_cells
+from studies.byzantine import means as byzantine_means
+from studies.byzantine import runs as byzantine_runs
+from studies.byzantine import table as byzantine_table
+from studies.byzantine.runs import ATTACKS, DEFENCES, SELECTORS, Cell, Measured, price_cells
 from studies.plan import Plan
 
 from fedcor.cli import main
 from fedcor.reporting.estimates import mean_estimate
-from fedcor.reporting.notes import liars_share
+from fedcor.reporting.notes import byzantine_share
 from fedcor.runs.record import RunRecord, read_run
-from fedcor.simulation.byzantine import Liars
+from fedcor.simulation.byzantine import Byzantine
 from studies import GROUPS
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Two attacks and two selectors, five rounds on two seeds."""
-    out = tmp_path_factory.mktemp("liars")
+    out = tmp_path_factory.mktemp("byzantine")
     with pytest.MonkeyPatch.context() as patch:
         assert miniature(patch, out) == 0
     return out
@@ -34,28 +34,28 @@ def folder(tmp_path_factory) -> Path:
 
 def miniature(patch: pytest.MonkeyPatch, out: Path, rounds: int = 5) -> int:
     few = {name: ATTACKS[name] for name in ("nobody", "flip")}
-    for module in (liars_runs, liars_table):
+    for module in (byzantine_runs, byzantine_table):
         patch.setattr(module, "SELECTORS", ("random", "afl"))
         patch.setattr(module, "ATTACKS", few)
-    patch.setattr(liars_table, "table_cells", lambda: liars_runs.table_cells(tuple(few)))
-    return main(["reproduce", "liars", "--quick", "--rounds", str(rounds), "--out", str(out)])
+    patch.setattr(byzantine_table, "table_cells", lambda: byzantine_runs.table_cells(tuple(few)))
+    return main(["reproduce", "byzantine", "--quick", "--rounds", str(rounds), "--out", str(out)])
 
 
 def test_from_command_to_files(folder):
-    saved = json.loads((folder / "liars-digits.json").read_text())
+    saved = json.loads((folder / "byzantine-digits.json").read_text())
     assert saved["plan"]["seeds"] == [1, 2]
     assert saved["defence"] == DEFENCES["on"].describe()
     assert len(saved["cells"]) == 2 * 2 * 2
     cells = {(c["attack"], c["defence"], c["selector"]): c for c in saved["cells"]}
     differences, shares = [], []
-    who = {seed: Liars(0.1).who(seed, 50) for seed in (1, 2)}
+    who = {seed: Byzantine(0.1).who(seed, 50) for seed in (1, 2)}
     for seed in (1, 2):
         accuracy = {}
         for name in ("random", "afl"):
             run = read_run(
-                folder / "runs" / "liars-digits" / "flip-defence-on" / name / f"seed-{seed}"
+                folder / "runs" / "byzantine-digits" / "flip-defence-on" / name / f"seed-{seed}"
             )
-            assert run.header["config"]["liars"]["kind"] == "flip"
+            assert run.header["config"]["byzantine"]["kind"] == "flip"
             accuracy[name] = np.mean([row["test_accuracy"] for row in run.rounds])
         chosen = [k for row in run.rounds for k in row["selected"]]
         shares.append(who[seed][chosen].mean() / 0.1)
@@ -65,17 +65,17 @@ def test_from_command_to_files(folder):
     paired = dataclasses.asdict(mean_estimate(differences))
     assert cell["paired_to_random"] == pytest.approx(paired)
     assert cells["nobody", "off", "afl"]["times_fair"] == []
-    page = (folder / "liars-digits.md").read_text()
+    page = (folder / "byzantine-digits.md").read_text()
     assert re.findall("^### (.*)", page, re.MULTILINE)[-1] == "Goals"
     assert page.count("| flip | on |") == 1
 
 
 def test_again_gives_the_same_and_an_unfinished_run_is_an_error(folder, monkeypatch, capsys):
-    written = [folder / f"liars-digits.{suffix}" for suffix in ("json", "md")]
+    written = [folder / f"byzantine-digits.{suffix}" for suffix in ("json", "md")]
     before = [path.read_bytes() for path in written]
     assert miniature(monkeypatch, folder) == 0
     assert [path.read_bytes() for path in written] == before
-    monkeypatch.setattr(liars_runs, "run_shown", lambda plan, jobs: None)  # runs nothing
+    monkeypatch.setattr(byzantine_runs, "run_shown", lambda plan, jobs: None)  # runs nothing
     assert miniature(monkeypatch, folder, rounds=6) == 2
     assert "seed-1: 5 of 6 rounds are there" in capsys.readouterr().err
 
@@ -96,58 +96,58 @@ def found(**accuracies):
 
 
 def test_goals_name_what_fails():
-    met = liars_table._goals(found())
+    met = byzantine_table._goals(found())
     assert [goal["met"] for goal in met] == [True, True]
-    below, often = liars_table._goals(
+    below, often = byzantine_table._goals(
         found(afl=([0.4, 0.42], [1.5, 1.5]), fedcor=([0.5, 0.52], [1.4, 1.6]))
     )
     assert below["fails"] == {"afl under flip": "-0.100 [-0.100, -0.100]"}
     assert often["fails"] == {"fedcor under flip": "1.60"}
-    text = liars_table._goal_lines([*met, below])
+    text = byzantine_table._goal_lines([*met, below])
     assert text.count(": met.") == 2
     assert "missed: afl under flip: -0.100" in text
 
 
 def test_the_price_is_what_the_defence_takes_where_nobody_lies():
     cells = {cell: Measured([0.5, 0.52], []) for cell in price_cells()}
-    assert liars_table._price_goals(cells)[0]["met"]
+    assert byzantine_table._price_goals(cells)[0]["met"]
     cells[Cell("fmnist-1spc", "nobody", "on", "fedcor")] = Measured([0.494, 0.514], [])
-    (goal,) = liars_table._price_goals(cells)
+    (goal,) = byzantine_table._price_goals(cells)
     assert list(goal["fails"]) == ["fmnist-1spc fedcor under nobody"]
     experiment = price_cells()[0].experiment(Plan(Path("unused"), None), 200)
-    assert (experiment.rounds, bool(experiment.liars)) == (200, False)
+    assert (experiment.rounds, bool(experiment.byzantine)) == (200, False)
 
 
 def test_the_command_is_part_of_all():
-    assert "liars" in GROUPS["all"]
-    assert "liars" not in GROUPS["paper"]
+    assert "byzantine" in GROUPS["all"]
+    assert "byzantine" not in GROUPS["paper"]
 
 
 @pytest.mark.parametrize(
     "config",
     [
         {},
-        {"liars": {"fraction": 0.5}},
-        {"liars": {"fraction": 2.0}, "partition": {"clients": 4}},
-        {"liars": {"fraction": 0.5}, "partition": {"clients": 2}},
-        {"liars": {"fraction": 0.5}, "partition": {"clients": "many"}},
-        {"liars": 3, "partition": {"clients": 4}},
+        {"byzantine": {"fraction": 0.5}},
+        {"byzantine": {"fraction": 2.0}, "partition": {"clients": 4}},
+        {"byzantine": {"fraction": 0.5}, "partition": {"clients": 2}},
+        {"byzantine": {"fraction": 0.5}, "partition": {"clients": "many"}},
+        {"byzantine": 3, "partition": {"clients": 4}},
     ],
 )
-def test_a_damaged_header_has_no_liars(config):
+def test_a_damaged_header_has_no_byzantine(config):
     rounds = [{"selected": [0, 3]}]
-    assert liars_share(RunRecord(None, {"seed": 1, "config": config}, rounds)) is None
+    assert byzantine_share(RunRecord(None, {"seed": 1, "config": config}, rounds)) is None
 
 
 def test_the_robust_means_are_held_against_the_plain_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(liars_means, "UPDATES", ("nobody", "scale"))
-    monkeypatch.setattr(liars_means, "MEANS", {"fedavg": "mean", "multi_krum": "Multi-Krum"})
+    monkeypatch.setattr(byzantine_means, "UPDATES", ("nobody", "scale"))
+    monkeypatch.setattr(byzantine_means, "MEANS", {"fedavg": "mean", "multi_krum": "Multi-Krum"})
     arguments = ["--quick", "--rounds", "8", "--out", str(tmp_path)]
-    assert main(["reproduce", "liars-means", *arguments]) == 0
-    saved = json.loads((tmp_path / "liars-means-digits.json").read_text())
+    assert main(["reproduce", "byzantine-means", *arguments]) == 0
+    saved = json.loads((tmp_path / "byzantine-means-digits.json").read_text())
     cells = {(c["attack"], c["defence"], c["optimiser"]): c for c in saved["cells"]}
     assert len(cells) == 2 * 2 * 2
-    runs = tmp_path / "runs" / "liars-digits" / "scale-defence-off"
+    runs = tmp_path / "runs" / "byzantine-digits" / "scale-defence-off"
     accuracies = {}
     for name in ("fedavg", "multi_krum"):
         run = read_run(runs / f"random+{name}" / "seed-2")
@@ -158,5 +158,5 @@ def test_the_robust_means_are_held_against_the_plain_one(tmp_path, monkeypatch):
     paired = cells["scale", "off", "multi_krum"]["paired_to_mean"]
     mean, krum = (cells["scale", "off", name]["accuracies"] for name in accuracies)
     assert paired["mean"] == pytest.approx(np.mean(krum) - np.mean(mean))
-    page = (tmp_path / "liars-means-digits.md").read_text()
+    page = (tmp_path / "byzantine-means-digits.md").read_text()
     assert page.count("| scale | off |") == 2

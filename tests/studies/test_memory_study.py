@@ -1,4 +1,4 @@
-"""`fedcor reproduce memory`: waits, goals, the page, and all of it in miniature."""
+"""`python -m studies memory`: waits, goals, the page, and all of it in miniature."""
 
 from __future__ import annotations
 

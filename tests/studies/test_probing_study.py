@@ -1,4 +1,4 @@
-"""`fedcor reproduce probing`, in miniature."""
+"""`python -m studies probing`, in miniature."""
 
 from __future__ import annotations
 

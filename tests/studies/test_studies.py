@@ -1,4 +1,4 @@
-"""`fedcor reproduce`: every experiment in miniature, from command to files; resumable."""
+"""`python -m studies`: every experiment in miniature, from command to files; resumable."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import pytest
 import torch
 from studies.analysis.embedding import project
 from studies.beyond.table import _share_text
+from studies.byzantine import means as byzantine_means
+from studies.byzantine import runs as byzantine_runs
+from studies.byzantine import table as byzantine_table
+from studies.byzantine.runs import ATTACKS
 from studies.comparison import mean_std
 from studies.curves import BETAS, _fedcor_variant
 from studies.figures import curves, differences
-from studies.liars import means as liars_means
-from studies.liars import runs as liars_runs
-from studies.liars import table as liars_table
-from studies.liars.runs import ATTACKS
 from studies.measured_figures import histograms
 from studies.memory import ablation as memory_ablation
 from studies.memory import runs as memory_runs
@@ -60,8 +60,8 @@ FIGURES = {
     "memory-ablation": [],
     "memory-stress": [],
     "memory-anatomy": [],
-    "liars": [],
-    "liars-means": [],
+    "byzantine": [],
+    "byzantine-means": [],
     "time": ["time-digits"],
 }
 
@@ -83,11 +83,11 @@ def _fewer_steps():
         patch.setattr(memory_ablation, "TABLES", memory_ablation.TABLES[:1])
         patch.setattr(memory_ablation, "PARTS", memory_ablation.PARTS[:3])
         patch.setattr(memory_ablation, "STRESSED", memory_ablation.STRESSED[:2])
-        for module in (liars_runs, liars_table):
+        for module in (byzantine_runs, byzantine_table):
             patch.setattr(module, "SELECTORS", ("random", "fedcor"))
             patch.setattr(module, "ATTACKS", {key: ATTACKS[key] for key in ("nobody", "flip")})
-        patch.setattr(liars_runs.table_cells, "__defaults__", (("nobody", "flip"),))
-        patch.setattr(liars_means, "UPDATES", ("nobody", "flip"))
+        patch.setattr(byzantine_runs.table_cells, "__defaults__", (("nobody", "flip"),))
+        patch.setattr(byzantine_means, "UPDATES", ("nobody", "flip"))
         patch.setattr(timed_table, "VARIANTS", timed_table.VARIANTS[:2])
         for setting, changes in _DIGITS.items():
             patch.setitem(_DIGITS, setting, [*changes, *fewer])
@@ -140,7 +140,7 @@ print({"torch", "matplotlib", "sklearn"} & set(sys.modules))
             "plot",
             {
                 *("table1", "memory-ablation", "memory-stress", "memory-anatomy"),
-                *("liars", "liars-means"),
+                *("byzantine", "byzantine-means"),
             },
         ),
         (

@@ -1,4 +1,4 @@
-"""`fedcor reproduce time`: both kinds of devices, two targets, and all of it in miniature."""
+"""`python -m studies time`: both kinds of devices, two targets, and all of it in miniature."""
 
 from __future__ import annotations
 

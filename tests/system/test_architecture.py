@@ -148,7 +148,7 @@ def test_public_names():
         "build_selector", "compare", "experiment", "load", "run", "simulate",
         "FedAdagrad", "FedAdam", "FedAvgM", "FedDyn", "FedExP", "FedNova", "FedStale", "FedVARP",
         "FedYogi", "GeometricMedian", "MIFA", "MultiKrum", "Scaffold", "TrimmedMean",
-        "Aligned", "Defence", "Devices", "FedRecall", "Liars", "Oort", "RoundRobin", "Rules",
+        "Aligned", "Defence", "Devices", "FedRecall", "Byzantine", "Oort", "RoundRobin", "Rules",
     }  # fmt: skip
     assert dir(fedcor) == sorted(fedcor.__all__)
     assert all(hasattr(fedcor, name) for name in fedcor.__all__)

@@ -106,7 +106,7 @@ def test_a_factor_that_is_too_large_is_named():
         load_experiment("digits", [*changes, "training.rounds=10"])
     assert load_experiment("digits", [*changes, "training.rounds=3"]).build_schedule().at(2) > 1e4
     with pytest.raises(ConfigError, match="factor"):
-        fedcor.experiments.settings.LearningRate(1.0, (1,) * 100, 1e6).at(5)
+        fedcor.simulation.schedules.LearningRate(1.0, (1,) * 100, 1e6).at(5)
 
 
 def test_a_home_folder_that_there_is_not():
@@ -223,11 +223,11 @@ def test_clients_times_parameters_must_fit(monkeypatch, changes, key):
     selector = "complement" if "complement" in changes[0] else "random"
     experiment = load_experiment("digits", [*changes, "training.rounds=20"], selector)
     small = load_experiment("digits", [], "random")
-    simulation = fedcor.build.build_simulation(small, 1)
+    simulation = fedcor.simulation.build.build_simulation(small, 1)
     monkeypatch.setattr(config, "machine_memory", lambda: 40 * 4 * len(simulation.start.model))
-    fedcor.build.build_simulation(small, 1)
+    fedcor.simulation.build.build_simulation(small, 1)
     with pytest.raises(ConfigError) as caught:
-        fedcor.build.build_simulation(experiment, 1)
+        fedcor.simulation.build.build_simulation(experiment, 1)
     assert caught.value.key in (key, "model.hidden")
 
 
@@ -236,9 +236,9 @@ def test_few_clients_that_are_seen_need_little(monkeypatch):
     experiment = load_experiment(
         "digits", ["optimiser.name=scaffold", "training.rounds=2"], "random"
     )
-    model = fedcor.build.build_simulation(experiment, 1).start.model
+    model = fedcor.simulation.build.build_simulation(experiment, 1).start.model
     monkeypatch.setattr(config, "machine_memory", lambda: 40 * 4 * len(model))
-    fedcor.build.build_simulation(experiment, 1)
+    fedcor.simulation.build.build_simulation(experiment, 1)
 
 
 def test_seeds_may_be_larger_than_counts():
@@ -465,7 +465,7 @@ def test_any_change_is_taken_or_refused(changes):
 @settings(max_examples=200)
 def test_any_tables_are_taken_or_refused(tables):
     with contextlib.suppress(FedcorError):
-        parse_experiment({**fedcor.experiments.files.read_settings("digits"), **tables})
+        parse_experiment({**fedcor.simulation.experiment_files.read_settings("digits"), **tables})
 
 
 @given(st.binary(max_size=200) | st.text(max_size=80).map(str.encode))
@@ -527,7 +527,7 @@ def test_labels_of_half_precision_are_taken_without_a_warning(tmp_path):
     """Warnings are errors here; the largest label was compared in the labels' own type."""
     x, y = np.zeros((4, 3)), np.arange(4, dtype=np.float16) % 2
     np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    assert fedcor.data.load(str(tmp_path / "own.npz")).train_y.tolist() == [0, 1, 0, 1]
+    assert fedcor.data.datasets.load(str(tmp_path / "own.npz")).train_y.tolist() == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("key", ["config", "versions"])

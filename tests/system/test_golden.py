@@ -77,14 +77,14 @@ FAULTS = {
 }
 SITES = {"site": {"a": "0-14", "b": "15-29", "c": "30-39", "d": "40-49"}}
 ELIGIBLE = {"site": ["a", "b", "c"]}
-# An update of a liar is about five times as long as an honest one: some are clipped, some refused.
-LIARS = {
-    "liars": {"fraction": 0.2, "kind": "scale", "factor": 5.0},
+# An update of a Byzantine client is about five times as long as an honest one: some are clipped, some refused.
+BYZANTINE = {
+    "byzantine": {"fraction": 0.2, "kind": "scale", "factor": 5.0},
     "defence": {"clip_norms": 2.0, "refuse_norms": 6.0, "clip_reports": 3.0, "most_share": 2.0},
 }
 HARSH = {
     **DIGITS,
-    **LIARS,
+    **BYZANTINE,
     "faults": {**FAULTS, "over_selection": 1.3},
     "tags": SITES,
     "rules": {
@@ -123,13 +123,17 @@ CASES: dict[str, dict[str, Any]] = {
     "optimiser-aligned-fedavg": {**DIGITS, "selector": "aligned", "optimiser": "fedavg"},
     "optimiser-fedcor-fedrecall": {**DIGITS, "selector": "fedcor", "optimiser": "fedrecall"},
     **{
-        f"liars-{kind}": {**DIGITS, "selector": "fedcor", "liars": {"fraction": 0.2, "kind": kind}}
+        f"byzantine-{kind}": {
+            **DIGITS,
+            "selector": "fedcor",
+            "byzantine": {"fraction": 0.2, "kind": kind},
+        }
         for kind in LIES
     },
     "rolled-back": {
         **DIGITS,
         "selector": "random",
-        "liars": {"fraction": 0.1, "kind": "scale", "factor": 1e6},
+        "byzantine": {"fraction": 0.1, "kind": "scale", "factor": 1e6},
         "defence": {"clip_norms": 0.0, "refuse_norms": 0.0},
     },
     "unmet-rules": {

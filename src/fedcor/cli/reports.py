@@ -153,10 +153,10 @@ def report(options: argparse.Namespace) -> None:
 def _print_faults(folder: Path) -> None:
     """What went wrong with clients, and who lied: a line for each run or simulated selector."""
     from fedcor.reporting.names import clean
-    from fedcor.reporting.notes import faults_note, liars_note, missing_notes
+    from fedcor.reporting.notes import byzantine_note, faults_note, missing_notes
 
     runs = read_runs(folder)
-    found = [note for run in runs for say in (faults_note, liars_note) if (note := say(run))]
+    found = [note for run in runs for say in (faults_note, byzantine_note) if (note := say(run))]
     found += missing_notes(runs)
     if found:
         print("\n" + "\n".join(map(clean, found)))

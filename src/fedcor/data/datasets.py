@@ -200,7 +200,7 @@ def load(name: str, *, regression: bool = False) -> Dataset:
         DataError: It has not been fetched, or its file is damaged or does not fit together.
 
     Example:
-        >>> from fedcor.data import load
+        >>> from fedcor.data.datasets import load
         >>> data = load("digits")
         >>> data.train_x.shape, data.classes
         ((1438, 64), 10)

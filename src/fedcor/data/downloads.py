@@ -225,7 +225,7 @@ def fetch(name: str, source: Path | None = None, on_download: OnDownload | None 
         MissingExtraError: A package that a source needs is not installed.
 
     Example:
-        >>> from fedcor.data import fetch, load
+        >>> from fedcor.data.datasets import load
         >>> fetch("fmnist")  # doctest: +SKIP
         PosixPath('/home/me/.cache/fedcor/data/fmnist.npz')
         >>> load("fmnist").train_x.shape  # doctest: +SKIP

@@ -227,7 +227,7 @@ class Partition(Described):
         ConfigError: A parameter is out of range.
 
     Example:
-        >>> from fedcor.data import Partition, load
+        >>> from fedcor.data.datasets import load
         >>> from fedcor.core.rng import stream
         >>> partition = Partition("dirichlet", clients=20, alpha=0.5, minimum_size=3)
         >>> parts = partition.split(load("digits").train_y, stream(1, "partition"))

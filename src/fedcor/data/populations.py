@@ -52,7 +52,7 @@ class SyntheticPopulation:
         seed: Fixes the population, whatever the seed of a run.
 
     Example:
-        >>> from fedcor.data import SyntheticPopulation
+        >>> from fedcor import SyntheticPopulation
         >>> population = SyntheticPopulation(100_000)
         >>> x, y = population.load(99_999)
         >>> x.shape == (population.sizes[99_999], 60)

@@ -333,7 +333,7 @@ def run_on_flower(
 
     Args:
         experiment: What to run. Simulated faults are refused: on Flower they are real. So are
-            simulated liars, simulated noise on losses, and an optimiser that corrects local steps.
+            simulated byzantine, simulated noise on losses, and an optimiser that corrects local steps.
         seed: Seed of everything that is drawn.
         out: Folder of the record and the checkpoint.
         resume: Whether a run that is already in `out` may be resumed.
@@ -344,9 +344,9 @@ def run_on_flower(
     if experiment.faults != Faults():
         allowed = "are simulated by fedcor's own engine only; on Flower they are real"
         raise ConfigError("faults", experiment.faults, allowed)
-    if experiment.liars:
+    if experiment.byzantine:
         allowed = "are simulated by fedcor's own engine only"
-        raise ConfigError("liars", experiment.liars, allowed)
+        raise ConfigError("byzantine", experiment.byzantine, allowed)
     if experiment.loss_noise:
         allowed = "is simulated by fedcor's own engine only; in your app on Flower, set it in "
         allowed += "answers_probes(loss_noise=...)"

@@ -1,9 +1,9 @@
-"""Means that a minority of liars cannot move far, in place of the weighted mean of the updates.
+"""Means that a minority of byzantine cannot move far, in place of the weighted mean of the updates.
 
 TrimmedMean       per parameter, the mean without the floor(trim m) smallest and largest numbers
 GeometricMedian   argmin_v sum_k a_k |v - Delta_k|
 MultiKrum         the mean of the m - f updates whose sum of squared distances to their m - f - 2
-                  nearest neighbours is smallest;  f = floor(liars m)
+                  nearest neighbours is smallest;  f = floor(byzantine m)
 
 All three leave out what is far from the others. Where clients' data differ, so do honest updates:
 on such data they cost accuracy even if nobody lies.
@@ -51,7 +51,7 @@ class _RobustMean(ABC):
 class TrimmedMean(_RobustMean):
     """The coordinate-wise trimmed mean (Yin et al., 2018).
 
-    Clients count alike, however much data they have. It holds against fewer than trim m liars.
+    Clients count alike, however much data they have. It holds against fewer than trim m byzantine.
 
     Args:
         trim: share of the numbers left out at each end, below .5. With few clients per round it
@@ -85,9 +85,9 @@ class TrimmedMean(_RobustMean):
 class GeometricMedian(_RobustMean):
     """The geometric median of the updates (Pillutla et al., 2022, call it RFA).
 
-    It holds against liars with less than half of the weight, whatever they send.
+    It holds against byzantine with less than half of the weight, whatever they send.
 
-    Weiszfeld's algorithm starts from the weighted mean, as in the paper. Liars may have pulled that
+    Weiszfeld's algorithm starts from the weighted mean, as in the paper. Byzantine may have pulled that
     too far away to come back in so many iterations. So it also starts from a mean that they cannot
     pull away, that of the half nearest to the best single update, and the better answer counts.
 
@@ -151,32 +151,32 @@ class MultiKrum(_RobustMean):
     Clients count alike, however much data they have.
 
     Args:
-        liars: share of the clients that may lie, below .5. With few clients per round it must be
+        byzantine: share of the clients that may lie, below .5. With few clients per round it must be
             at least 1/m to leave out anyone: .2 for five.
 
     Example:
         >>> from fedcor import MultiKrum
-        >>> MultiKrum(liars=0.3)
-        MultiKrum(liars=0.3)
+        >>> MultiKrum(byzantine=0.3)
+        MultiKrum(byzantine=0.3)
     """
 
-    liars: float = 0.2
+    byzantine: float = 0.2
 
     def __post_init__(self) -> None:
-        check_between("liars", self.liars, 0.0, 0.4999)
+        check_between("byzantine", self.byzantine, 0.0, 0.4999)
 
     def chosen(self, delivery: Delivery) -> list[int]:
         """Sorted positions of the updates that are averaged; of equals, the first ones."""
         count = len(delivery.clients)
-        liars = _share(self.liars, count)
+        byzantine = _share(self.byzantine, count)
         products = _products(delivery.updates)
         squares = np.diag(products)
         distances = squares[:, None] + squares[None, :] - 2.0 * products
         np.fill_diagonal(distances, 0.0)
         # Its own distance, 0, stands first; at least one neighbour counts where there is one.
-        near = np.sort(distances, axis=1)[:, 1 : 1 + max(1, count - liars - 2)]
+        near = np.sort(distances, axis=1)[:, 1 : 1 + max(1, count - byzantine - 2)]
         order = np.argsort(near.sum(axis=1), kind="stable")
-        return sorted(order[: count - liars].tolist())
+        return sorted(order[: count - byzantine].tolist())
 
     def mean(self, delivery: Delivery) -> Array:
         """(P,) the mean of the chosen updates."""

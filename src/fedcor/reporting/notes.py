@@ -1,4 +1,4 @@
-"""How often the simulated liars of a run were chosen, from its record alone."""
+"""How often the simulated byzantine of a run were chosen, from its record alone."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from fedcor.reporting.names import run_name
 from fedcor.reporting.series import group_names, series_names
 from fedcor.reporting.summary import ExperimentSummary
 from fedcor.runs.record import RunRecord, client_names, differences
-from fedcor.simulation.byzantine import Liars
+from fedcor.simulation.byzantine import Byzantine
 from fedcor.simulation.experiment_files import load_experiment, preset_names
 
 
 @dataclass(frozen=True)
-class LiarsShare:
-    """The liars of a run.
+class ByzantineShare:
+    """The byzantine of a run.
 
     Attributes:
         kind: How they lie.
-        liars: How many there are.
+        byzantine: How many there are.
         clients: N.
         times_fair: Their share of all choices, relative to their share of the clients.
     """
 
     kind: str
-    liars: int
+    byzantine: int
     clients: int
     times_fair: float
 
 
-def liars_share(run: RunRecord) -> LiarsShare | None:
-    """How often the liars of a run were chosen; None where there are none, or no round yet.
+def byzantine_share(run: RunRecord) -> ByzantineShare | None:
+    """How often the byzantine of a run were chosen; None where there are none, or no round yet.
 
     The header says how many lie, and the seed says who.
     """
     config = run.header.get("config") or {}
     chosen = [client for entry in run.rounds for client in entry.get("selected") or ()]
     try:
-        liars = build_dataclass(Liars, config.get("liars") or {})
-        clients = int(config["partition"]["clients"]) if liars else 0
-        who = liars.who(int(run.header["seed"]), clients)
-        told = int(who[chosen].sum()) if liars and chosen else 0
+        byzantine = build_dataclass(Byzantine, config.get("byzantine") or {})
+        clients = int(config["partition"]["clients"]) if byzantine else 0
+        who = byzantine.who(int(run.header["seed"]), clients)
+        told = int(who[chosen].sum()) if byzantine and chosen else 0
     except (ConfigError, KeyError, TypeError, ValueError, IndexError, AttributeError):
         return None  # a damaged header; the rest of a report does not depend on it
-    if not liars or not chosen:
+    if not byzantine or not chosen:
         return None
     fair = who.sum() / clients
-    return LiarsShare(liars.kind, int(who.sum()), clients, told / len(chosen) / float(fair))
+    return ByzantineShare(byzantine.kind, int(who.sum()), clients, told / len(chosen) / float(fair))
 
 
 # What a reader must know beside the numbers: which seeds, what is unfinished, what is missing.
@@ -160,16 +160,18 @@ def caution_note(experiment: ExperimentSummary) -> str:
     return " ".join(notes)
 
 
-def liars_note(run: RunRecord) -> str:
-    """How often the simulated liars of a run were chosen; empty where there are none.
+def byzantine_note(run: RunRecord) -> str:
+    """How often the simulated byzantine of a run were chosen; empty where there are none.
 
     `5 of 50 clients lie (flip): chosen 2.31 times as often as is fair`, after the run's name.
     """
-    share = liars_share(run)
+    share = byzantine_share(run)
     if share is None:
         return ""
-    liars, clients = share.liars, share.clients
-    text = f"{liars} of {clients} clients lie ({share.kind}): chosen {share.times_fair:.2f} times "
+    byzantine, clients = share.byzantine, share.clients
+    text = (
+        f"{byzantine} of {clients} clients lie ({share.kind}): chosen {share.times_fair:.2f} times "
+    )
     return f"{run_name(run)}: {text}as often as is fair"
 
 

@@ -65,7 +65,7 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
         data: The data set; the one that the experiment names is loaded if it is not given.
 
     Example:
-        >>> from fedcor.experiments import load_experiment
+        >>> from fedcor.simulation.experiment_files import load_experiment
         >>> simulation = build_simulation(load_experiment("digits", selector="random"), seed=1)
         >>> [record.round for record, _ in simulation.run(3)]
         [0, 1, 2]
@@ -98,11 +98,11 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
     selector, faults = experiment.build_selector(), experiment.faults
     rules = experiment.fix_rules(len(sizes))
     experiment.check_faults(len(sizes), rules)
-    liars, defence = experiment.liars, experiment.defence
-    liars.who(seed, len(sizes))  # refuses a fraction of less than one client
+    byzantine, defence = experiment.byzantine, experiment.defence
+    byzantine.who(seed, len(sizes))  # refuses a fraction of less than one client
     noise = LossNoise(experiment.loss_noise, experiment.loss_clip)
     simulation = Simulation(
-        *(engine, selector, optimiser, faults, schedule, seed, rules), liars, defence, noise
+        *(engine, selector, optimiser, faults, schedule, seed, rules), byzantine, defence, noise
     )
     _ = simulation.speeds  # refuses devices tied to labels where there are none
     return simulation

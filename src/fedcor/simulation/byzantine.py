@@ -1,6 +1,6 @@
-"""Simulated liars: clients that send false updates or report false losses.
+"""Simulated Byzantine clients: clients that send false updates or report false losses.
 
-Who lies is drawn from the stream (seed, "liars") alone, so every selector meets the same liars, and
+Who lies is drawn from the stream (seed, "liars") alone, so every selector meets the same byzantine, and
 everything else of a run is drawn as it would be without them. A lie is told where a client speaks:
 a selector, and the aggregation, hear it by every path. The test of the model stays honest.
 """
@@ -24,7 +24,7 @@ _LARGEST_FACTOR = 1e6
 
 @plain_keywords
 @dataclass(frozen=True)
-class Liars:
+class Byzantine:
     """Which clients of a simulated federation lie, and how; by default, none.
 
     | kind | its update | the losses that it reports |
@@ -42,9 +42,9 @@ class Liars:
         inflation: By how much reported losses are multiplied or divided, from 1 to 1e6.
 
     Example:
-        >>> from fedcor import Liars
-        >>> liars = Liars(fraction=0.1, kind="flip")
-        >>> int(liars.who(seed=1, clients=50).sum())
+        >>> from fedcor import Byzantine
+        >>> byzantine = Byzantine(fraction=0.1, kind="flip")
+        >>> int(byzantine.who(seed=1, clients=50).sum())
         5
     """
 
@@ -65,7 +65,7 @@ class Liars:
 
     @property
     def copies(self) -> bool:
-        """Whether liars need to know the last change of the global model."""
+        """Whether byzantine need to know the last change of the global model."""
         return bool(self) and self.kind == "copy"
 
     def who(self, seed: int, clients: int) -> BoolArray:
@@ -74,15 +74,15 @@ class Liars:
         Raises:
             ConfigError: The fraction is above 0, but makes up no whole client.
         """
-        liars = np.zeros(clients, dtype=bool)
+        byzantine = np.zeros(clients, dtype=bool)
         if not self:
-            return liars
+            return byzantine
         count = round(self.fraction * clients)
         if not count:
             allowed = f"is less than one of {clients} clients"
-            raise ConfigError("liars.fraction", self.fraction, allowed)
-        liars[stream(seed, "liars").permutation(clients)[:count]] = True
-        return liars
+            raise ConfigError("byzantine.fraction", self.fraction, allowed)
+        byzantine[stream(seed, "liars").permutation(clients)[:count]] = True
+        return byzantine
 
     def told(self, losses: FloatArray, lies: BoolArray) -> FloatArray:
         """The losses as they are reported.
@@ -98,7 +98,7 @@ class Liars:
         return losses
 
     def sent(self, update: Any, last_change: Any) -> Any:
-        """The update that a liar sends, an array of NumPy's or of torch's as the given ones.
+        """The update that a Byzantine client sends, an array of NumPy's or of torch's as the given ones.
 
         Args:
             update: (P,) What its training gave.

@@ -36,7 +36,7 @@ from fedcor.data.partition import Partition
 from fedcor.data.partitioners import OwnParts, Partitioner, as_partition
 from fedcor.rounds.rules.declaration import check_can_ask, with_clients
 from fedcor.rounds.rules.resolved import FixedRules
-from fedcor.simulation.byzantine import Liars
+from fedcor.simulation.byzantine import Byzantine
 from fedcor.simulation.faults import Faults
 from fedcor.simulation.tasks import MODEL_OPTIONS, check_model_options, load_model_factory
 
@@ -171,9 +171,9 @@ def as_faults(given: Any) -> Faults:
     return _of_table("faults", Faults, given)
 
 
-def as_liars(given: Any) -> Liars:
-    """Liars, of a table too."""
-    return _of_table("liars", Liars, given)
+def as_byzantine(given: Any) -> Byzantine:
+    """Byzantine, of a table too."""
+    return _of_table("byzantine", Byzantine, given)
 
 
 def _of_table(key: str, cls: type[T], given: Any) -> T:

@@ -31,14 +31,14 @@ from fedcor.selectors import (
     selector_class,
     selector_name,
 )
-from fedcor.simulation.byzantine import Liars
+from fedcor.simulation.byzantine import Byzantine
 from fedcor.simulation.coerce import (
     BYTES_PER_CLIENT,
     LARGEST,
     OwnData,
+    as_byzantine,
     as_data,
     as_faults,
-    as_liars,
     as_model,
     as_selectors,
     check_faults,
@@ -153,7 +153,7 @@ _TYPES: dict[str, Any] = {
 }
 _TAKEN: dict[str, Callable[[Any], Any]] = {
     **{"model": as_model, "optimiser": as_optimiser_setting, "selectors": as_selectors},
-    **{"faults": as_faults, "liars": as_liars, "defence": as_defence},
+    **{"faults": as_faults, "byzantine": as_byzantine, "defence": as_defence},
     **{"rules": as_rules, "tags": as_tags},
 }
 
@@ -206,7 +206,7 @@ class Experiment:
             your own; a name or `module:Class`; or a table with `name` and options. None, or a table
             without a name: the one that the selector goes with, FedAvg for most.
         faults: Which faults are simulated.
-        liars: Which clients lie, and how: `Liars(...)`, or a table.
+        byzantine: Which clients lie, and how: `Byzantine(...)`, or a table.
         defence: What is done against clients that err or lie: `Defence(...)`, or a table.
         rules: Who may be chosen: `Rules(...)`, or a table.
         tags: What the rules know clients by: tag -> value -> clients, as a list of ids or a text of
@@ -249,7 +249,7 @@ class Experiment:
     loss_clip: float = 10.0
     optimiser: Any = None
     faults: Faults = field(default_factory=Faults)
-    liars: Liars = field(default_factory=Liars)
+    byzantine: Byzantine = field(default_factory=Byzantine)
     defence: Defence = field(default_factory=Defence)
     rules: Any = None
     tags: Any = field(default_factory=dict)
@@ -378,7 +378,7 @@ class Experiment:
         privacy = {key: getattr(self, key) for key in TABLES["privacy"]}
         newer = {
             "privacy": privacy if self.loss_noise else {},
-            "liars": dataclasses.asdict(self.liars) if self.liars else {},
+            "byzantine": dataclasses.asdict(self.byzantine) if self.byzantine else {},
             "defence": self.defence.describe(),
             "rules": self.rules.describe() if self.rules else {},
             "tags": describe_tags(self.tags) if self.tags else {},

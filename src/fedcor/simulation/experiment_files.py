@@ -17,7 +17,7 @@ from fedcor.data.partitioners import PARTITIONS
 from fedcor.rounds.defence.settings import Defence
 from fedcor.rounds.rules.declaration import Rules
 from fedcor.selectors import SELECTORS, selector_name
-from fedcor.simulation.byzantine import Liars
+from fedcor.simulation.byzantine import Byzantine
 from fedcor.simulation.coerce import DEEPEST, as_selectors
 from fedcor.simulation.experiment import TABLES, Experiment
 from fedcor.simulation.faults import Faults
@@ -27,7 +27,7 @@ from fedcor.simulation.tasks import MetricSetting
 _PRESETS = resources.files("fedcor.simulation") / "presets"
 _TABLES = (
     *("data", "partition", "model", "training", "optimiser", "faults", "rules", "selectors"),
-    *("metrics", "liars", "defence", "privacy"),
+    *("metrics", "byzantine", "defence", "privacy"),
 )
 _PLAIN = ("name", "selector", "target_accuracy", "tags")
 _REQUIRED = {
@@ -64,7 +64,7 @@ def load_experiment(
             for a `source` that cannot be read, and "change" for a change that is not key=value.
 
     Example:
-        >>> from fedcor.experiments import load_experiment
+        >>> from fedcor.simulation.experiment_files import load_experiment
         >>> load_experiment("fmnist-2spc", ["training.rounds=50"], selector="random").name
         'fmnist-2spc'
     """
@@ -314,7 +314,7 @@ def experiment(
     loss_clip: float = _SAME,
     optimiser: Any = _SAME,
     faults: Faults | Mapping[str, Any] = _SAME,
-    liars: Liars | Mapping[str, Any] = _SAME,
+    byzantine: Byzantine | Mapping[str, Any] = _SAME,
     defence: Defence | Mapping[str, float] = _SAME,
     rules: Rules | Mapping[str, Any] = _SAME,
     tags: Any = _SAME,
@@ -328,7 +328,7 @@ def experiment(
         source: The name of a preset, the path of a TOML file, or an experiment.
         data, partition, model, rounds, clients_per_round, batch_size, local_steps, learning_rate,
             name, test_data, loss, metrics, milestones, factor, weight_decay, device, holdout,
-            noisy_clients, loss_noise, loss_clip, optimiser, faults, liars, defence, rules, tags,
+            noisy_clients, loss_noise, loss_clip, optimiser, faults, byzantine, defence, rules, tags,
             selector, selectors, target_accuracy: As in `Experiment`. A dictionary changes single
             settings: `partition={"clients": 20}`, `selectors={"fedcor": {"beta": 0.9}}`; an object
             replaces what was there.
@@ -362,7 +362,7 @@ def _merged(key: str, old: Any, new: Any) -> Any:
         return tables | {k: _merged("options", tables.get(k), v) for k, v in changes.items()}
     if key == "partition" and isinstance(old, Described):
         old = old.describe()
-    if isinstance(old, Liars | Defence):
+    if isinstance(old, Byzantine | Defence):
         old = dataclasses.asdict(old)
     if isinstance(old, Faults):
         old = old.settings()

@@ -29,7 +29,7 @@ from fedcor.rounds.record_line import RoundRecord
 from fedcor.rounds.rules.declaration import with_clients
 from fedcor.rounds.rules.resolved import FixedRules
 from fedcor.rounds.selection import Decision, decide, init_state, observe, told_losses
-from fedcor.simulation.byzantine import Liars
+from fedcor.simulation.byzantine import Byzantine
 from fedcor.simulation.clock import Devices, Speeds, device_speeds
 from fedcor.simulation.engine.engine import Engine
 from fedcor.simulation.faults import Faults
@@ -54,7 +54,7 @@ class Simulation:
             round, becomes a schedule; a user's own is checked in every round.
         seed: Fixes everything that is drawn.
         rules: Who may be chosen; None for everyone.
-        liars: Which clients lie, and how.
+        byzantine: Which clients lie, and how.
         defence: What is done against clients that err or lie.
         noise: On the losses that clients report.
     """
@@ -66,7 +66,7 @@ class Simulation:
     learning_rate: Schedule
     seed: int
     rules: FixedRules | None = None
-    liars: Liars = HONEST
+    byzantine: Byzantine = HONEST
     defence: Defence = field(default_factory=Defence)
     noise: LossNoise = field(default_factory=LossNoise)
 
@@ -114,7 +114,7 @@ class Simulation:
         return SimulatedRound(
             *(self.engine, self.optimiser, self.faults, rate, self.seed, state, eligible),
             defence=self.defence,
-            liars=self.liars,
+            byzantine=self.byzantine,
             noise=self.noise,
             speeds=self.speeds,
             goal=self.needed_at(state.round),

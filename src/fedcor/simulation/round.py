@@ -24,7 +24,7 @@ from fedcor.rounds.defence.settings import Defence
 from fedcor.rounds.ledger import ANSWER_BYTES, CURRENT, Ledger
 from fedcor.rounds.loss_screening import LossNoise, check_clients, screen_losses
 from fedcor.simulation.attendance import Attendance
-from fedcor.simulation.byzantine import Liars
+from fedcor.simulation.byzantine import Byzantine
 from fedcor.simulation.clock import Speeds
 from fedcor.simulation.engine.engine import Engine
 from fedcor.simulation.engine.models import as_tensor
@@ -32,7 +32,7 @@ from fedcor.simulation.faults import Faults
 from fedcor.simulation.state import SimulationState
 from fedcor.simulation.update_filter import JudgedResults, next_model, parameters_of
 
-HONEST = Liars()
+HONEST = Byzantine()
 
 
 class _Candidate(NamedTuple):
@@ -59,7 +59,7 @@ class SimulatedRound:
         state: What the round before has left.
         eligible: (N,) Who may be asked and chosen; None for everyone.
         defence: What is done against clients that err or lie.
-        liars: Which clients lie, and how.
+        byzantine: Which clients lie, and how.
         speeds: How fast clients are; None without a clock.
         goal: How many trainings are enough; None for all.
         noise: On the losses that clients report.
@@ -82,7 +82,7 @@ class SimulatedRound:
         state: SimulationState,
         eligible: BoolArray | None = None,
         defence: Defence | None = None,
-        liars: Liars = HONEST,
+        byzantine: Byzantine = HONEST,
         speeds: Speeds | None = None,
         goal: int | None = None,
         noise: LossNoise | None = None,
@@ -106,7 +106,7 @@ class SimulatedRound:
         self.available.flags.writeable = self.weights.flags.writeable = False
         self._model, self._known = state.model, state.known.copy()
         self._memory, self._before = state.optimiser, state
-        self._liars, self._lies = liars, liars.who(seed, clients)
+        self._byzantine, self._lies = byzantine, byzantine.who(seed, clients)
         self._last_change = None if state.before is None else state.model - state.before
         self.ledger = Ledger(clients, engine.model_bytes, state.holders)
         self.refused = 0
@@ -220,7 +220,7 @@ class SimulatedRound:
             good,
             health,
             self._before.turns,
-            self._model if self._liars.copies else None,
+            self._model if self._byzantine.copies else None,
             clock,
         )
         return after, outcome
@@ -271,7 +271,7 @@ class SimulatedRound:
 
     def _received(self, losses: FloatArray, clients: IntArray) -> FloatArray:
         """What clients say that their losses are; NaN for unusable numbers, which are counted."""
-        clean, refused = screen_losses(self._liars.told(losses, self._lies[clients]))
+        clean, refused = screen_losses(self._byzantine.told(losses, self._lies[clients]))
         self.refused += refused
         return clean
 
@@ -314,12 +314,12 @@ class SimulatedRound:
         return clients[delivered], weights / weights.sum() if len(weights) else weights
 
     def _lie(self, clients: IntArray, results: Tensor) -> None:
-        """Put what liars send in the place of what they trained. Float buffers stay: no update."""
+        """Put what byzantine send in the place of what they trained. Float buffers stay: no update."""
         trained = self._engine.vector.trained
         model = self._model[:trained]
         last = None if self._last_change is None else self._last_change[:trained]
         for row in np.flatnonzero(self._lies[clients]).tolist():
-            sent = self._liars.sent(results[row, :trained] - model, last)
+            sent = self._byzantine.sent(results[row, :trained] - model, last)
             results[row, :trained] = model + sent
 
     def _corrections(self, clients: IntArray) -> Tensor | None:

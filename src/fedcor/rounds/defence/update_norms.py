@@ -25,7 +25,7 @@ The median of fewer than FEWEST clients is their own word:
   it: one of them may be far too short, as well as the other far too long. What would be refused is
   scaled down to clip ref_g (refuse ref_g without clipping), and enters the past as it came.
 
-The past is the last ROUNDS rounds. It holds lengths after clipping, so a liar that is clipped in
+The past is the last ROUNDS rounds. It holds lengths after clipping, so a Byzantine client that is clipped in
 every round counts as one longer update among others. Refused lengths enter it only where all are
 refused and the model is not at fault: then the past may be wrong, and is outvoted in time. On
 Flower, where everyone is refused in all attempts at a round, they replace it (flower/doubt.py).

@@ -1,6 +1,6 @@
-"""What robust means do about liars: random selection, aggregated in four ways.
+"""What robust means do about byzantine: random selection, aggregated in four ways.
 
-The selector is random, so that nothing but the aggregation differs: no liar can get itself chosen.
+The selector is random, so that nothing but the aggregation differs: no Byzantine client can get itself chosen.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcor.reporting.tables import markdown
-from studies.liars.runs import DEFENCES, FRACTION, RANDOM, Cell, Measured, run_cells
-from studies.liars.table import cell_text, difference_text
+from studies.byzantine.runs import DEFENCES, FRACTION, RANDOM, Cell, Measured, run_cells
+from studies.byzantine.table import cell_text, difference_text
 from studies.plan import Plan
 
 MEAN = "fedavg"
@@ -36,7 +36,7 @@ def means(plan: Plan) -> list[Path]:
     found = run_cells(plan, cells)
     numbers = {"fraction": FRACTION, "cells": [_numbers(found, cell) for cell in cells]}
     tables = [_accuracies(found, plan), _differences(found, plan)]
-    return [plan.save("liars-means", numbers), plan.save_page("liars-means", tables)]
+    return [plan.save("byzantine-means", numbers), plan.save_page("byzantine-means", tables)]
 
 
 def _with_mean(cell: Cell) -> Cell:

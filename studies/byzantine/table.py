@@ -1,7 +1,7 @@
-"""What liars do to each selector, what the defence does about it, and what it costs.
+"""What byzantine do to each selector, what the defence does about it, and what it costs.
 
 Accuracies are means over all rounds. Differences are paired over seeds: runs of a seed have the
-same data, the same liars and the same first model.
+same data, the same byzantine and the same first model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from fedcor.reporting.estimates import Estimate, mean_estimate
 from fedcor.reporting.tables import display_name, markdown
-from studies.liars.runs import (
+from studies.byzantine.runs import (
     ATTACKS,
     DEFENCES,
     FRACTION,
@@ -36,7 +36,7 @@ MOST_FAIR, MOST_PRICE = 1.5, 0.005  # the goals
 Cells = Mapping[Cell, Measured]
 
 
-def liars(plan: Plan) -> list[Path]:
+def byzantine(plan: Plan) -> list[Path]:
     """The table of attacks on the digits; for Fashion-MNIST, the price of the defence as well."""
     found: dict[Cell, Measured] = run_cells(plan, table_cells())
     prices = plan.dataset == "fmnist"
@@ -49,12 +49,12 @@ def liars(plan: Plan) -> list[Path]:
         "cells": [_numbers(found, cell) for cell in found],
         "goals": goals,
     }
-    title = f"digits, {plan.seeds_text}: mean accuracy (how often liars were chosen)"
+    title = f"digits, {plan.seeds_text}: mean accuracy (how often byzantine were chosen)"
     page = [_attack_table(title, found), _below_table(found, plan)]
     if prices:
         page.append(_price_table(found, plan))
     page.append(_goal_lines(goals))
-    return [plan.save("liars", numbers), plan.save_page("liars", page)]
+    return [plan.save("byzantine", numbers), plan.save_page("byzantine", page)]
 
 
 def _to_random(found: Cells, cell: Cell) -> Estimate:
@@ -91,7 +91,7 @@ def _attack_table(title: str, found: Cells) -> str:
 
 
 def cell_text(measured: Measured) -> str:
-    """`0.672 (1.01)`: the mean accuracy, and how often liars were chosen, relative to fair."""
+    """`0.672 (1.01)`: the mean accuracy, and how often byzantine were chosen, relative to fair."""
     accuracy = mean_estimate(measured.accuracies).mean
     text = f"{accuracy:.3f}" if accuracy is not None else "–"
     share = mean_estimate(measured.times_fair).mean
@@ -135,7 +135,7 @@ def difference_text(estimate: Estimate) -> str:
 
 
 def _goals(found: Cells) -> list[dict[str, Any]]:
-    """On the digits, with the defence: nobody below random, no liar too often."""
+    """On the digits, with the defence: nobody below random, no Byzantine client too often."""
     attacks = [attack for attack in ATTACKS if attack != NOBODY]
     cells = [Cell("digits", attack, ON, name) for attack in attacks for name in SELECTORS]
     below = {
@@ -150,7 +150,7 @@ def _goals(found: Cells) -> list[dict[str, Any]]:
     }
     return [
         _goal("no selector is below random under the same attack and defence", below),
-        _goal(f"on no seed do liars get more than {MOST_FAIR:g} times their fair share", often),
+        _goal(f"on no seed do byzantine get more than {MOST_FAIR:g} times their fair share", often),
     ]
 
 
@@ -165,7 +165,7 @@ def _price_goals(found: Cells) -> list[dict[str, Any]]:
         for cell in cells
         if (_to_off(found, cell).mean or 0.0) < -MOST_PRICE
     }
-    return [_goal(f"without liars, the defence costs at most {MOST_PRICE:g}", dear)]
+    return [_goal(f"without byzantine, the defence costs at most {MOST_PRICE:g}", dear)]
 
 
 def _name(cell: Cell) -> str:

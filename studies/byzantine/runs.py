@@ -10,10 +10,10 @@ from statistics import fmean
 
 from fedcor.core.errors import ConfigError, RecordError
 from fedcor.reporting.estimates import Estimate, mean_estimate
-from fedcor.reporting.notes import liars_share
+from fedcor.reporting.notes import byzantine_share
 from fedcor.rounds.defence.settings import Defence
 from fedcor.runs.runner import Job
-from fedcor.simulation.byzantine import Liars
+from fedcor.simulation.byzantine import Byzantine
 from fedcor.simulation.experiment import Experiment
 from fedcor.simulation.experiment_files import load_experiment
 from studies.plan import Plan
@@ -21,15 +21,15 @@ from studies.variants import read_cut, run_shown
 
 FRACTION = 0.1  # of the clients lie
 NOBODY, OFF, ON = "nobody", "off", "on"
-ATTACKS: dict[str, Liars] = {
-    NOBODY: Liars(),
-    "flip": Liars(FRACTION, "flip"),
-    "scale": Liars(FRACTION, "scale"),
-    "copy": Liars(FRACTION, "copy"),
-    "inflate": Liars(FRACTION, "inflate"),
-    "deflate": Liars(FRACTION, "deflate"),
+ATTACKS: dict[str, Byzantine] = {
+    NOBODY: Byzantine(),
+    "flip": Byzantine(FRACTION, "flip"),
+    "scale": Byzantine(FRACTION, "scale"),
+    "copy": Byzantine(FRACTION, "copy"),
+    "inflate": Byzantine(FRACTION, "inflate"),
+    "deflate": Byzantine(FRACTION, "deflate"),
 }
-# Chosen on the digits, seeds 1-3 (docs/results/liars.md).
+# Chosen on the digits, seeds 1-3 (docs/results/byzantine.md).
 DEFENCES: dict[str, Defence] = {
     OFF: Defence(),
     ON: Defence(clip_norms=2.0, clip_reports=2.0, most_share=1.25),
@@ -66,10 +66,10 @@ class Cell:
         try:
             return dataclasses.replace(
                 preset,
-                name=f"liars-{self.data}",
+                name=f"byzantine-{self.data}",
                 rounds=min([preset.rounds, *limits]),
                 device=plan.device or preset.device,
-                liars=ATTACKS[self.attack],
+                byzantine=ATTACKS[self.attack],
                 defence=DEFENCES[self.defence],
                 optimiser={"name": self.optimiser} if self.optimiser else preset.optimiser,
             )
@@ -79,7 +79,7 @@ class Cell:
     def folder(self, plan: Plan, seed: int) -> Path:
         """Of its run on a seed."""
         name = f"{self.attack}-defence-{self.defence}"
-        out = plan.out / "runs" / f"liars-{self.data}" / name
+        out = plan.out / "runs" / f"byzantine-{self.data}" / name
         return out / self._label / f"seed-{seed}"
 
     @property
@@ -93,7 +93,7 @@ class Measured:
 
     Attributes:
         accuracies: Mean test accuracy over all rounds.
-        times_fair: How often liars were chosen, relative to their fair share; empty where nobody
+        times_fair: How often byzantine were chosen, relative to their fair share; empty where nobody
             lies.
     """
 
@@ -147,6 +147,6 @@ def _measured(plan: Plan, cell: Cell, rounds: int) -> Measured:
         if len(run.rounds) < rounds:
             raise RecordError(f"{run.path}: {len(run.rounds)} of {rounds} rounds are there")
         accuracies.append(fmean(entry["test_accuracy"] for entry in run.rounds))
-        share = liars_share(run)
+        share = byzantine_share(run)
         shares += [] if share is None else [share.times_fair]
     return Measured(accuracies, shares)
