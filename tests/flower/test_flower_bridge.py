@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 from flower_grid import Correcting, Momentum, Remembering, logged
+from flower_runs import CLIENTS, ROUNDS, end_of, experiment, on_flower
 from torch import nn
 
 import fedcor
@@ -23,7 +24,6 @@ SAME = (
     "test_accuracy", "test_loss", "why",
 )
 # fmt: on
-from flower_runs import CLIENTS, ROUNDS, end_of, experiment, on_flower
 
 
 class Killed(BaseException):
