@@ -24,6 +24,7 @@ from fedcor.flower import (
 from fedcor.flower import identify as attendance_module
 from fedcor.flower.client_registry import Claim, Roster
 from fedcor.flower.protocol import EVERY_TAG, NOTE, read_tags, write_tags
+from fedcor.flower.settings import SelectionKeywords
 from fedcor.runs.record import read_run
 from fedcor.runs.runner import run as simulate
 from fedcor.selectors.baselines import Full, Random
@@ -365,6 +366,7 @@ def test_a_site_that_is_away_after_a_restart_is_still_missed(tmp_path):
 
 def test_both_ways_to_make_a_strategy_have_every_setting():
     fields = {*inspect.signature(SelectionSettings).parameters}
+    assert fields == {*inspect.get_annotations(SelectionKeywords), "clients_per_round"}
     for function in (select_with, FedCorStrategy):
         assert fields <= {*inspect.signature(function).parameters}
 

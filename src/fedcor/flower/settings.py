@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import (
@@ -145,6 +145,29 @@ class SelectionSettings:
     def folder(self) -> Path | None:
         """The checkpoint's folder as a path."""
         return None if self.checkpoint is None else expand_home("checkpoint", self.checkpoint)
+
+
+class SelectionKeywords(TypedDict, total=False):
+    """The fields of `SelectionSettings` as keywords; `clients_per_round` is a parameter itself."""
+
+    checkpoint: str | Path | None
+    checkpoint_every: int
+    seed: int
+    wait_for: int | None
+    probe_timeout: float
+    attempts: int
+    loss_key: str | None
+    accuracy_key: str | None
+    name: str
+    identity: Literal["name", "key"]
+    secure_aggregation: bool
+    on_round: Callable[[RoundRecord], None] | None
+    preflight: bool
+    eligible: Eligible | None
+    at_least: Mapping[str, Bounds] | None
+    at_most: Mapping[str, Bounds] | None
+    defence: Defence | Mapping[str, Any]
+    callbacks: Iterable[GivenCallback]
 
 
 def check_strategy(strategy: Strategy) -> None:

@@ -7,34 +7,43 @@ Flower's own loop runs (`Strategy.start`). This module adapts its verbs to a rou
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from fedcor.core.errors import FedcorError
-from fedcor.core.types import Selector
+from fedcor import selectors
+from fedcor.core.config import suggests
+from fedcor.core.errors import ConfigError, FedcorError
+from fedcor.core.types import Selector, selector_traits
 from fedcor.flower.checkpoint import with_earlier
 from fedcor.flower.compatibility import check_compatibility
 from fedcor.flower.evaluation import configure_evaluation
 from fedcor.flower.federation_state import FederationState
 from fedcor.flower.logs import true_rounds
+from fedcor.flower.optimiser_strategy import OptimiserStrategy
 from fedcor.flower.protocol import LOG, flower_round, own_round, renumber
 from fedcor.flower.run_record import Recorder, describe_run
 from fedcor.flower.server_round import Round, open_round
 from fedcor.flower.settings import (
     RoundSettings,
+    SelectionKeywords,
     SelectionSettings,
     check_optimiser,
     check_selector,
     check_strategy,
 )
 from fedcor.flower.strategy_memory import snapshot
+from fedcor.rounds.rules.declaration import ClientsPerRound, Rules
+from fedcor.selectors import build_selector
+from fedcor.selectors.fedcor import FedCor
 
 _VERBS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class SelectingStrategy(Strategy):
@@ -220,3 +229,150 @@ class SelectingStrategy(Strategy):
                 f"start of the {name} itself. A wrapper goes inside, around the strategy that "
                 "aggregates: select_with(Wrapper(FedAvg(), ...), selector)"
             )
+
+
+def _spell_out(keywords: type, *defaults: type) -> Callable[[_Function], _Function]:
+    """Show the keywords that a function takes as `Unpack[keywords]` in its signature, for `help`.
+
+    Args:
+        keywords: A TypedDict.
+        defaults: Dataclasses that have these keywords as fields, with their defaults.
+    """
+    fields = {field.name: field for one in defaults for field in dataclasses.fields(one)}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    spelled = [
+        inspect.Parameter(name, kind, default=fields[name].default, annotation=fields[name].type)
+        for name in inspect.get_annotations(keywords)
+    ]
+
+    def decorate(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        parameters = [*list(signature.parameters.values())[:-1], *spelled]
+        vars(function)["__signature__"] = signature.replace(parameters=parameters)
+        return function
+
+    return decorate
+
+
+class FedCorKeywords(SelectionKeywords, total=False):
+    """The keywords of `FedCorStrategy`: settings of `fedcor.FedCor`, and `SelectionSettings`."""
+
+    warmup: int
+    interval: int
+    samples_per_refit: int
+    warmup_history: int
+    history: int
+    discount: float
+    dimension: int
+    noise: float
+    warmup_steps: int
+    refit_steps: int
+    gp_learning_rate: float
+    beta: float
+
+
+class FedCorStrategy(SelectingStrategy):
+    """A Flower strategy whose clients are chosen by FedCor.
+
+    Args:
+        clients_per_round: C, clients that train in each round; or round, from 1 -> C from then on;
+            or a function of the round.
+        strategy: Aggregates their updates; `FedAvg()` unless another is given.
+        keywords: Any of `warmup`, `interval`, `samples_per_refit`, `warmup_history`, `history`,
+            `discount`, `dimension`, `noise`, `warmup_steps`, `refit_steps`, `gp_learning_rate` and
+            `beta`, as in `fedcor.FedCor`; and every field of `SelectionSettings`.
+
+    Example:
+        strategy = FedCorStrategy(5, warmup=10, checkpoint="runs/mine")
+        strategy.start(grid, initial_arrays, num_rounds=100)
+    """
+
+    selector: FedCor
+
+    @suggests
+    @_spell_out(FedCorKeywords, FedCor, SelectionSettings)
+    def __init__(
+        self,
+        clients_per_round: int | ClientsPerRound,
+        strategy: Strategy | None = None,
+        **keywords: Unpack[FedCorKeywords],
+    ) -> None:
+        first, schedule = _first_number(clients_per_round)
+        settings: dict[str, Any] = {**keywords, "clients_per_round": schedule}
+        options = {key: settings.pop(key) for key in keywords if hasattr(FedCor, key)}
+        super().__init__(
+            FedAvg() if strategy is None else strategy,
+            build_selector("fedcor", first, options),
+            SelectionSettings(**settings),
+        )
+
+
+@suggests
+@_spell_out(SelectionKeywords, SelectionSettings)
+def select_with(
+    strategy: Strategy,
+    selector: Selector | str | None = None,
+    *,
+    clients_per_round: int | ClientsPerRound | None = None,
+    **keywords: Unpack[SelectionKeywords],
+) -> SelectingStrategy:
+    """`strategy` as it is, with its clients chosen by `selector`.
+
+    Without a selector, the package's default one chooses. It goes with an optimiser of its own,
+    which then aggregates in place of Flower's plain `FedAvg`. Any other strategy, and one that is
+    given with a selector, keeps its own aggregation. The log of `start` says which selector and
+    which aggregation are used.
+
+    Args:
+        strategy: Any strategy of `flwr.serverapp.strategy`, `OptimiserStrategy`, or your own.
+        selector: A selector, or the name of one with `clients_per_round`. None: the default one,
+            `fedcor.selectors.DEFAULT_SELECTOR`.
+        clients_per_round: C, clients that train in each round; or round, from 1 -> C from then on;
+            or a function of the round. Must be given unless `selector` is an object, which sets
+            it itself.
+        keywords: The other fields of `SelectionSettings`.
+
+    Returns:
+        A strategy to `start` as any other.
+
+    Example:
+        strategy = select_with(FedAvg(), clients_per_round=5)
+        strategy = select_with(FedAdam(eta=0.05), PowerOfChoice(5), checkpoint="runs/mine")
+        strategy.start(grid, initial_arrays, num_rounds=100)
+    """
+    first, schedule = (
+        (None, None) if clients_per_round is None else _first_number(clients_per_round)
+    )
+    given: dict[str, Any] = {**keywords, "clients_per_round": schedule}
+    settings = SelectionSettings(**given)
+    if selector is None or isinstance(selector, str):
+        if first is None:
+            where = "where no selector is" if selector is None else "with a selector's name"
+            raise ConfigError("clients_per_round", None, f"must be given {where}")
+        chosen = build_selector(selector or selectors.DEFAULT_SELECTOR, first)
+    elif clients_per_round is not None and schedule is None:
+        allowed = "is set by the selector that you gave"
+        raise ConfigError("clients_per_round", clients_per_round, allowed)
+    else:
+        chosen = selector
+    if selector is None and type(strategy) is FedAvg:
+        strategy = _with_optimiser(strategy, selector_traits(chosen).optimiser)
+    return SelectingStrategy(strategy, chosen, settings)
+
+
+def _first_number(given: int | ClientsPerRound) -> tuple[int, ClientsPerRound | None]:
+    """Clients in the first round, and how they change if they do."""
+    if not isinstance(given, Mapping) and not callable(given):
+        return given, None
+    first = Rules(clients_per_round=given).clients_at(1)
+    if first is None:
+        allowed = "must say how many clients there are in round 1, the first one"
+        raise ConfigError("clients_per_round", given, allowed)
+    return first, given
+
+
+def _with_optimiser(strategy: FedAvg, optimiser: str) -> OptimiserStrategy:
+    """`strategy` with all its settings, but aggregating with `optimiser`."""
+    aggregating = OptimiserStrategy(optimiser)
+    vars(aggregating).update(vars(strategy))
+    return aggregating
