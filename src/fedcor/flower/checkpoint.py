@@ -195,17 +195,17 @@ class Checkpoint:
                 strategy=unpack(arrays, "strategy"),
                 config=unpack(arrays, "config"),
             )
-        except (KeyError, ValueError, AttributeError) as error:
+        except (LookupError, ValueError, AttributeError) as error:
             raise RecordError(f"the checkpoint does not fit this run: {error!r}") from error
 
 
 def _replies(arrays: Mapping[str, Array]) -> SeenReplies:
-    """What the replies have been like; as far as it can be told, in an older checkpoint."""
+    """What the replies have been like."""
     return SeenReplies(
-        Signature.from_text(str(arrays.get("replies/trained", ""))),
-        Signature.from_text(str(arrays.get("replies/evaluated", ""))),
-        answered=bool(arrays.get("replies/answered", len(arrays["known_losses"]) > 0)),
-        reported=bool(arrays.get("replies/reported", False)),
+        Signature.from_text(str(arrays["replies/trained"])),
+        Signature.from_text(str(arrays["replies/evaluated"])),
+        answered=bool(arrays["replies/answered"]),
+        reported=bool(arrays["replies/reported"]),
     )
 
 

@@ -175,19 +175,14 @@ class Quarantine:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> Quarantine:
-        """As `to_arrays` gave it.
-
-        Earlier versions had one row, for all tasks together, and did not know what was silence.
-        """
+        """As `to_arrays` gave it."""
         quarantine = cls()
-        failures, barred = np.atleast_2d(arrays["failures"]), np.atleast_2d(arrays["barred"])
-        for _ in range(failures.shape[1]):
+        for _ in range(arrays["failures"].shape[1]):
             quarantine.add()
-        for row, task in enumerate(TASKS[: len(failures)]):
-            quarantine._faults[task] = failures[row].tolist()
-            quarantine._until[task] = barred[row].tolist()
-            if "silent" in arrays:
-                quarantine._silent[task] = arrays["silent"][row].tolist()
+        for row, task in enumerate(TASKS):
+            quarantine._faults[task] = arrays["failures"][row].tolist()
+            quarantine._until[task] = arrays["barred"][row].tolist()
+            quarantine._silent[task] = arrays["silent"][row].tolist()
         return quarantine
 
 
@@ -415,12 +410,10 @@ class Roster:
         """The clients of an earlier start; their nodes have to say who they are."""
         roster = cls()
         roster.names = [str(name) for name in arrays["names"]]
-        sizes: FloatArray = arrays["sizes"]
-        roster._sizes, roster.quarantine = sizes.tolist(), Quarantine.from_arrays(arrays)
-        # A checkpoint of an earlier version does not have them.
-        unknown = np.full(len(sizes), np.nan)
-        roster._believed = arrays.get("believed", unknown).tolist()
-        roster._trained_with = arrays.get("trained_with", unknown).tolist()
+        roster._sizes = arrays["sizes"].tolist()
+        roster._believed = arrays["believed"].tolist()
+        roster._trained_with = arrays["trained_with"].tolist()
+        roster.quarantine = Quarantine.from_arrays(arrays)
         tags = json.loads(str(arrays["tags"])) if "tags" in arrays else {}
         roster._earlier_tags = {int(client): of for client, of in tags.items()}
         return roster

@@ -50,17 +50,18 @@ class Signature:
 
     def to_text(self) -> str:
         """As a text, which a checkpoint takes."""
-        return json.dumps([[], sorted(self.metrics), sorted(self.records)])
+        return json.dumps([sorted(self.metrics), sorted(self.records)])
 
     @classmethod
     def from_text(cls, text: str) -> Signature | None:
         """Of what `to_text` returned; None for an empty text."""
         if not text:
             return None
-        # The first part is no longer used; earlier versions had no third one.
-        _, metrics, *more = json.loads(text)
-        records = frozenset(map(str, more[0])) if more else frozenset()
-        return cls(frozenset((str(name), int(length)) for name, length in metrics), records)
+        metrics, records = json.loads(text)
+        return cls(
+            frozenset((str(name), int(length)) for name, length in metrics),
+            frozenset(map(str, records)),
+        )
 
 
 @dataclass(frozen=True)
