@@ -496,4 +496,4 @@ def test_only_a_sample_of_the_clients_is_probed(mod, tmp_path):
         assert entries[0]["bytes_up"] == pytest.approx(3 * model, rel=0.05)
     header = read_run(tmp_path).header["config"]["selectors"]["fedcor"]
     assert header["probe_clients"] == 5
-    assert "probe_fraction" not in header
+    assert header["probe_fraction"] == 1.0

@@ -24,7 +24,8 @@ from fedcor.core.types import Array, Population
 from fedcor.flower.client_registry import Roster
 from fedcor.flower.compatibility import read_spent, restore_spent
 from fedcor.flower.federation_state import CurrentModel, FederationState, SeenReplies
-from fedcor.flower.protocol import LOG, flower_round
+from fedcor.flower.logs import log_once
+from fedcor.flower.protocol import flower_round
 from fedcor.flower.reply_schema import Signature
 from fedcor.flower.strategy_memory import pack, same, snapshot, unpack, wrapped, writable
 from fedcor.rounds.defence.guarded_federation import read_turns
@@ -234,14 +235,15 @@ class StrategyMemory:
             if key not in self._initial or not same(value, self._initial[key])
         }
         lost = {key for key, value in changed.items() if not writable(value)}
-        for key in sorted(lost - self._reported):
-            LOG.warning(
+        for key in sorted(lost):
+            log_once(
+                self._reported,
+                key,
                 "the strategy's attribute %s (a %s) cannot be written to the checkpoint: "
                 "if rounds depend on it, a resumed run will differ",
                 key,
                 type(changed[key]).__name__,
             )
-        self._reported |= lost
         kept = {key: value for key, value in changed.items() if key not in lost}
         return {**kept, **read_spent(self._strategy)}
 

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 from fedcor.core.errors import ConfigError, FedcorError
 from fedcor.core.types import Population, Selector, State, selector_traits
 from fedcor.flower.client_registry import Roster
-from fedcor.flower.logs import FaultLog
+from fedcor.flower.logs import FaultLog, listed, log_once
 from fedcor.flower.protocol import EVERY_TAG, LOG, flower_round
 from fedcor.flower.reply_schema import Signature
 from fedcor.rounds.defence.guarded_federation import no_turns
@@ -89,9 +89,6 @@ class FederationState:
 # Rules on Flower: which clients may be chosen, with the tags that they say they have.
 
 
-_MOST_NAMES = 5  # that a line of the log lists
-
-
 def wanted_tags(rules: Rules) -> list[str]:
     """The tags that clients are asked for."""
     return [EVERY_TAG] if callable(rules.eligible) else rules.tags
@@ -148,9 +145,8 @@ def groups_now(rules: Rules, selector: Selector, state: FederationState) -> Grou
         check_minima(rules, selector, found)
     for tag, values in found.items():
         for value in sorted(rules.bounded_values(tag) - values):
-            if f"nobody {tag} {value}" not in state.said:
-                state.said.add(f"nobody {tag} {value}")
-                LOG.warning("rules: no client has %s = %r so far", tag, value)
+            message = "rules: no client has %s = %r so far"
+            log_once(state.said, f"nobody {tag} {value}", message, tag, value)
     return make_groups(rules, columns, np.array(may, dtype=bool))
 
 
@@ -215,10 +211,14 @@ def _check_tags(rules: Rules, found: Mapping[str, Iterable[str]]) -> None:
 def _log_untagged(rules: Rules, roster: Roster, said: set[str]) -> None:
     """Say once that some clients cannot say their tags."""
     silent = [name for k, name in enumerate(roster.names) if roster.tags(k) is None]
-    if not rules.tags or not silent or "no tags" in said:
+    if not rules.tags or not silent:
         return
-    said.add("no tags")
-    named = ", ".join(silent[:_MOST_NAMES]) + (", ..." if len(silent) > _MOST_NAMES else "")
-    alone = "they are not eligible" if rules.eligible is not None else "they count in no group"
-    message = "rules: %d clients do not say their tags, so %s (%s): add answers_probes() of this "
-    LOG.warning(message + "version to their app", len(silent), alone, named)
+    log_once(
+        said,
+        "no tags",
+        "rules: %d clients do not report their tags, so %s (%s): add answers_probes() of this "
+        "version to their app",
+        len(silent),
+        "they are not eligible" if rules.eligible is not None else "they count in no group",
+        listed(silent),
+    )

@@ -15,7 +15,7 @@ from fedcor.core.types import IntArray, selector_traits
 from fedcor.flower.client_registry import Claim
 from fedcor.flower.exchange import Exchange, send_and_receive
 from fedcor.flower.federation_state import FederationState, eligible_clients, wanted_tags
-from fedcor.flower.logs import some_of
+from fedcor.flower.logs import listed, log_once
 from fedcor.flower.protocol import (
     LOG,
     NOTE,
@@ -55,28 +55,40 @@ class Introductions:
         loss = "Every message to them carries the model"
         if not by_key:
             loss += ", and they are known by their nodes' names or keys, which a restart may change"
-        if self.rejected and "rejected" not in said:
-            said.add("rejected")
-            LOG.warning(
+        if self.rejected:
+            log_once(
+                said,
+                "rejected",
                 "%d of %d nodes: a mod rejects the question who they are (%s). %s. "
                 "Put answers_probes() first: ClientApp(mods=[answers_probes(), ...])",
-                *(len(self.rejected), met, _any_of(self.rejected), loss),
+                len(self.rejected),
+                met,
+                _any_of(self.rejected),
+                loss,
             )
-        if self.not_understood and "not understood" not in said:
-            said.add("not understood")
-            LOG.warning(
+        if self.not_understood:
+            log_once(
+                said,
+                "not understood",
                 "%d of %d nodes do not understand the question who they are (%s): their app has no "
                 "mod answers_probes(), or another mod stands before it. %s. "
                 "Put it first: ClientApp(mods=[answers_probes(), ...])",
-                *(len(self.not_understood), met, _any_of(self.not_understood), loss),
+                len(self.not_understood),
+                met,
+                _any_of(self.not_understood),
+                loss,
             )
-        if self.foreign and "foreign" not in said:
-            said.add("foreign")
-            name = self.claims[next(iter(self.foreign))].name
-            LOG.warning(
+        if self.foreign:
+            log_once(
+                said,
+                "foreign",
                 "%d of %d nodes (%s) run fedcor %s, whose messages differ from those of fedcor %s "
                 "on this server: install the same version on both sides",
-                *(len(self.foreign), met, name, _any_of(self.foreign), version("fedcor")),
+                len(self.foreign),
+                met,
+                self.claims[next(iter(self.foreign))].name,
+                _any_of(self.foreign),
+                version("fedcor"),
             )
 
 
@@ -171,7 +183,6 @@ def _last_line(reason: str) -> str:
 
 
 _FIRST_PAUSE, _PAUSE = 0.2, 1.0  # seconds between looks, before the first round and later
-_MOST_NODES = 5  # that a line of the log lists
 _SAY_AGAIN = 10.0  # seconds after which it is said once more that we wait
 
 
@@ -279,6 +290,6 @@ def _enrol(
     for node in silent:
         roster.unidentified(node, exchange.round)
     if silent:
-        nodes_text = some_of([str(node) for node in silent], _MOST_NODES)
+        nodes_text = listed([str(node) for node in silent])
         message = "round %d: %d of %d new nodes do not say who they are: %s"
         LOG.warning(message, number, len(silent), len(unknown), nodes_text)

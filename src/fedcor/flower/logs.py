@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, MutableSet, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedcor.core.text import lines, one_line
 from fedcor.flower.protocol import LOG, flower_round, own_round
@@ -106,15 +107,22 @@ def brief(why: str) -> str:
     return one_line(short or "no reason given", _LONGEST_LINE)
 
 
-def some_of(names: Sequence[str], most: int) -> str:
+def listed(names: Sequence[str], most: int = 5) -> str:
     """A list of names that stays short.
 
     Example:
-        >>> some_of(["a", "b", "c", "d"], 2)
+        >>> listed(["a", "b", "c", "d"], most=2)
         'a, b and 2 more'
     """
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def log_once(said: MutableSet[Any], key: Hashable, message: str, *values: object) -> None:
+    """Log a warning unless `key` is in `said`, which has it from then on."""
+    if key not in said:
+        said.add(key)
+        LOG.warning(message, *values)
 
 
 def _alike(why: str) -> str:
@@ -129,7 +137,7 @@ def _who(clients: Sequence[_Client]) -> list[tuple[str, _Client]]:
         for one in clients
     ]
     if len(clients) > _MOST_LINES:
-        return [(f"{len(clients)} clients ({some_of(names, _MOST_LINES)})", clients[0])]
+        return [(f"{len(clients)} clients ({listed(names, _MOST_LINES)})", clients[0])]
     return [
         (f"client {one.number} ({name})", one) for one, name in zip(clients, names, strict=True)
     ]

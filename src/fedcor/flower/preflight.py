@@ -18,6 +18,7 @@ from fedcor.core.rng import stream
 from fedcor.core.types import IntArray, planned_questions
 from fedcor.flower.exchange import Exchange, Holders, probe_message, send_and_receive, slim
 from fedcor.flower.federation_state import FederationState
+from fedcor.flower.logs import listed
 from fedcor.flower.missing_loss import loss_fault, no_loss_answered, reason_of
 from fedcor.flower.protocol import LOG, NOTE, flower_round, identity_note, payload_bytes
 from fedcor.flower.reply_validation import UNREACHABLE, metrics_of, number, reply_fault
@@ -235,6 +236,4 @@ def _key_of(metrics: MetricRecord, settings: RoundSettings) -> str:
 
 
 def _names(state: FederationState, clients: Sequence[int]) -> str:
-    """The first of these clients by name, and that there are more."""
-    named = ", ".join(state.roster.names[client] for client in clients[:FEW])
-    return named if len(clients) <= FEW else f"{named}, ..."
+    return listed([state.roster.names[client] for client in clients], FEW)

@@ -16,8 +16,9 @@ from fedcor.core.text import one_line
 from fedcor.core.types import FloatArray, State
 from fedcor.flower.client_registry import SIZE, cap_sizes
 from fedcor.flower.exchange import Exchange
+from fedcor.flower.logs import log_once
 from fedcor.flower.optimiser_strategy import layout_of
-from fedcor.flower.protocol import LOG, flower_round
+from fedcor.flower.protocol import flower_round
 from fedcor.flower.reply_validation import main_arrays, main_metrics, number
 from fedcor.rounds.defence.update_norms import PARTS, NormLimits, judge, no_norms, remember
 
@@ -165,15 +166,15 @@ def _use(
             continue
         metrics[key] = max(1, int(weight)) if isinstance(metrics[key], int) else weight
         exchange.capped.add(client)
-        if client not in roster.not_believed:
-            roster.not_believed.add(client)
-            LOG.warning(
-                "round %d: client %d (%s) says %s = %g: %g is used, by what others say and what "
-                "it said before (this is said once per client)",
-                flower_round(exchange.round),
-                client,
-                one_line(roster.names[client], 40),
-                one_line(key, 40),
-                said,
-                number(metrics, key),
-            )
+        log_once(
+            roster.not_believed,
+            client,
+            "round %d: client %d (%s) says %s = %g: %g is used, by what others say and what "
+            "it said before (this is said once per client)",
+            flower_round(exchange.round),
+            client,
+            one_line(roster.names[client], 40),
+            one_line(key, 40),
+            said,
+            number(metrics, key),
+        )

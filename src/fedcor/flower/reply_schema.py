@@ -26,13 +26,12 @@ from typing import TypeAlias, TypeVar
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from fedcor.core.text import one_line
-from fedcor.flower.protocol import LOG
+from fedcor.flower.logs import listed, log_once
 from fedcor.flower.reply_validation import Record, main_metrics, usable_metric
 
 # A metric's name, and its length: -1 for a single number.
 _Metric: TypeAlias = tuple[str, int]
 _Part = TypeVar("_Part", _Metric, str)
-_MOST_NAMES = 5  # clients in a line of the log
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ def log_left_out(
 
     Args:
         found: What was found in this round.
-        said: What was logged before.
+        said: Keys of what was logged before.
         what: Which replies: `train` or `evaluate`.
         round: Flower's number of the round.
         names: Client -> its name.
@@ -191,26 +190,21 @@ def log_left_out(
     """
     left_out = "it is left out of what the strategy aggregates (this is said once per run)"
     differing = {f"metric {name}": clients for name, clients in found.left_out.items()}
+    logged = set(said)
+
+    def log(part: str, problem: str, clients: Sequence[int]) -> None:
+        whose = listed([f"{client} ({names[client]})" for client in clients])
+        message = f"round %d: the %s {problem}: %s"
+        log_once(logged, f"{what} {part}", message, round, one_line(part), what, whose, left_out)
+
     for part, clients in {**differing, **found.left_records}.items():
-        if f"{what} {part}" in said:
-            continue
-        message = "round %d: the %s is not alike in all %s replies (those of %s have it): %s"
-        have = _some_of(clients, names)
-        LOG.warning(message, round, one_line(part), what, have, left_out)
-    bad = {f"metric {name}": given for name, given in found.unusable.items()}
-    for part, given in bad.items():
-        if f"{what} {part}" in said:
-            continue
-        message = "round %d: the %s is no usable number (%s) in the %s replies of %s: %s"
-        whose, value = _some_of([client for client, _ in given], names), given[0][1]
-        LOG.warning(message, round, one_line(part), value, what, whose, left_out)
-    return said | {f"{what} {part}" for part in [*differing, *found.left_records, *bad]}
-
-
-def _some_of(clients: Sequence[int], names: Sequence[str]) -> str:
-    some = ", ".join(f"{client} ({names[client]})" for client in clients[:_MOST_NAMES])
-    more = f" and {len(clients) - _MOST_NAMES} more" if len(clients) > _MOST_NAMES else ""
-    return f"clients {some}{more}"
+        log(part, "is not in all %s replies (only in those of clients %s)", clients)
+    for name, given in found.unusable.items():
+        problem = "is no usable number in the %s replies of clients %s"
+        log(
+            f"metric {name}", f"{problem} ({given[0][1].replace('%', '%%')})", [k for k, _ in given]
+        )
+    return frozenset(logged)
 
 
 def _main_names(content: RecordDict, trained: bool) -> list[str]:

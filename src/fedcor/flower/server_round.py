@@ -26,7 +26,7 @@ from fedcor.flower.federation_state import (
     scheduled,
 )
 from fedcor.flower.identify import reachable_clients
-from fedcor.flower.logs import some_of
+from fedcor.flower.logs import listed
 from fedcor.flower.preflight import preflight
 from fedcor.flower.protocol import LOG, flower_round, version_of
 from fedcor.flower.reply_validation import read_local_training
@@ -124,9 +124,9 @@ class Round:
         names, total = self.exchange.roster.names, settings.num_rounds
         number = f"{flower_round(self.number)} of {total}" if total else flower_round(self.number)
         if all(len(names[client]) <= _SHORT_NAME for client in chosen):
-            who = some_of([names[client] for client in chosen], _MOST_NAMES)
+            who = listed([names[client] for client in chosen], _MOST_NAMES)
         else:
-            who = some_of([f"client {client}" for client in chosen], _MOST_NAMES)
+            who = listed([f"client {client}" for client in chosen], _MOST_NAMES)
         alone = f", {len(self.left_alone)} left alone" if self.left_alone else ""
         asked = f"{self.exchange.probed} losses asked for" if self.exchange.probed else ""
         facts = "; ".join(filter(None, (*notes, f"{reachable} reachable{alone}", asked)))

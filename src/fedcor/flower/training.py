@@ -25,7 +25,7 @@ from fedcor.flower.client_registry import Task
 from fedcor.flower.compatibility import clean_trees, trees_fault, usual_bytes
 from fedcor.flower.exchange import Exchange, Holders, SomeNodes, limited, renewed, slim
 from fedcor.flower.federation_state import CurrentModel, eligible_clients
-from fedcor.flower.logs import private_call, some_of, true_numbers
+from fedcor.flower.logs import listed, private_call, true_numbers
 from fedcor.flower.missing_loss import unusable_loss
 from fedcor.flower.optimiser_strategy import Company, introduced
 from fedcor.flower.protocol import LOG, flower_round
@@ -285,7 +285,7 @@ class Training:
             limits = self.settings.selection.defence.norm_limits
             most = limits.clip or limits.refuse
             message = "round %d: updates longer than %g times the usual length were scaled down: %s"
-            LOG.warning(message, flower_round(self.exchange.round), most, some_of(who, 5))
+            LOG.warning(message, flower_round(self.exchange.round), most, listed(who))
             self.exchange.clipped.update(new)
         return used
 
