@@ -28,8 +28,8 @@ from fedcor import Defence
 from fedcor.core.errors import ConfigError, FedcorError
 from fedcor.flower import OptimiserStrategy, answers_probes, select_with
 from fedcor.flower.client_registry import Claim, Roster, cap_sizes, largest_believed
-from fedcor.flower.reply_filter import JudgedReplies
 from fedcor.flower.reply_validation import Terms, Unusable, clean_model
+from fedcor.flower.updates import JudgedReplies
 from fedcor.rounds.defence.update_norms import no_norms
 from fedcor.runs.checkpoints import save_checkpoint
 from fedcor.runs.record import read_checkpoint

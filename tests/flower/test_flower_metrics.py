@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import fedcor
 from fedcor.cli import main
 from fedcor.flower import FedCorStrategy, select_with
-from fedcor.flower.checkpoint import flat_metrics, other_records, read_metrics, with_earlier
+from fedcor.flower.run_record import flat_metrics, other_records, read_metrics, with_earlier
 from fedcor.runs.checkpoints import CHECKPOINT, PREVIOUS, load_checkpoint, save_checkpoint
 from fedcor.runs.record import json_line, read_run
 from fedcor.selectors.baselines import Random

@@ -28,7 +28,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 
 from fedcor.core.errors import RecordError
 from fedcor.flower import select_with
-from fedcor.flower.checkpoint import Checkpoint
+from fedcor.flower.federation_state import Checkpoint
 from fedcor.flower.strategy_memory import pack, restore, same, snapshot, unpack, writable
 from fedcor.reporting.summary import summarise
 from fedcor.runs.checkpoints import CHECKPOINT, PREVIOUS, load_checkpoint

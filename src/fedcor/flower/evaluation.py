@@ -15,11 +15,18 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from fedcor.flower.exchange import Exchange, Holders, SomeNodes, limited, renewed, slim
+from fedcor.flower.exchange import (
+    Exchange,
+    Holders,
+    SomeNodes,
+    cap_evaluations,
+    limited,
+    renewed,
+    slim,
+)
 from fedcor.flower.federation_state import CurrentModel, SeenReplies
 from fedcor.flower.logs import true_numbers
 from fedcor.flower.protocol import flower_round
-from fedcor.flower.reply_filter import cap_evaluations
 from fedcor.flower.reply_schema import compare_replies, log_left_out, with_common_metrics
 from fedcor.flower.reply_validation import (
     Terms,
@@ -123,10 +130,11 @@ class Evaluation:
 def configure_evaluation(
     settings: RoundSettings,
     exchange: Exchange,
+    grid: Grid,
+    *,
     model: CurrentModel,
     arrays: ArrayRecord,
     config: ConfigRecord,
-    grid: Grid,
 ) -> Evaluation:
     """Have the strategy choose who evaluates `arrays`, among the nodes that can be reached."""
     roster, nodes = exchange.roster, list(grid.get_node_ids())

@@ -1,4 +1,4 @@
-"""Ask unknown nodes who they are."""
+"""Wait for nodes, ask unknown ones for their identity, and say which clients may be chosen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedcor.core.types import IntArray, selector_traits
 from fedcor.flower.client_registry import Claim
 from fedcor.flower.exchange import Exchange, send_and_receive
 from fedcor.flower.federation_state import FederationState, eligible_clients, wanted_tags
-from fedcor.flower.logs import listed, log_once
+from fedcor.flower.logs import counted, listed, log_once
 from fedcor.flower.protocol import (
     LOG,
     NOTE,
@@ -30,160 +30,9 @@ from fedcor.flower.protocol import (
 from fedcor.flower.reply_validation import UNREACHABLE, reply_fault
 from fedcor.flower.settings import RoundSettings
 
-_LONGEST_REASON = 200  # characters in the log
-
-
-@dataclass
-class Introductions:
-    """What unknown nodes answered.
-
-    Attributes:
-        claims: Node -> who it is. A node that does not answer at all is left out.
-        rejected: Node -> why a mod of its app rejected the question.
-        not_understood: Node without our mod, or with another one before it -> what it replied.
-        foreign: Node -> the version of fedcor on it, where it speaks another protocol.
-    """
-
-    claims: dict[int, Claim] = field(default_factory=dict)
-    rejected: dict[int, str] = field(default_factory=dict)
-    not_understood: dict[int, str] = field(default_factory=dict)
-    foreign: dict[int, str] = field(default_factory=dict)
-
-    def log_doubts(self, said: MutableSet[str], *, by_key: bool) -> None:
-        """Log what should be changed in the ClientApp; each kind of doubt is in `said` after it."""
-        met = len(self.claims)
-        loss = "Every message to them carries the model"
-        if not by_key:
-            loss += ", and they are known by their nodes' names or keys, which a restart may change"
-        if self.rejected:
-            log_once(
-                said,
-                "rejected",
-                "%d of %d nodes: a mod rejects the question who they are (%s). %s. "
-                "Put answers_probes() first: ClientApp(mods=[answers_probes(), ...])",
-                len(self.rejected),
-                met,
-                _any_of(self.rejected),
-                loss,
-            )
-        if self.not_understood:
-            log_once(
-                said,
-                "not understood",
-                "%d of %d nodes do not understand the question who they are (%s): their app has no "
-                "mod answers_probes(), or another mod stands before it. %s. "
-                "Put it first: ClientApp(mods=[answers_probes(), ...])",
-                len(self.not_understood),
-                met,
-                _any_of(self.not_understood),
-                loss,
-            )
-        if self.foreign:
-            log_once(
-                said,
-                "foreign",
-                "%d of %d nodes (%s) run fedcor %s, whose messages differ from those of fedcor %s "
-                "on this server: install the same version on both sides",
-                len(self.foreign),
-                met,
-                self.claims[next(iter(self.foreign))].name,
-                _any_of(self.foreign),
-                version("fedcor"),
-            )
-
-
-def introduce(
-    exchange: Exchange,
-    nodes: list[int],
-    timeout: float,
-    *,
-    by_key: bool = False,
-    tags: Sequence[str] = (),
-) -> Introductions:
-    """Who `nodes` are: as they say, or `by_key` as their SuperLink knows them.
-
-    The question is a train message without a model. Our mod answers it before the app sees it. A
-    node that does not understand it is known by its node's name or key. One that does not answer at
-    all is left out. `tags` are those that they are asked for.
-    """
-    content = RecordDict({NOTE: identity_note(tags)})
-    messages = [Message(content, node, MessageType.TRAIN, ttl=timeout) for node in nodes]
-    exchange.count_sent(messages)
-    replies = send_and_receive(exchange.grid, messages, timeout)
-    asked = {
-        message.metadata.message_id: node for message, node in zip(messages, nodes, strict=True)
-    }
-    answers = Introductions()
-    for reply in replies:
-        node = asked.get(reply.metadata.reply_to_message_id)
-        fault = reply_fault(reply)
-        if node is None or (fault is not None and fault[0] in UNREACHABLE):
-            continue
-        note = None if fault is not None else reply.content.config_records.get(NOTE)
-        if fault is None:
-            exchange.bytes_up += payload_bytes(reply.content)
-        vouched = _vouched_name(exchange, node) if by_key or _nameless(note) else ""
-        if note is not None:
-            answers.claims[node] = _claim(note, vouched)
-            if str(note.get("protocol", PROTOCOL)).split(".")[0] != PROTOCOL.split(".")[0]:
-                answers.foreign[node] = _readable(str(note.get("fedcor", "of another version")))
-            continue
-        answers.claims[node] = Claim(vouched, mod=False)
-        rejected = reply.has_error() and reply.error.code == ErrorCode.MOD_FAILED_PRECONDITION
-        kind = answers.rejected if rejected else answers.not_understood
-        kind[node] = _last_line("a reply without a note" if fault is None else fault[1])
-    return answers
-
-
-def _nameless(note: ConfigRecord | None) -> bool:
-    """Whether the node does not say who it is. An id alone would be new after a restart."""
-    return note is None or not (_own_name(note) or isinstance(note.get("partition"), int))
-
-
-def _own_name(note: ConfigRecord) -> str:
-    name = note.get("name")
-    return _readable(name) if isinstance(name, str) else ""
-
-
-def _claim(note: ConfigRecord, vouched: str) -> Claim:
-    """What a node's note says, under its vouched name where that is to be used."""
-    name, examples = vouched or _own_name(note), note.get("examples")
-    name = name or f"partition-{note.get('partition')!r}"
-    if not isinstance(examples, int) or isinstance(examples, bool):
-        examples = None
-    return Claim(name, examples, tags=read_tags(note))
-
-
-def _vouched_name(exchange: Exchange, node: int) -> str:
-    """The node's name or its key's fingerprint, which the SuperLink vouches for; else its id."""
-    known = exchange.grid.get_nodes() if SAYS_KEYS else []
-    info = next((info for info in known if info.node_id == node), None)
-    name, key = getattr(info, "name", ""), bytes(getattr(info, "public_key", b""))
-    fingerprint = f"key-{hashlib.sha256(key).hexdigest()[:32]}" if key else f"node-{node}"
-    return _readable(name) or fingerprint
-
-
-def _readable(name: str) -> str:
-    """On one line, and not too long for a table. Names that differ in what is not seen still do."""
-    return one_line(name.strip()[:200], None)[:200].strip()
-
-
-def _any_of(said: Mapping[int, str]) -> str:
-    """What one of several nodes said."""
-    return next(iter(said.values()))
-
-
-def _last_line(reason: str) -> str:
-    """Of a traceback, what was raised."""
-    lines = [line.strip() for line in reason.splitlines() if line.strip()]
-    return one_line(lines[-1], _LONGEST_REASON) if lines else "no reason given"
-
-
-# Who is here: wait for nodes, ask unknown ones who they are, say which clients may be chosen.
-
-
 _FIRST_PAUSE, _PAUSE = 0.2, 1.0  # seconds between looks, before the first round and later
 _SAY_AGAIN = 10.0  # seconds after which it is said once more that we wait
+_LONGEST_REASON = 200  # characters in the log
 
 
 def reachable_clients(
@@ -293,3 +142,141 @@ def _enrol(
         nodes_text = listed([str(node) for node in silent])
         message = "round %d: %d of %d new nodes do not say who they are: %s"
         LOG.warning(message, number, len(silent), len(unknown), nodes_text)
+
+
+@dataclass
+class Introductions:
+    """What unknown nodes answered.
+
+    Attributes:
+        claims: Node -> who it is. A node that does not answer at all is left out.
+        rejected: Node -> why a mod of its app rejected the question.
+        not_understood: Node without our mod, or with another one before it -> what it replied.
+        foreign: Node -> the version of fedcor on it, where it speaks another protocol.
+    """
+
+    claims: dict[int, Claim] = field(default_factory=dict)
+    rejected: dict[int, str] = field(default_factory=dict)
+    not_understood: dict[int, str] = field(default_factory=dict)
+    foreign: dict[int, str] = field(default_factory=dict)
+
+    def log_doubts(self, said: MutableSet[str], *, by_key: bool) -> None:
+        """Log what should be changed in the ClientApp; each kind of doubt is in `said` after it."""
+        met = len(self.claims)
+        loss = "Every message to them carries the model"
+        if not by_key:
+            loss += ", and they are known by their nodes' names or keys, which a restart may change"
+        advice = "ClientApp(mods=[answers_probes(), ...])"
+        if self.rejected:
+            log_once(
+                said,
+                "rejected",
+                f"{len(self.rejected)} of {counted(met, 'node')}: a mod rejects the question for "
+                f"the client's identity ({_any_of(self.rejected)}). {loss}. "
+                f"Put answers_probes() first: {advice}",
+            )
+        if self.not_understood:
+            log_once(
+                said,
+                "not understood",
+                f"{len(self.not_understood)} of {counted(met, 'node')}: the app does not answer "
+                f"the question for the client's identity ({_any_of(self.not_understood)}): it has "
+                f"no mod answers_probes(), or another mod comes before it. {loss}. "
+                f"Put it first: {advice}",
+            )
+        if self.foreign:
+            log_once(
+                said,
+                "foreign",
+                f"{len(self.foreign)} of {counted(met, 'node')} "
+                f"({self.claims[next(iter(self.foreign))].name}): fedcor "
+                f"{_any_of(self.foreign)} is installed, whose messages differ from those of fedcor "
+                f"{version('fedcor')} on this server: install the same version on both sides",
+            )
+
+
+def introduce(
+    exchange: Exchange,
+    nodes: list[int],
+    timeout: float,
+    *,
+    by_key: bool = False,
+    tags: Sequence[str] = (),
+) -> Introductions:
+    """Who `nodes` are: as they say, or `by_key` as their SuperLink knows them.
+
+    The question is a train message without a model. Our mod answers it before the app sees it. A
+    node that does not understand it is known by its node's name or key. One that does not answer at
+    all is left out. `tags` are those that they are asked for.
+    """
+    content = RecordDict({NOTE: identity_note(tags)})
+    messages = [Message(content, node, MessageType.TRAIN, ttl=timeout) for node in nodes]
+    exchange.count_sent(messages)
+    replies = send_and_receive(exchange.grid, messages, timeout)
+    asked = {
+        message.metadata.message_id: node for message, node in zip(messages, nodes, strict=True)
+    }
+    answers = Introductions()
+    for reply in replies:
+        node = asked.get(reply.metadata.reply_to_message_id)
+        fault = reply_fault(reply)
+        if node is None or (fault is not None and fault[0] in UNREACHABLE):
+            continue
+        note = None if fault is not None else reply.content.config_records.get(NOTE)
+        if fault is None:
+            exchange.bytes_up += payload_bytes(reply.content)
+        vouched = _vouched_name(exchange, node) if by_key or _nameless(note) else ""
+        if note is not None:
+            answers.claims[node] = _claim(note, vouched)
+            if str(note.get("protocol", PROTOCOL)).split(".")[0] != PROTOCOL.split(".")[0]:
+                answers.foreign[node] = _readable(str(note.get("fedcor", "of another version")))
+            continue
+        answers.claims[node] = Claim(vouched, mod=False)
+        rejected = reply.has_error() and reply.error.code == ErrorCode.MOD_FAILED_PRECONDITION
+        kind = answers.rejected if rejected else answers.not_understood
+        kind[node] = _last_line("a reply without a note" if fault is None else fault[1])
+    return answers
+
+
+def _nameless(note: ConfigRecord | None) -> bool:
+    """Whether the node does not say who it is. An id alone would be new after a restart."""
+    return note is None or not (_own_name(note) or isinstance(note.get("partition"), int))
+
+
+def _own_name(note: ConfigRecord) -> str:
+    name = note.get("name")
+    return _readable(name) if isinstance(name, str) else ""
+
+
+def _claim(note: ConfigRecord, vouched: str) -> Claim:
+    """What a node's note says, under its vouched name where that is to be used."""
+    name, examples = vouched or _own_name(note), note.get("examples")
+    name = name or f"partition-{note.get('partition')!r}"
+    if not isinstance(examples, int) or isinstance(examples, bool):
+        examples = None
+    return Claim(name, examples, tags=read_tags(note))
+
+
+def _vouched_name(exchange: Exchange, node: int) -> str:
+    """The node's name or its key's fingerprint, which the SuperLink vouches for; else its id."""
+    known = exchange.grid.get_nodes() if SAYS_KEYS else []
+    info = next((info for info in known if info.node_id == node), None)
+    name, key = getattr(info, "name", ""), bytes(getattr(info, "public_key", b""))
+    fingerprint = f"key-{hashlib.sha256(key).hexdigest()[:32]}" if key else f"node-{node}"
+    return _readable(name) or fingerprint
+
+
+def _readable(name: str) -> str:
+    """On one line, and not too long for a table. Names that differ in what is not seen still do."""
+    return one_line(name.strip()[:200], None)[:200].strip()
+
+
+def _any_of(said: Mapping[int, str]) -> str:
+    """What one of several nodes said."""
+    return next(iter(said.values()))
+
+
+def _last_line(reason: str) -> str:
+    """Of a traceback, what was raised."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    return one_line(lines[-1], _LONGEST_REASON) if lines else "no reason given"

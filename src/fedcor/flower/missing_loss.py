@@ -10,9 +10,16 @@ import numpy as np
 from flwr.app import MetricRecord, RecordDict
 
 from fedcor.core.errors import FedcorError, suggest
-from fedcor.flower.reply_validation import RATE, STEPS, main_metrics, metrics_of, number
+from fedcor.flower.reply_validation import (
+    RATE,
+    STEPS,
+    main_metrics,
+    metrics_of,
+    number,
+    shown_loss,
+    unusable_loss,
+)
 from fedcor.flower.settings import RoundSettings
-from fedcor.rounds.loss_screening import screen_losses
 
 # Parts of the names of metrics that are losses, and of those that are none.
 _LOSSES = ("xent", "entropy", "nll", "likelihood", "mse", "mae", "error", "perplexity", "cost")
@@ -22,22 +29,6 @@ _LONGEST_REASON = 300  # characters
 _REJECTED = re.compile(r"\w*mod\b\S* (expects|requires)", re.IGNORECASE)
 # Those that run without an evaluate function.
 _ASK_NOTHING = "random, round_robin, full, complement and aligned"
-
-
-def loss_fault(metrics: MetricRecord, keys: Sequence[str]) -> str:
-    """Why the metrics of a reply have no usable loss; empty where they have one."""
-    loss = number(metrics, *keys)
-    if np.isfinite(screen_losses(np.array([loss]))[0][0]):
-        return ""
-    there = [key for key in keys if key in metrics]
-    if there:
-        return f"its loss is {_shown(metrics, there)}"
-    return f"no loss among its metrics ({', '.join(sorted(metrics)) or 'none'})"
-
-
-def unusable_loss(metrics: MetricRecord, keys: Sequence[str]) -> bool:
-    """Whether there is a loss among the metrics of a reply, and it cannot be used."""
-    return any(key in metrics for key in keys) and bool(loss_fault(metrics, keys))
 
 
 def reason_of(error: str) -> str:
@@ -113,7 +104,7 @@ def no_loss_reported(
 def _unusable(settings: RoundSettings, found: str, unusable: Sequence[MetricRecord]) -> FedcorError:
     there = [key for key in settings.loss_keys if any(key in one for one in unusable)]
     return FedcorError(
-        f"{found} (for example {there[0]} = {_shown(unusable[0], there)}): the model has "
+        f"{found} (for example {there[0]} = {shown_loss(unusable[0], there)}): the model has "
         "diverged, or cannot be evaluated yet, or this metric is not the loss; if so, set loss_key"
     )
 
@@ -161,7 +152,3 @@ def _only_errors(
         "function in the ClientApp that returns the loss as a metric (the nodes' logs say more). "
         f"The selectors {_ASK_NOTHING} need none; afl and oort read the losses in train replies"
     )
-
-
-def _shown(metrics: MetricRecord, keys: Sequence[str]) -> str:
-    return str(next(metrics[key] for key in keys if key in metrics))[:80]

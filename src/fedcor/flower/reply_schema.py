@@ -194,16 +194,14 @@ def log_left_out(
 
     def log(part: str, problem: str, clients: Sequence[int]) -> None:
         whose = listed([f"{client} ({names[client]})" for client in clients])
-        message = f"round %d: the %s {problem}: %s"
-        log_once(logged, f"{what} {part}", message, round, one_line(part), what, whose, left_out)
+        message = f"round {round}: the {one_line(part)} {problem} of clients {whose}): {left_out}"
+        log_once(logged, f"{what} {part}", message)
 
     for part, clients in {**differing, **found.left_records}.items():
-        log(part, "is not in all %s replies (only in those of clients %s)", clients)
+        log(part, f"is not in all {what} replies (only in those", clients)
     for name, given in found.unusable.items():
-        problem = "is no usable number in the %s replies of clients %s"
-        log(
-            f"metric {name}", f"{problem} ({given[0][1].replace('%', '%%')})", [k for k, _ in given]
-        )
+        problem = f"is no usable number ({given[0][1]} in the {what} replies"
+        log(f"metric {name}", problem, [client for client, _ in given])
     return frozenset(logged)
 
 

@@ -27,15 +27,20 @@ from fedcor.flower.federation_state import (
 )
 from fedcor.flower.identify import reachable_clients
 from fedcor.flower.logs import listed
+from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.flower.preflight import preflight
 from fedcor.flower.protocol import LOG, flower_round, version_of
-from fedcor.flower.reply_validation import read_local_training
+from fedcor.flower.reply_validation import number, read_local_training
+from fedcor.flower.run_record import FinishedRound, flat_metrics
 from fedcor.flower.settings import RoundSettings
 from fedcor.flower.strategy_memory import snapshot
 from fedcor.flower.training import Doubt, PutAway, RoundStart, Training
+from fedcor.flower.updates import known_rate
+from fedcor.rounds.aggregation import state_bytes
 from fedcor.rounds.defence.guarded_federation import after_round, shield, shield_outcome
 from fedcor.rounds.defence.model_health import Condition, Health, examine
-from fedcor.rounds.selection import Decision, decide, observe, phase_of
+from fedcor.rounds.record_line import RoundRecord
+from fedcor.rounds.selection import Decision, decide, observe, phase_of, told_losses
 
 # In the log of a choice: names up to so many characters, and so many of them.
 _SHORT_NAME, _MOST_NAMES = 40, 10
@@ -87,8 +92,9 @@ class Round:
         eligible = eligible_clients(rules, state.roster)
         self.left_alone = state.roster.left_alone(self.number, eligible)
         selector_state = state.adapt_selector(selector)
-        before = (state.norms, state.good)
-        training = Training(settings, self.exchange, self.start, state.model, *before)
+        training = Training(
+            settings, self.exchange, self.start, state.model, norms=state.norms, good=state.good
+        )
         untried = self._not_failed(available)
         federation = FlowerFederation(training, state.model, untried, retries)
         groups = groups_now(rules, settings.selector, state)
@@ -164,6 +170,49 @@ class Round:
         self.note("train", metrics)
         # Where a strategy leaves the model as it is, Flower's loop keeps what it had.
         return self.arrays if self.exchange.rolled_back else arrays, metrics
+
+    def finish(
+        self, settings: RoundSettings, arrays: ArrayRecord, scores: MetricRecord | None
+    ) -> FinishedRound:
+        """The round as it is written; it ended with the model `arrays`."""
+        assert self.outcome is not None
+        assert self.attempt is not None
+        exchange, config, decision = self.exchange, self.start.config, self.attempt.decision
+        aggregating = optimiser_strategy_in(settings.strategy)
+        evaluated = MetricRecord() if scores is None else scores
+        _ = self.outcome.losses  # they came anyway, so they are read for the record
+        record = RoundRecord(
+            round=self.number,
+            selected=self.outcome.selected.tolist(),
+            participated=self.outcome.participated.tolist(),
+            test_accuracy=number(evaluated, *settings.accuracy_keys),
+            test_loss=number(evaluated, *settings.loss_keys),
+            learning_rate=known_rate(config),
+            probed=exchange.probed,
+            refused=exchange.refused,
+            clipped=sorted(exchange.clipped),
+            refused_updates=exchange.refused_updates,
+            capped=sorted(exchange.capped),
+            rolled_back=exchange.rolled_back,
+            bytes_down=exchange.bytes_down,
+            bytes_up=exchange.bytes_up,
+            seconds=round(time.perf_counter() - self.started, 6),
+            why=decision.why,
+            unmet=decision.unmet,
+            details={**decision.details, **told_losses(self.outcome)},
+            memory_bytes=0 if aggregating is None else state_bytes(aggregating.memory),
+            quarantined=self.left_alone,
+            metrics=flat_metrics(self.metrics),
+            server_round=flower_round(self.number),
+        )
+        return FinishedRound(
+            record,
+            arrays=arrays,
+            config=config,
+            scores=scores,
+            metrics=self.metrics,
+            faults=exchange.faults,
+        )
 
     def note(self, part: str, metrics: MetricRecord | None) -> None:
         """Keep the aggregated metrics of a part of the round, for the record."""
@@ -253,8 +302,12 @@ class Round:
             if state.roster.forgive(client, task, self.number)
         )
         away = PutAway(
-            *(self.start, self.arrays, state.model, frozenset(self.failed)),
-            *(forgiven, self.doubt.too_long),
+            start=self.start,
+            arrays=self.arrays,
+            model=state.model,
+            failed=frozenset(self.failed),
+            forgiven=forgiven,
+            too_long=self.doubt.too_long,
         )
         self.doubt.put_back(away)
         memory = self.start.memory if fresh is None else fresh
@@ -367,10 +420,11 @@ def _sharing(settings: RoundSettings, state: FederationState) -> int:
 def open_round(
     settings: RoundSettings,
     state: FederationState,
+    grid: Grid,
+    *,
     round: int,
     arrays: ArrayRecord,
     config: ConfigRecord,
-    grid: Grid,
 ) -> Round:
     """A round that starts from the model `arrays`."""
     started = time.perf_counter()

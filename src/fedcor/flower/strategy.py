@@ -19,23 +19,15 @@ from fedcor import selectors
 from fedcor.core.config import suggests
 from fedcor.core.errors import ConfigError, FedcorError
 from fedcor.core.types import Selector, selector_traits
-from fedcor.flower.checkpoint import with_earlier
-from fedcor.flower.compatibility import check_compatibility
+from fedcor.flower.compatibility import check_setup
 from fedcor.flower.evaluation import configure_evaluation
 from fedcor.flower.federation_state import FederationState
 from fedcor.flower.logs import true_rounds
-from fedcor.flower.optimiser_strategy import OptimiserStrategy
+from fedcor.flower.optimiser_strategy import OptimiserStrategy, plain_arrays
 from fedcor.flower.protocol import LOG, flower_round, own_round, renumber
-from fedcor.flower.run_record import Recorder, describe_run
+from fedcor.flower.run_record import Recorder, describe_run, with_earlier
 from fedcor.flower.server_round import Round, open_round
-from fedcor.flower.settings import (
-    RoundSettings,
-    SelectionKeywords,
-    SelectionSettings,
-    check_optimiser,
-    check_selector,
-    check_strategy,
-)
+from fedcor.flower.settings import RoundSettings, SelectionKeywords, SelectionSettings
 from fedcor.flower.strategy_memory import snapshot
 from fedcor.rounds.rules.declaration import ClientsPerRound, Rules
 from fedcor.selectors import build_selector
@@ -63,12 +55,9 @@ class SelectingStrategy(Strategy):
         self, strategy: Strategy, selector: Selector, settings: SelectionSettings | None = None
     ) -> None:
         settings = SelectionSettings() if settings is None else settings
-        check_strategy(strategy)
-        check_selector(selector, settings)
-        check_optimiser(strategy, settings)
-        check_compatibility(strategy, selector)
+        check_setup(strategy, selector, settings)
         self.strategy, self.selector, self.settings = strategy, selector, settings
-        self._round_settings = RoundSettings(strategy, selector, settings)
+        self._round_settings = RoundSettings(strategy, selector, settings, plain_arrays(strategy))
         self._recorder = Recorder(self._round_settings)
         self._state = FederationState()
         self._round: Round | None = None  # the one under way
@@ -122,11 +111,11 @@ class SelectingStrategy(Strategy):
                 result = super().start(
                     grid,
                     arrays,
-                    num_rounds - finished,
-                    timeout,
-                    train_config,
-                    evaluate_config,
-                    None if evaluate_fn is None else self._recorded(evaluate_fn),
+                    num_rounds=num_rounds - finished,
+                    timeout=timeout,
+                    train_config=train_config,
+                    evaluate_config=evaluate_config,
+                    evaluate_fn=None if evaluate_fn is None else self._recorded(evaluate_fn),
                 )
             self._recorder.tell_end()
         if finished and not result.arrays:  # all these rounds left the model as it was
@@ -159,7 +148,9 @@ class SelectingStrategy(Strategy):
         """Select clients: the messages that have them train."""
         self._check_started()
         round = own_round(server_round, self._state.finished)
-        self._round = open_round(self._round_settings, self._state, round, arrays, config, grid)
+        self._round = open_round(
+            self._round_settings, self._state, grid, round=round, arrays=arrays, config=config
+        )
         return self._round.select(self._round_settings, self._state)
 
     def aggregate_train(
@@ -178,9 +169,14 @@ class SelectingStrategy(Strategy):
         grid: Grid,
     ) -> Iterable[Message]:
         """The strategy's evaluation, among the nodes that can be reached."""
-        round, model = self._current(), self._state.model
+        round = self._current()
         round.evaluation = configure_evaluation(
-            self._round_settings, round.exchange, model, arrays, config, grid
+            self._round_settings,
+            round.exchange,
+            grid,
+            model=self._state.model,
+            arrays=arrays,
+            config=config,
         )
         return list(round.evaluation.sent.values())
 
@@ -195,7 +191,8 @@ class SelectingStrategy(Strategy):
         metrics, self._state.model = round.evaluation.aggregate(replies, self._state.model)
         round.note("evaluate", metrics)
         if not self._round_settings.server_evaluates:
-            self._recorder.write(round, self._state, round.arrays, metrics)
+            finished = round.finish(self._round_settings, round.arrays, metrics)
+            self._recorder.write(finished, self._state)
         return metrics
 
     def _recorded(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
@@ -209,8 +206,10 @@ class SelectingStrategy(Strategy):
             if server_round == 0:
                 self._recorder.initial_metrics = metrics
             else:
-                self._current().note("server", metrics)
-                self._recorder.write(self._current(), self._state, arrays, metrics)
+                current = self._current()
+                current.note("server", metrics)
+                finished = current.finish(self._round_settings, arrays, metrics)
+                self._recorder.write(finished, self._state)
             return metrics
 
         return evaluate

@@ -1,4 +1,4 @@
-"""Training in one attempt at a round: who was asked, who delivered, what the strategy makes of it.
+"""Training in one attempt at a round: who was asked, who delivered, and the strategy's aggregate.
 
 The strategy's own configure_train and aggregate_train do all the configuring and averaging. They
 may be called several times in a round, for candidates and for the choice; each call finds the
@@ -22,25 +22,27 @@ from fedcor.core.errors import FedcorError
 from fedcor.core.text import one_line
 from fedcor.core.types import FloatArray, IntArray, Population, State, selector_traits
 from fedcor.flower.client_registry import Task
-from fedcor.flower.compatibility import clean_trees, trees_fault, usual_bytes
-from fedcor.flower.exchange import Exchange, Holders, SomeNodes, limited, renewed, slim
+from fedcor.flower.exchange import Exchange, Holders, SomeNodes, cap_replies, limited, renewed, slim
 from fedcor.flower.federation_state import CurrentModel, eligible_clients
 from fedcor.flower.logs import listed, private_call, true_numbers
-from fedcor.flower.missing_loss import unusable_loss
 from fedcor.flower.optimiser_strategy import Company, introduced
 from fedcor.flower.protocol import LOG, flower_round
-from fedcor.flower.reply_filter import JudgedReplies, cap_replies, known_rate
 from fedcor.flower.reply_schema import compare_replies, log_left_out, with_common_metrics
 from fedcor.flower.reply_validation import (
     Unusable,
     clean_model,
+    clean_trees,
     main_metrics,
     number,
     numbers_fault,
+    trees_fault,
     trusted_model,
+    unusable_loss,
+    usual_bytes,
 )
 from fedcor.flower.settings import RoundSettings
 from fedcor.flower.strategy_memory import Candidate, Memory, adopt, restore, snapshot, trial
+from fedcor.flower.updates import JudgedReplies, known_rate
 from fedcor.rounds.aggregation import members
 from fedcor.rounds.defence.model_health import Condition, Signs
 from fedcor.rounds.defence.update_norms import PARTS, NormLimits, judge, no_norms, remember
@@ -49,6 +51,7 @@ from fedcor.rounds.selection import blame
 # The clients of a selection, sorted, and those of them whose results there are. One that was drawn
 # twice is in both twice.
 _Key: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+_ENOUGH = 2  # clients, to clear a model, or to say that the past is wrong
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Training:
         exchange: Exchange,
         start: RoundStart,
         model: CurrentModel,
+        *,
         norms: State,
         good: ArrayRecord | None = None,
     ) -> None:
@@ -313,24 +317,6 @@ class Training:
                 )
 
 
-# Nothing usable comes of a model: is it the model's fault, the clients', or that of the past?
-#
-# Two broken clients that are chosen together find every model unusable, and a selector that prefers
-# clients which never delivered chooses them together again and again. So, within one round:
-#
-# 1. *Others* are asked, who were not asked yet. The model is cleared where two of them deliver (one,
-#    if one is chosen), and more of them than are refused.
-# 2. Where they do not clear it, or nobody is left to ask, the last good model is put back. Those who
-#    doubted train from it first.
-# 3. Where they refuse the good model as well, the doubt was theirs: the model comes back, and so does
-#    what the strategy remembers. Nobody has a model put away twice in a round.
-# 4. Where that happens to everyone who is asked, because their updates are far longer than usual, the
-#    past is wrong: these lengths replace it. It takes two, and more than half of those asked.
-
-
-_ENOUGH = 2  # clients, to clear a model, or to say that the past is wrong
-
-
 @dataclass(frozen=True)
 class PutAway:
     """A model that was replaced by the last good one, and all that belongs to it."""
@@ -345,7 +331,20 @@ class PutAway:
 
 @dataclass
 class Doubt:
-    """What the attempts at one round say of its model, of the clients and of the past.
+    """Decide whether to roll back, retry with other clients, or reset the norm history.
+
+    Two broken clients that are chosen together find every model unusable, and a selector that
+    prefers clients which never delivered chooses them together again and again. So, within a round:
+
+    1. Other clients are asked, who were not asked yet. The model is cleared where two of them
+       deliver (one, if one is chosen), and more of them than are refused.
+    2. Where they do not clear it, or nobody is left to ask, the last good model is put back. The
+       clients that doubted train from it first.
+    3. Where they refuse the good model as well, they were at fault: the model comes back, and so
+       does the strategy's memory. No client has a model put away twice in a round.
+    4. Where that happens to everyone who is asked, because their updates are far longer than usual,
+       the norm history is wrong: these norms replace it. It takes two clients, and more than half
+       of those asked.
 
     Attributes:
         doubters: Who found the model unusable that the round starts from now.
