@@ -438,7 +438,7 @@ def test_data_that_change_after_convergence_do_not_end_a_run(
         )
     np.testing.assert_allclose(vector(result.arrays), 6.0, atol=1e-3)
     assert not any(line.get("rolled_back") for line in lines(tmp_path))
-    said = sum("what was usual is forgotten" in line for line in our_lines(caplog))
+    said = sum("the history of update norms is reset" in line for line in our_lines(caplog))
     # Three of sixty in an attempt: with some of them, the past is outvoted.
     assert said == (nodes == 10 or attempts == 1)
     assert not any(line.get("quarantined") for line in lines(tmp_path)[27:])
@@ -451,7 +451,7 @@ def test_two_byzantine_do_not_replace_the_past_while_others_cannot_be_reached(tm
     before = read_checkpoint(tmp_path)["norms/norms"]
     grid.trouble = dict.fromkeys(range(2, 8), lambda m, r: None if is_training(m) else r)
     grid.trouble |= dict.fromkeys((0, 1), sending(everything(9.9e9)))
-    with pytest.raises(FedcorError, match="nobody delivered a usable update in 3 attempts"):
+    with pytest.raises(FedcorError, match="no client delivered a usable update in 3 attempts"):
         run(Full(), grid, 4, folder=tmp_path, attempts=3)
     np.testing.assert_array_equal(read_checkpoint(tmp_path)["norms/norms"], before)
 
@@ -508,7 +508,7 @@ def test_a_size_that_is_not_believed_is_capped_where_the_strategy_reads_it(tmp_p
     assert weights == [[20, 11, 12, 13], [40, 11, 12, 13], [80, 11, 12, 13]]
     assert [line["capped"] for line in lines(tmp_path)] == [[0], [0], [0]]
     (said,) = [line for line in our_lines(caplog) if "num-examples" in line]  # once
-    assert "client 0 (partition-0) says num-examples = 1e+08: 20 is used" in said
+    assert "client 0 (partition-0) reports num-examples = 1e+08: 20 is used" in said
     believed = read_checkpoint(tmp_path)["roster/believed"]
     assert believed.tolist() == [80, 11, 12, 13]
 

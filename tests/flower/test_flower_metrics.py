@@ -158,7 +158,9 @@ def test_without_a_key_an_unknown_name_is_mentioned(tmp_path, caplog):
         start(tmp_path, 2, lambda *_: MetricRecord({"top1": 0.5, "loss": 1.0}))
     (said,) = [text for text in caplog.messages if "accuracy_key" in text]
     assert said.startswith("the evaluation of round 1 has no accuracy under a known name (accuracy")
-    assert said.endswith("its metrics are top1, loss. accuracy_key names the one that is it")
+    assert said.endswith(
+        "its metrics are top1, loss. If one of them is the accuracy, name it with accuracy_key"
+    )
 
 
 # --- Flower's result ------------------------------------------------------------------------------

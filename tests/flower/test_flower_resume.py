@@ -16,6 +16,7 @@ from flower_grid import (
     MemoryGrid,
     initial,
     lines,
+    logged,
     numpy_app,
     quiet,
     record,
@@ -250,11 +251,15 @@ def test_what_counts_as_unchanged(one, other, equal):
     assert same(one, one)
 
 
-def test_a_finished_run_is_left_as_it_is(tmp_path):
+def test_a_finished_run_is_left_as_it_is(tmp_path, caplog):
     run(Random(2), MemoryGrid(numpy_app(), 4), rounds=3, folder=tmp_path)
     before = (tmp_path / "rounds.jsonl").read_bytes()
-    _, result = run(Random(2), grid := MemoryGrid(numpy_app(), 4), rounds=3, folder=tmp_path)
+    with logged(caplog):
+        _, result = run(Random(2), grid := MemoryGrid(numpy_app(), 4), rounds=3, folder=tmp_path)
+        run(Random(2), grid, rounds=0, folder=None)
     assert not grid.sent
+    assert f"nothing to do: the run in {tmp_path} already has 3 rounds" in caplog.text
+    assert "nothing to do: num_rounds is 0" in caplog.text
     assert (tmp_path / "rounds.jsonl").read_bytes() == before
     assert len(vector(result.arrays)) == 3
 

@@ -275,12 +275,12 @@ class _Held:
 def _rules(experiment: Experiment) -> dict[str, Any]:
     """The experiment's rules as settings on Flower, which has names and counts rounds from 1."""
     rules: Rules = experiment.rules
-    own, schedule = rules.eligible, rules.clients_per_round
+    rule, schedule = rules.eligible, rules.clients_per_round
 
     def eligible(name: str, tags: Mapping[str, Any]) -> bool:
-        assert callable(own)
+        assert callable(rule)
         client = int(name.removeprefix("partition-"))
-        return own(client, {tag: tags[tag] for tag in experiment.tags if tag in tags})
+        return rule(client, {tag: tags[tag] for tag in experiment.tags if tag in tags})
 
     def clients_per_round(round: int) -> int:
         assert callable(schedule)
@@ -290,7 +290,7 @@ def _rules(experiment: Experiment) -> dict[str, Any]:
     if isinstance(schedule, Mapping):
         shifted = {flower_round(round): count for round, count in schedule.items()}
     return {
-        "eligible": eligible if callable(own) else own,
+        "eligible": eligible if callable(rule) else rule,
         "at_least": rules.at_least,
         "at_most": rules.at_most,
         "clients_per_round": shifted,

@@ -186,8 +186,8 @@ class Roster:
         """
         self._here = set(nodes)
         alone = set(self.left_alone(round, eligible, task))
-        there = [client for client in self._connected(eligible) if client not in alone]
-        return np.array(there, dtype=np.int64)
+        clients = [client for client in self._connected(eligible) if client not in alone]
+        return np.array(clients, dtype=np.int64)
 
     def left_alone(
         self,
@@ -199,9 +199,9 @@ class Roster:
 
         Nobody is left alone where that would leave no one of the `eligible` ones.
         """
-        there = self._connected(eligible)
-        alone = [client for client in there if self.quarantine.until(client, task) > round]
-        return [] if len(alone) == len(there) else alone
+        connected = self._connected(eligible)
+        alone = [client for client in connected if self.quarantine.until(client, task) > round]
+        return [] if len(alone) == len(connected) else alone
 
     def failed(
         self, client: int, round: int, task: Task = "train", *, replied: bool = False
@@ -231,8 +231,8 @@ class Roster:
 
     def _connected(self, eligible: Callable[[int], bool] | None = None) -> list[int]:
         """Sorted clients on connected nodes, of the `eligible` ones."""
-        there = {client for node in self._here if (client := self.client(node)) >= 0}
-        return sorted(client for client in there if eligible is None or eligible(client))
+        clients = {client for node in self._here if (client := self.client(node)) >= 0}
+        return sorted(client for client in clients if eligible is None or eligible(client))
 
     def to_arrays(self) -> dict[str, Array]:
         """What a checkpoint keeps: everything but the nodes."""

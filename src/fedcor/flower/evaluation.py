@@ -97,21 +97,21 @@ class Evaluation:
                 usable[client] = reply
             except Unusable as wrong:
                 self.exchange.count_fault(client, wrong.kind, wrong.why, task="evaluate")
-        found = compare_replies(
+        comparison = compare_replies(
             {client: reply.content for client, reply in usable.items()},
             seen.evaluated,
             wanted=self.settings.recorded_metrics,
             loss_keys=terms.loss_keys,
             trained=False,
         )
-        for client, why in found.refused.items():
+        for client, why in comparison.refused.items():
             self.exchange.count_fault(client, "malformed", why, task="evaluate")
             del usable[client]
         contents = {client: reply.content for client, reply in usable.items()}
         cap_evaluations(self.exchange, contents, terms.weight_key)
         round, names = flower_round(self.exchange.round), self.exchange.roster.names
-        said = log_left_out(found, seen.left_out, "evaluate", round, names)
-        return usable, dataclasses.replace(seen, evaluated=found.usual, left_out=said)
+        logged = log_left_out(comparison, seen.left_out, "evaluate", round, names)
+        return usable, dataclasses.replace(seen, evaluated=comparison.usual, left_out=logged)
 
     def _terms(self, received: Collection[Message]) -> Terms:
         """What a reply must be like: usable in what the record takes, if most replies are."""

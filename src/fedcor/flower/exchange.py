@@ -313,15 +313,15 @@ def cap_replies(exchange: Exchange, replies: Mapping[int, RecordDict], key: str)
         replies: Client -> its usable reply; its metric `key` is changed in place.
         key: The metric that holds the weight.
     """
-    said = _said(replies, key)
-    _use(exchange, replies, key, exchange.roster.believe(said, sizes=key == SIZE))
+    reported = _said(replies, key)
+    _use(exchange, replies, key, exchange.roster.believe(reported, sizes=key == SIZE))
 
 
 def cap_evaluations(exchange: Exchange, replies: Mapping[int, RecordDict], key: str) -> None:
     """As `cap_replies`, but by those of this round alone: a client may evaluate on other data."""
-    said = _said(replies, key)
-    capped = cap_sizes(np.array(list(said.values())))
-    _use(exchange, replies, key, dict(zip(said, capped.tolist(), strict=True)))
+    reported = _said(replies, key)
+    capped = cap_sizes(np.array(list(reported.values())))
+    _use(exchange, replies, key, dict(zip(reported, capped.tolist(), strict=True)))
 
 
 def _said(replies: Mapping[int, RecordDict], key: str) -> dict[int, float]:
@@ -337,8 +337,8 @@ def _use(
     roster = exchange.roster
     for client, weight in believed.items():
         metrics = main_metrics(replies[client])
-        said = number(metrics, key)
-        if weight >= said:
+        reported = number(metrics, key)
+        if weight >= reported:
             continue
         metrics[key] = max(1, int(weight)) if isinstance(metrics[key], int) else weight
         exchange.capped.add(client)
@@ -346,7 +346,7 @@ def _use(
         log_once(
             roster.not_believed,
             client,
-            f"round {flower_round(exchange.round)}: client {client} ({name}) says "
-            f"{metric} = {said:g}: {number(metrics, key):g} is used, by what others say and what "
-            "it said before (this is said once per client)",
+            f"round {flower_round(exchange.round)}: client {client} ({name}) reports "
+            f"{metric} = {reported:g}: {number(metrics, key):g} is used, by what others report and "
+            "what it reported before (this is said once per client)",
         )

@@ -233,10 +233,10 @@ def read_outcome(
         return screen_losses(np.array(reported))[0]
 
     def rms_losses() -> FloatArray:  # (m,) the mean loss of who does not send it
-        said = [
+        reported = [
             number(main_metrics(content), RMS_LOSS, *settings.loss_keys) for content in contents
         ]
-        return screen_losses(np.array(said))[0]
+        return screen_losses(np.array(reported))[0]
 
     def updates() -> FloatArray:  # (m, P)
         if settings.selection.secure_aggregation:
@@ -270,9 +270,9 @@ def read_outcome(
     )
 
 
-def _durations(said: Sequence[float]) -> FloatArray | None:
+def _durations(reported: Sequence[float]) -> FloatArray | None:
     """(m,) seconds as clients measured them, NaN where one does not say; None if nobody does."""
-    seconds = np.array(said, dtype=np.float64)
+    seconds = np.array(reported, dtype=np.float64)
     usable = np.isfinite(seconds) & (seconds > 0.0)
     return np.where(usable, seconds, np.nan) if usable.any() else None
 

@@ -56,9 +56,9 @@ def reachable_clients(
             if len(available):
                 state.assembled = True
                 return available
-            there = len(roster.reachable(nodes, 0))
-            if there:
-                waiting.nobody_eligible(there, flower_round(exchange.round))
+            reachable = len(roster.reachable(nodes, 0))
+            if reachable:
+                waiting.nobody_eligible(reachable, flower_round(exchange.round))
             else:
                 waiting.nobody_answers(len(nodes), flower_round(exchange.round))
             roster.forget_unidentified()
@@ -68,7 +68,7 @@ def reachable_clients(
 
 
 class _Waiting:
-    """Says that nodes are waited for: at once, when their number changes, and every ten seconds."""
+    """Logs that nodes are waited for: at once, when their number changes, and every ten seconds."""
 
     def __init__(self, settings: RoundSettings, wanted: int) -> None:
         self._settings, self._wanted = settings, wanted
@@ -93,16 +93,16 @@ class _Waiting:
         LOG.info(message, connected, self._wanted, self.seconds, advice)
 
     def nobody_answers(self, connected: int, number: int) -> None:
-        """Enough nodes are connected, but nobody says who it is."""
+        """Enough nodes are connected, but none reports its identity."""
         if self._due(connected):
-            message = "round %d: none of the %d nodes says who it is (%d s)"
-            LOG.error(message, number, connected, self.seconds)
+            message = "round %d: no answer to the question for the identity from %s (%d s)"
+            LOG.error(message, number, counted(connected, "node"), self.seconds)
 
-    def nobody_eligible(self, there: int, number: int) -> None:
-        """Clients are here, but the rules let none of them be chosen."""
-        if self._due(there):
-            message = "round %d: none of the %d clients that can be reached is eligible: waiting"
-            LOG.error(message, number, there)
+    def nobody_eligible(self, reachable: int, number: int) -> None:
+        """Clients can be reached, but none is eligible by the rules."""
+        if self._due(reachable):
+            message = "round %d: no eligible client among %s that can be reached: waiting"
+            LOG.error(message, number, counted(reachable, "client"))
 
     def _due(self, connected: int) -> bool:
         """Whether it is time to say something."""
@@ -128,7 +128,7 @@ def _enrol(
     if not unknown:
         return
     if roster.names and state.assembled:
-        LOG.info("round %d: %d new nodes", number, len(unknown))
+        LOG.info("round %d: %s", number, counted(len(unknown), "new node"))
     by_key = settings.selection.identity == "key"
     tags = wanted_tags(settings.selection.rules)
     answers = introduce(exchange, unknown, settings.probe_timeout, by_key=by_key, tags=tags)
@@ -140,8 +140,8 @@ def _enrol(
         roster.unidentified(node, exchange.round)
     if silent:
         nodes_text = listed([str(node) for node in silent])
-        message = "round %d: %d of %d new nodes do not say who they are: %s"
-        LOG.warning(message, number, len(silent), len(unknown), nodes_text)
+        message = "round %d: %d of %s did not answer the question for their identity: %s"
+        LOG.warning(message, number, len(silent), counted(len(unknown), "new node"), nodes_text)
 
 
 @dataclass

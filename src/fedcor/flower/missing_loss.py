@@ -48,9 +48,9 @@ def likely_losses(names: Iterable[str], weight_key: str) -> list[str]:
 
     def rank(name: str) -> int:
         parts = ("loss",), _LOSSES, _SCORES
-        found = [i for i, words in enumerate(parts) if any(word in name.lower() for word in words)]
+        groups = [i for i, words in enumerate(parts) if any(word in name.lower() for word in words)]
         # A name that says nothing comes after the losses.
-        return {0: 0, 1: 1, 2: 3}[found[0]] if found else 2
+        return {0: 0, 1: 1, 2: 3}[groups[0]] if groups else 2
 
     ranked = sorted((rank(name), name) for name in set(names) - {weight_key, STEPS, RATE})
     return [name for place, name in ranked if place < 3]
@@ -73,7 +73,7 @@ def no_loss_answered(
         errors: What those said who replied with an error.
     """
     keys, metrics = settings.loss_keys, [metrics_of(content) for content in replies]
-    unusable = [one for one in metrics if any(key in one for key in keys)]
+    unusable = [record for record in metrics if any(key in record for key in keys)]
     if len(errors) > len(replies):
         return _only_errors(settings, round, asked, errors)
     if 2 * len(unusable) <= len(replies):
@@ -93,7 +93,7 @@ def no_loss_reported(
         replies: Those of the clients that delivered.
     """
     metrics = [main_metrics(content) for content in replies]
-    unusable = [one for one in metrics if unusable_loss(one, settings.loss_keys)]
+    unusable = [record for record in metrics if unusable_loss(record, settings.loss_keys)]
     if 2 * len(unusable) > len(replies):
         whose = f"round {round}: {len(unusable)} of the {len(replies)} clients that trained"
         return _unusable(settings, f"{whose} sent an unusable loss", unusable)
@@ -101,10 +101,12 @@ def no_loss_reported(
     return _no_such_metric(settings, f"round {round}: the clients' train", replies, needs)
 
 
-def _unusable(settings: RoundSettings, found: str, unusable: Sequence[MetricRecord]) -> FedcorError:
-    there = [key for key in settings.loss_keys if any(key in one for one in unusable)]
+def _unusable(
+    settings: RoundSettings, summary: str, unusable: Sequence[MetricRecord]
+) -> FedcorError:
+    keys = [key for key in settings.loss_keys if any(key in one for one in unusable)]
     return FedcorError(
-        f"{found} (for example {there[0]} = {shown_loss(unusable[0], there)}): the model has "
+        f"{summary} (for example {keys[0]} = {shown_loss(unusable[0], keys)}): the model has "
         "diverged, or cannot be evaluated yet, or this metric is not the loss; if so, set loss_key"
     )
 
@@ -114,8 +116,8 @@ def _no_such_metric(
 ) -> FedcorError:
     counts = {len(content.metric_records) for content in replies} - {1}
     if counts:
-        found = f"{whose} replies have {max(counts)} MetricRecords"
-        return FedcorError(f"{found}; exactly one is needed, with the loss in it{needs}")
+        summary = f"{whose} replies have {max(counts)} MetricRecords"
+        return FedcorError(f"{summary}; exactly one is needed, with the loss in it{needs}")
     metrics = [metrics_of(content) for content in replies]
     names = sorted({name for one in metrics for name in one})
     single = {name for one in metrics for name in one if np.isfinite(number(one, name))}
@@ -138,17 +140,17 @@ def _only_errors(
 ) -> FedcorError:
     ((reason, times),) = Counter(map(reason_of, errors)).most_common(1)
     often = "" if times == len(errors) else f", most often ({times} times)"
-    found = (
+    summary = (
         f"round {round}: {len(errors)} of the {asked} clients that were asked for a loss replied "
         f"with an error{often}: {reason}"
     )
     if _REJECTED.search(reason):
         return FedcorError(
-            f"{found}; a mod rejects evaluate messages: give it to the train function alone, "
+            f"{summary}; a mod rejects evaluate messages: give it to the train function alone, "
             "@app.train(mods=[...])"
         )
     return FedcorError(
-        f"{found}; {type(settings.selector).__name__} needs an evaluate "
+        f"{summary}; {type(settings.selector).__name__} needs an evaluate "
         "function in the ClientApp that returns the loss as a metric (the nodes' logs say more). "
         f"The selectors {_ASK_NOTHING} need none; afl and oort read the losses in train replies"
     )

@@ -126,12 +126,12 @@ def read_delivered(
     clients = sorted(first)
     weights = np.array([weight[client] for client in clients])
     read = {client: metrics_of(first[client].content) for client in clients}
-    said = {**read, **company.metrics}
+    metrics = {**read, **company.metrics}
     return Delivered(
         own_round(server_round, finished=0),
         np.array(clients, dtype=np.int64),
         weights / weights.sum(),
-        read_local_training([said[client] for client in clients]),
+        read_local_training([metrics[client] for client in clients]),
         [first[client] for client in clients],
     )
 
@@ -256,10 +256,10 @@ class OptimiserStrategy(FedAvg):
             names = [f"node {reply.metadata.src_node_id}" for reply in delivered.replies]
             self._doubted = delivered.training.log_doubts(names)
         state = self._state_for(company.population, begun.model)
-        made, state = self.next_model(state, begun.model, delivered)
+        stepped, state = self.next_model(state, begun.model, delivered)
         self._memory = Frozen(state)
         arrays = {
-            name: made[name] if name in made else _cast(averages[name].numpy(), like.dtype)
+            name: stepped[name] if name in stepped else _cast(averages[name].numpy(), like.dtype)
             for name, like in begun.model.items()
         }
         return ArrayRecord({name: Array(values) for name, values in arrays.items()}), metrics
@@ -303,8 +303,10 @@ class OptimiserStrategy(FedAvg):
 
 def optimiser_strategy_in(strategy: Strategy) -> OptimiserStrategy | None:
     """The strategy in `strategy` that aggregates with an optimiser; None if there is none."""
-    found = (one for _, one in wrapped(strategy) if isinstance(one, OptimiserStrategy))
-    return next(found, None)
+    aggregating = (
+        candidate for _, candidate in wrapped(strategy) if isinstance(candidate, OptimiserStrategy)
+    )
+    return next(aggregating, None)
 
 
 def plain_arrays(strategy: Strategy) -> tuple[str, ...]:

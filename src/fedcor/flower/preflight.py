@@ -30,7 +30,7 @@ from fedcor.core.types import (
 )
 from fedcor.flower.exchange import Exchange, Holders, send_and_receive, slim
 from fedcor.flower.federation_state import FederationState
-from fedcor.flower.logs import listed
+from fedcor.flower.logs import counted, listed
 from fedcor.flower.missing_loss import no_loss_answered, reason_of
 from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.flower.protocol import LOG, NOTE, flower_round, identity_note, payload_bytes
@@ -159,21 +159,16 @@ def _say_losses(
     """What the clients answered."""
     failed = [client for client in asked if client not in found.losses]
     if failed:
+        reason = found.fault(failed[0], settings.loss_keys)
         LOG.warning(
-            "preflight: %d of %d clients that were asked for a loss have no usable one (%s): %s",
-            len(failed),
-            len(asked),
-            _names(state, failed),
-            found.fault(failed[0], settings.loss_keys),
+            f"preflight: no usable loss from {len(failed)} of {counted(len(asked), 'client')} "
+            f"({_names(state, failed)}): {reason}"
         )
     if found.losses:
         keys = [_key_of(metrics_of(found.replies[client]), settings) for client in found.losses]
-        LOG.info(
-            "preflight: %d clients were asked for a loss; the metric %r is %s",
-            len(asked),
-            keys[0],
-            ", ".join(f"{loss:.4g}" for loss in found.losses.values()),
-        )
+        who = "1 client was" if len(asked) == 1 else f"{len(asked)} clients were"
+        losses = ", ".join(f"{loss:.4g}" for loss in found.losses.values())
+        LOG.info(f"preflight: {who} asked for a loss; the metric {keys[0]!r} is {losses}")
 
 
 def _ask(
@@ -240,14 +235,14 @@ def _echoed(
 ) -> set[int]:
     """The clients whose mod answered a question that was an evaluate message."""
     asked = {message.metadata.message_id: client for client, message in echoes.items()}
-    found = set()
+    clients = set()
     for reply in replies:
         client = asked.get(reply.metadata.reply_to_message_id)
         if client is not None and reply_fault(reply) is None:
             exchange.bytes_up += payload_bytes(reply.content)
             if NOTE in reply.content:
-                found.add(client)
-    return found
+                clients.add(client)
+    return clients
 
 
 def _key_of(metrics: MetricRecord, settings: RoundSettings) -> str:
@@ -265,22 +260,18 @@ def say_who(settings: RoundSettings, clients: int) -> None:
     many = "some" if chosen is None else str(min(chosen, clients))
     if isinstance(settings.selector, Full):
         many = "all"
-    aggregating = optimiser_strategy_in(settings.strategy)
+    aggregating, name = optimiser_strategy_in(settings.strategy), type(settings.strategy).__name__
+    if aggregating is not None:
+        name = optimiser_class(aggregating.optimiser)
+    selector = selector_name(settings.selector)
     LOG.info(
-        "preflight: %s chooses %s of %d clients in each round; %s aggregates",
-        selector_name(settings.selector),
-        many,
-        clients,
-        type(settings.strategy).__name__
-        if aggregating is None
-        else optimiser_class(aggregating.optimiser),
+        f"preflight: {selector} chooses {many} of {counted(clients, 'client')} in each round; "
+        f"{name} aggregates"
     )
     if chosen is not None and chosen >= clients:
         LOG.warning(
-            "preflight: %d clients per round, %d nodes: everyone trains in each round, so the "
-            "selector has nothing to choose",
-            chosen,
-            clients,
+            f"preflight: {counted(chosen, 'client')} per round, {counted(clients, 'node')}: "
+            "everyone trains in each round, so the selector has nothing to choose"
         )
 
 
@@ -294,22 +285,16 @@ def say_warmup(settings: RoundSettings, round: int, plan: Sequence[Questions]) -
         shorter = f"Set warmup={proposal}, or take" if proposal < rounds else "Take"
         other = "power_of_choice" if settings.selection.secure_aggregation else DEFAULT_SELECTOR
         LOG.warning(
-            "preflight: %s chooses at random in its first %d rounds, and this run has %d: it is "
-            'random selection at extra cost. %s a selector without a warm-up, such as "%s"',
-            selector_name(settings.selector),
-            warmup,
-            rounds,
-            shorter,
-            other,
+            f"preflight: {selector_name(settings.selector)} chooses at random in its first "
+            f"{counted(warmup, 'round')}, and this run has {rounds}: it is random selection at "
+            f'extra cost. {shorter} a selector without a warm-up, such as "{other}"'
         )
         return
-    shown = any(questions.candidates for questions in plan[: warmup - round])
+    probes = any(questions.candidates for questions in plan[: warmup - round])
+    reports = ", and clients report their loss on the resulting model" if probes else ""
     LOG.info(
-        "preflight: rounds %d to %d of %d are a warm-up: clients are chosen at random%s",
-        flower_round(round),
-        warmup,
-        rounds,
-        ", and clients report their loss on the resulting model" if shown else "",
+        f"preflight: rounds {flower_round(round)} to {warmup} of {rounds} are a warm-up: "
+        f"clients are chosen at random{reports}"
     )
 
 
@@ -324,20 +309,16 @@ def say_memory(settings: RoundSettings, arrays: ArrayRecord, clients: int) -> No
     if size < LARGE_MEMORY:
         return
     name = optimiser_class(aggregating.optimiser)
-    every = settings.selection.checkpoint_every
-    often = "each round" if every == 1 else f"every {every} rounds"
-    written = f", in memory and in the checkpoint that is written {often}"
-    rarely = ". checkpoint_every=10 writes it less often" if every == 1 else ""
-    kept = settings.selection.checkpoint is not None
-    halved = hasattr(aggregating.optimiser, "dtype") and stored.itemsize > 2
-    LOG.warning(
-        "preflight: %s remembers an update of every client: up to %s for %d clients%s%s",
-        name,
-        bytes_text(size),
-        clients,
-        written + rarely if kept else "",
-        f'. {name}(dtype="float16") needs half of it' if halved else "",
-    )
+    message = f"preflight: {name} remembers an update of every client: up to {bytes_text(size)} "
+    message += f"for {counted(clients, 'client')}"
+    if settings.selection.checkpoint is not None:
+        every = settings.selection.checkpoint_every
+        often = "each round" if every == 1 else f"every {every} rounds"
+        message += f", in memory and in the checkpoint that is written {often}"
+        message += ". checkpoint_every=10 writes it less often" if every == 1 else ""
+    if hasattr(aggregating.optimiser, "dtype") and stored.itemsize > 2:
+        message += f'. {name}(dtype="float16") needs half of it'
+    LOG.warning(message)
 
 
 def say_traffic(
@@ -378,22 +359,19 @@ def say_traffic(
         )
 
     ours = [Traffic(asked * model_bytes), *expected(plan, known)]
-    nothing = [Questions()] * len(plan)
-    random = total(expected(nothing, known - asked))
-    left = f"all {len(plan)} rounds"
+    rounds = f"all {len(plan)} rounds"
     first = f"{_text(total(ours[:2]))} in the first round, "
     if len(plan) < settings.num_rounds:
-        left, first = f"the {len(plan)} rounds that are left", ""
+        rounds, first = f"the {counted(len(plan), 'round')} that are left", ""
     compared = "; as much as random selection"
-    if any(questions != Questions() for questions in plan):
+    if isinstance(selector, Random | Full):
+        compared = ""
+    elif any(questions != Questions() for questions in plan):
+        random = total(expected([Questions()] * len(plan), known - asked))
         compared = f"; random selection: {_text(random)}"
     LOG.info(
-        "preflight: expected traffic, with a model of %s: %s%s in %s%s",
-        bytes_text(model_bytes),
-        first,
-        _text(total(ours)),
-        left,
-        "" if isinstance(selector, Random | Full) else compared,
+        f"preflight: expected traffic, with a model of {bytes_text(model_bytes)}: "
+        f"{first}{_text(total(ours))} in {rounds}{compared}"
     )
 
 
@@ -439,7 +417,7 @@ def expected_traffic(
     """
     chosen, evaluated = min(chosen, clients), min(evaluated, clients)
     rounds = []
-    told = known / clients  # share of the clients whose loss of the current model is known
+    reported = known / clients  # share of the clients whose loss of the current model is known
     for questions in plan:
         models_down = models_up = answers = 0.0
         probed = clients if questions.asked is None else min(questions.asked, clients)
@@ -447,12 +425,12 @@ def expected_traffic(
         if questions.candidates:  # those who train for a further candidate are asked, too
             more = (questions.candidates - 1) * chosen
             wanted = min(probed + more * (1 - probed / clients), clients)
-        asked = wanted * (1 - told)
-        told += asked / clients
+        asked = wanted * (1 - reported)
+        reported += asked / clients
         models_down += asked
         answers += asked
         # Whoever has told its loss has received the model.
-        holding = with_mod * (1.0 if wanted >= chosen and not questions.candidates else told)
+        holding = with_mod * (1.0 if wanted >= chosen and not questions.candidates else reported)
         drawn = questions.candidates + (not questions.adopted)  # selections that train
         trainings = clients * (1 - (1 - chosen / clients) ** drawn)
         tried = clients * (1 - (1 - chosen / clients) ** questions.candidates)  # all were asked
@@ -460,9 +438,9 @@ def expected_traffic(
         models_up += trainings
         models_down += questions.candidates * probed
         answers += questions.candidates * probed
-        told = probed / clients if questions.adopted else 0.0
-        models_down += evaluated * (1 - told * with_mod)
-        told += (1 - told) * evaluated / clients
+        reported = probed / clients if questions.adopted else 0.0
+        models_down += evaluated * (1 - reported * with_mod)
+        reported += (1 - reported) * evaluated / clients
         rounds.append(
             Traffic(models_down * model_bytes, models_up * model_bytes + answers * ANSWER_BYTES)
         )

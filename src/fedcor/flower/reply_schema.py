@@ -158,17 +158,17 @@ def with_common_metrics(
 
     def common(content: RecordDict) -> RecordDict:
         names = _main_names(content, trained)
-        made: dict[str, Record] = {}
+        records_of_reply: dict[str, Record] = {}
         for name, given in zip(usual, names, strict=True):
             one = content[given]
             if isinstance(one, MetricRecord):
                 one = MetricRecord({n: one[n] for n in one if n in metrics})
-            made[name] = one
+            records_of_reply[name] = one
         for name, one in content.items():
             fits = not _is_compared(one, trained) or _shown(name, one) in records
-            if name not in names and name not in made and fits:
-                made[name] = one
-        return RecordDict(made)
+            if name not in names and name not in records_of_reply and fits:
+                records_of_reply[name] = one
+        return RecordDict(records_of_reply)
 
     return [common(content) for content in replies]
 
@@ -287,8 +287,8 @@ def _lacking(
     metrics: Mapping[int, frozenset[_Metric]], usual: frozenset[_Metric], wanted: Collection[str]
 ) -> dict[int, str]:
     """Client -> which metrics it lacks that are usual or wanted, and that most replies have."""
-    there = frozenset().union(*metrics.values())
-    whole, required = _most(metrics, [one for one in there if one in usual or one[0] in wanted])
+    present = frozenset().union(*metrics.values())
+    whole, required = _most(metrics, [one for one in present if one in usual or one[0] in wanted])
     return {
         client: _difference(required, has) for client, has in metrics.items() if client not in whole
     }

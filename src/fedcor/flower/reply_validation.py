@@ -124,9 +124,9 @@ def loss_fault(metrics: MetricRecord, keys: Sequence[str]) -> str:
     loss = number(metrics, *keys)
     if np.isfinite(screen_losses(np.array([loss]))[0][0]):
         return ""
-    there = [key for key in keys if key in metrics]
-    if there:
-        return f"its loss is {shown_loss(metrics, there)}"
+    present = [key for key in keys if key in metrics]
+    if present:
+        return f"its loss is {shown_loss(metrics, present)}"
     return f"no loss among its metrics ({', '.join(sorted(metrics)) or 'none'})"
 
 
@@ -283,13 +283,13 @@ def trusted_model(
         good: The last one that somebody has trained usably from, if there is one. What is not
             finite in it was meant so.
     """
-    found = dict(model)
+    trusted = dict(model)
     for name, values in model.items():
         if good is not None and name in good and _out_of_bounds(values).any():
             before = good[name].numpy()
             if before.shape == values.shape and before.dtype == values.dtype:
-                found[name] = before
-    return found
+                trusted[name] = before
+    return trusted
 
 
 def usual_bytes(contents: Mapping[int, RecordDict]) -> dict[int, float]:
@@ -380,8 +380,8 @@ class LocalTraining:
             names: (m) What the clients are called.
         """
         if self.doubts:
-            said = "; ".join(f"{one_line(names[row])}: {what}" for row, what in self.doubts)
-            LOG.warning("in the metrics of replies, %s (this is said once per run)", said)
+            sentences = "; ".join(f"{one_line(names[row])}: {what}" for row, what in self.doubts)
+            LOG.warning("in the metrics of replies, %s (this is said once per run)", sentences)
         return bool(self.doubts)
 
 

@@ -233,7 +233,7 @@ class Recorder:
 
     def _check_names(self, record: RoundRecord, scores: MetricRecord) -> None:
         """Log what the first evaluation does not hold, so that nobody waits for it in vain."""
-        selection, there = self._settings.selection, ", ".join(scores) or "none"
+        selection, names = self._settings.selection, ", ".join(scores) or "none"
         where = f"the evaluation of round {record.server_round}"
         for what, key in (("accuracy", selection.accuracy_key), ("loss", selection.loss_key)):
             if key is None or _is_number(scores.get(key)):
@@ -241,24 +241,17 @@ class Recorder:
             clients = f"evaluate/{key}"
             known = f"; the clients' own evaluation is in it as {clients}"
             LOG.warning(
-                '%s_key = "%s": %s has no such number; its metrics are %s. '
-                "The record has no %s until it comes%s",
-                what,
-                key,
-                where,
-                there,
-                what,
-                known if clients in record.metrics else "",
+                f'{what}_key = "{key}": {where} has no such number; its metrics are {names}. '
+                f"The record has no {what} until it comes"
+                f"{known if clients in record.metrics else ''}"
             )
         if selection.accuracy_key is None and not any(
             _is_number(scores.get(key)) for key in self._settings.accuracy_keys
         ):
+            known = ", ".join(self._settings.accuracy_keys)
             LOG.info(
-                "%s has no accuracy under a known name (%s); its metrics are %s. "
-                "accuracy_key names the one that is it",
-                where,
-                ", ".join(self._settings.accuracy_keys),
-                there,
+                f"{where} has no accuracy under a known name ({known}); its metrics are {names}. "
+                "If one of them is the accuracy, name it with accuracy_key"
             )
 
 
@@ -307,10 +300,10 @@ def read_metrics(line: Mapping[str, Any]) -> dict[str, MetricRecord]:
         part, slash, name = key.partition("/")
         if slash and part in RESULTS:
             flat.setdefault(part, {})[name] = value
-    found = {**flat, **(line.get("metric_records") or {})}
+    parts = {**flat, **(line.get("metric_records") or {})}
     return {
         part: MetricRecord({name: _each(_number, value) for name, value in values.items()})
-        for part, values in found.items()
+        for part, values in parts.items()
     }
 
 
@@ -337,13 +330,15 @@ def with_earlier(result: Result, lines: Iterable[Mapping[str, Any]]) -> Result:
 def _is_plain(record: MetricRecord) -> bool:
     """Whether JSON has all its numbers, and there are any."""
     numbers = [
-        one for value in record.values() for one in (value if isinstance(value, list) else [value])
+        number
+        for value in record.values()
+        for number in (value if isinstance(value, list) else [value])
     ]
-    return bool(len(record)) and all(math.isfinite(one) for one in numbers)
+    return bool(len(record)) and all(math.isfinite(number) for number in numbers)
 
 
 def _each(change: Any, value: Any) -> Any:
-    return [change(one) for one in value] if isinstance(value, list) else change(value)
+    return [change(item) for item in value] if isinstance(value, list) else change(value)
 
 
 def _text_if_odd(value: float) -> float | str:

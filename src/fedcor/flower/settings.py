@@ -128,8 +128,8 @@ class SelectionSettings:
             raise ConfigError("identity", "key", "needs flwr 1.38 or later, which says nodes' keys")
         object.__setattr__(self, "defence", as_defence(self.defence))
         self.rules  # noqa: B018  it is checked when it is made
-        told = check_callbacks(self.callbacks, self.checkpoint, "checkpoint")
-        object.__setattr__(self, "callbacks", told)
+        callbacks = check_callbacks(self.callbacks, self.checkpoint, "checkpoint")
+        object.__setattr__(self, "callbacks", callbacks)
 
     @cached_property
     def rules(self) -> Rules:
@@ -235,15 +235,16 @@ class RoundSettings:
 
         A single reply that has one gets those refused that lack it, so nothing else is in here.
         """
-        strategies = [one for _, one in wrapped(self.strategy)]
+        strategies = [strategy for _, strategy in wrapped(self.strategy)]
         named = {
             value
-            for one in strategies
-            for name, value in vars(one).items()
+            for strategy in strategies
+            for name, value in vars(strategy).items()
             if name.endswith("_key") and name not in _RECORDS and isinstance(value, str)
         }
         clips = any(
-            isinstance(one, DifferentialPrivacyClientSideAdaptiveClipping) for one in strategies
+            isinstance(strategy, DifferentialPrivacyClientSideAdaptiveClipping)
+            for strategy in strategies
         )
         return {self.weight_key, *named, *([_NORM_BIT] if clips else [])}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -22,7 +23,7 @@ from fedcor.core.types import Selector, selector_traits
 from fedcor.flower.compatibility import check_setup
 from fedcor.flower.evaluation import configure_evaluation
 from fedcor.flower.federation_state import FederationState
-from fedcor.flower.logs import true_rounds
+from fedcor.flower.logs import counted, true_rounds
 from fedcor.flower.optimiser_strategy import OptimiserStrategy, plain_arrays
 from fedcor.flower.protocol import LOG, flower_round, own_round, renumber
 from fedcor.flower.run_record import Recorder, describe_run, with_earlier
@@ -104,7 +105,7 @@ class SelectingStrategy(Strategy):
             finished, before = self._state.finished, self._recorder.before
             self._recorder.tell_start()
             if finished >= num_rounds:
-                LOG.info("all %d rounds were finished before: %s", num_rounds, self.settings.folder)
+                LOG.info("nothing to do: %s", _nothing_to_do(num_rounds, self.settings.folder))
                 self._recorder.tell_end()
                 return with_earlier(Result(arrays=arrays), before)
             with true_rounds(finished, num_rounds):
@@ -136,8 +137,8 @@ class SelectingStrategy(Strategy):
         LOG.info("\t├──> Aggregation: %s (%s)", type(self.strategy).__name__, unused)
         timeout = self._round_settings.probe_timeout
         LOG.info(
-            "\t├──> Waits for %d nodes; probe timeout %g s",
-            self._round_settings.wait_for,
+            "\t├──> Waits for %s; probe timeout %g s",
+            counted(self._round_settings.wait_for, "node"),
             timeout,
         )
         self.strategy.summary()
@@ -357,6 +358,13 @@ def select_with(
     if selector is None and type(strategy) is FedAvg:
         strategy = _with_optimiser(strategy, selector_traits(chosen).optimiser)
     return SelectingStrategy(strategy, chosen, settings)
+
+
+def _nothing_to_do(num_rounds: int, folder: Path | None) -> str:
+    """Why no round is left."""
+    if num_rounds < 1:
+        return f"num_rounds is {num_rounds}"
+    return f"the run in {folder} already has {counted(num_rounds, 'round')}"
 
 
 def _first_number(given: int | ClientsPerRound) -> tuple[int, ClientsPerRound | None]:

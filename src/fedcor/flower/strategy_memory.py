@@ -37,18 +37,18 @@ _TRIAL: ContextVar[bool] = ContextVar("fedcor_trial", default=False)
 
 def wrapped(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
     """The strategy and all that it wraps (as differential privacy does), with dotted prefixes."""
-    found: list[tuple[str, Strategy]] = [("", strategy)]
-    for path, one in found:
-        for name, value in vars(one).items():
-            if isinstance(value, Strategy) and not any(value is known for _, known in found):
-                found.append((f"{path}{name}.", value))
-    yield from found
+    strategies: list[tuple[str, Strategy]] = [("", strategy)]
+    for path, owner in strategies:
+        for name, value in vars(owner).items():
+            if isinstance(value, Strategy) and not any(value is known for _, known in strategies):
+                strategies.append((f"{path}{name}.", value))
+    yield from strategies
 
 
 def strategy_setting(strategy: Strategy, name: str, default: Any) -> Any:
     """An attribute of the strategy, or of the first that it wraps and that has it."""
-    found = (getattr(one, name) for _, one in wrapped(strategy) if hasattr(one, name))
-    return next(found, default)
+    values = (getattr(owner, name) for _, owner in wrapped(strategy) if hasattr(owner, name))
+    return next(values, default)
 
 
 def grows_trees(strategy: Strategy) -> bool:
@@ -121,21 +121,25 @@ def restore(strategy: Strategy, memory: Memory) -> None:
             setattr(owner, name, copy.deepcopy(value))
 
 
-def same(one: Any, other: Any) -> bool:
+def same(first: Any, second: Any) -> bool:
     """Whether two values are the same, to the last bit of their arrays; False where in doubt."""
-    if one is other:
+    if first is second:
         return True
-    if type(one) is not type(other):
+    if type(first) is not type(second):
         return False
-    if isinstance(one, np.ndarray):
-        alike = one.dtype == other.dtype and one.shape == other.shape and not one.dtype.hasobject
-        return bool(alike and one.tobytes() == other.tobytes())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(first, np.ndarray):
+        alike = (
+            first.dtype == second.dtype
+            and first.shape == second.shape
+            and not first.dtype.hasobject
+        )
+        return bool(alike and first.tobytes() == second.tobytes())
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    if isinstance(first, dict):
+        return list(first) == list(second) and all(same(first[key], second[key]) for key in first)
     try:
-        return bool(one == other)
+        return bool(first == second)
     except Exception:  # a value that cannot be compared
         return False
 

@@ -102,8 +102,8 @@ class Training:
         """As `train`, but the caller sends the messages, and brings the replies to `receive`."""
         # The candidate of this selection is there: everyone was asked, and configuring anew would
         # draw a second time in a strategy that draws.
-        made = self._key(selection) in self._candidates
-        messages = {} if made else self._configure(selection)
+        aggregated = self._key(selection) in self._candidates
+        messages = {} if aggregated else self._configure(selection)
         gone = self.exchange.gone
         self._sent = {client: m for client, m in messages.items() if client not in gone}
         self._sent_at = time.monotonic()
@@ -119,16 +119,16 @@ class Training:
         """(m,) sorted clients of `selection` whose results can be averaged together."""
         wanted = sorted(set(selection.tolist()))
         results = {client: self.results[client] for client in wanted if client in self.results}
-        found = compare_replies(
+        comparison = compare_replies(
             {client: reply.content for client, reply in results.items()},
             self.replies.trained,
             needed=self.settings.needed_metrics,
             loss_keys=self.settings.loss_keys,
         )
         round, roster = flower_round(self.exchange.round), self.exchange.roster
-        said = log_left_out(found, self.replies.left_out, "train", round, roster.names)
-        self.replies = dataclasses.replace(self.replies, trained=found.usual, left_out=said)
-        for client, why in found.refused.items():
+        logged = log_left_out(comparison, self.replies.left_out, "train", round, roster.names)
+        self.replies = dataclasses.replace(self.replies, trained=comparison.usual, left_out=logged)
+        for client, why in comparison.refused.items():
             self.exchange.refuse(client, "malformed", why, task="train")
             del self.results[client], results[client]
         self.exchange.accept(results, task="train")
@@ -146,21 +146,21 @@ class Training:
         if key not in self._candidates:
             with trial(strategy), private_call():
                 arrays, metrics = self._aggregate(selection)
-                made = Candidate(arrays, metrics, snapshot(strategy), self.config)
-            self._candidates[key] = made
+                candidate = Candidate(arrays, metrics, snapshot(strategy), self.config)
+            self._candidates[key] = candidate
         return self._candidates[key].arrays
 
     def aggregate(self, selection: IntArray) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """What the strategy makes of the results of `selection`: the candidate, if there is one."""
-        made = self._candidates.get(self._key(selection))
+        candidate = self._candidates.get(self._key(selection))
         self._candidates = {}
         round, strategy = flower_round(self.exchange.round), self.settings.strategy
-        if made is None:
+        if candidate is None:
             with true_numbers(failures=len(set(selection.tolist()) - self.results.keys())):
                 arrays, metrics = self._aggregate(selection)
         else:
-            adopt(strategy, made, round)
-            self.config, arrays, metrics = made.config, made.arrays, made.metrics
+            adopt(strategy, candidate, round)
+            self.config, arrays, metrics = candidate.config, candidate.arrays, candidate.metrics
             # As the strategy said when it tried the candidate, which was not logged.
             came = len(set(self._key(selection)[1]))
             lost = len(set(selection.tolist())) - came
@@ -223,18 +223,17 @@ class Training:
         failed = f"round {round}: {type(strategy).__name__} failed in configure_train"
         with limited(strategy, len(nodes), everyone=True), private_call(), blame(failed):
             messages = list(strategy.configure_train(round, start.arrays, self.config, grid))
-        found = {
+        requests = {
             nodes[m.metadata.dst_node_id]: m for m in messages if m.metadata.dst_node_id in nodes
         }
-        if len(found) < len(nodes):
+        if len(requests) < len(nodes):
             LOG.warning(
-                "round %d: %s has no message for %d of the %d chosen clients: they do not train",
-                round,
-                type(strategy).__name__,
-                len(nodes) - len(found),
-                len(nodes),
+                f"round {round}: {type(strategy).__name__} has no message for "
+                f"{len(nodes) - len(requests)} of {len(nodes)} chosen clients: they do not train"
             )
-        new = {client: found[client] for client in sorted(found.keys() - self._requests.keys())}
+        new = {
+            client: requests[client] for client in sorted(requests.keys() - self._requests.keys())
+        }
         self._requests |= new
         version = self.holders.current
         return {

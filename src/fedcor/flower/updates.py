@@ -170,7 +170,7 @@ class JudgedReplies:
         for names, factor in zip(self._parts, factors, strict=True):
             for name in names if factor < 1.0 else ():
                 start = self._model[name]
-                made = start + factor * self._change(name, record[name])
-                arrays[name] = Array(made.astype(start.dtype))
+                scaled = start + factor * self._change(name, record[name])
+                arrays[name] = Array(scaled.astype(start.dtype))
         key = next(iter(content.array_records))  # other records stay as they are, after it
         return RecordDict({**dict(content.items()), key: ArrayRecord(arrays)})
