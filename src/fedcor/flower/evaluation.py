@@ -25,7 +25,6 @@ from fedcor.flower.exchange import (
     slim,
 )
 from fedcor.flower.federation_state import CurrentModel, SeenReplies
-from fedcor.flower.logs import true_numbers
 from fedcor.flower.protocol import flower_round
 from fedcor.flower.reply_schema import compare_replies, log_left_out, with_common_metrics
 from fedcor.flower.reply_validation import (
@@ -80,7 +79,7 @@ class Evaluation:
             reply.content = content
         round, name = flower_round(exchange.round), type(settings.strategy).__name__
         failed = f"round {round}: {name} failed in aggregate_evaluate"
-        with true_numbers(failures=len(self.sent) - len(usable)), blame(failed):
+        with blame(failed):
             metrics = settings.strategy.aggregate_evaluate(round, list(usable.values()))
         model = dataclasses.replace(model, losses=losses, holders=holders, replies=seen)
         return metrics, model
@@ -141,9 +140,8 @@ def configure_evaluation(
     clients_now = roster.reachable(nodes, exchange.round, task="evaluate").tolist()
     some = [roster.node(client) for client in clients_now] or nodes
     round, strategy = flower_round(exchange.round), settings.strategy
-    alone = len(roster.left_alone(exchange.round, task="evaluate"))
     failed = f"round {round}: {type(strategy).__name__} failed in configure_evaluate"
-    with limited(strategy, len(some)), true_numbers(left_alone=alone), blame(failed):
+    with limited(strategy, len(some)), blame(failed):
         messages = list(strategy.configure_evaluate(round, arrays, config, SomeNodes(grid, some)))
     clients = {roster.client(message.metadata.dst_node_id): message for message in messages}
     requests = {client: message for client, message in clients.items() if client >= 0}

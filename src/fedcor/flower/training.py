@@ -24,7 +24,7 @@ from fedcor.core.types import FloatArray, IntArray, Population, State, selector_
 from fedcor.flower.client_registry import Task
 from fedcor.flower.exchange import Exchange, Holders, SomeNodes, cap_replies, limited, renewed, slim
 from fedcor.flower.federation_state import CurrentModel, eligible_clients
-from fedcor.flower.logs import listed, private_call, true_numbers
+from fedcor.flower.logs import listed
 from fedcor.flower.optimiser_strategy import Company, introduced
 from fedcor.flower.protocol import LOG, flower_round
 from fedcor.flower.reply_schema import compare_replies, log_left_out, with_common_metrics
@@ -144,7 +144,7 @@ class Training:
             return None
         key, strategy = self._key(selection), self.settings.strategy
         if key not in self._candidates:
-            with trial(strategy), private_call():
+            with trial(strategy):
                 arrays, metrics = self._aggregate(selection)
                 candidate = Candidate(arrays, metrics, snapshot(strategy), self.config)
             self._candidates[key] = candidate
@@ -156,15 +156,10 @@ class Training:
         self._candidates = {}
         round, strategy = flower_round(self.exchange.round), self.settings.strategy
         if candidate is None:
-            with true_numbers(failures=len(set(selection.tolist()) - self.results.keys())):
-                arrays, metrics = self._aggregate(selection)
+            arrays, metrics = self._aggregate(selection)
         else:
             adopt(strategy, candidate, round)
             self.config, arrays, metrics = candidate.config, candidate.arrays, candidate.metrics
-            # As the strategy said when it tried the candidate, which was not logged.
-            came = len(set(self._key(selection)[1]))
-            lost = len(set(selection.tolist())) - came
-            LOG.info("aggregate_train: Received %d results and %d failures", came, lost)
         if arrays is None:
             message = "round %d: %s made no model of the replies: the model stays as it is"
             LOG.warning(message, round, type(strategy).__name__)
@@ -221,7 +216,7 @@ class Training:
         restore(strategy, start.memory)
         self.config = ConfigRecord(dict(start.config.items()))
         failed = f"round {round}: {type(strategy).__name__} failed in configure_train"
-        with limited(strategy, len(nodes), everyone=True), private_call(), blame(failed):
+        with limited(strategy, len(nodes), everyone=True), blame(failed):
             messages = list(strategy.configure_train(round, start.arrays, self.config, grid))
         requests = {
             nodes[m.metadata.dst_node_id]: m for m in messages if m.metadata.dst_node_id in nodes
