@@ -88,9 +88,7 @@ class Round:
         number, rules = flower_round(self.number), settings.selection.rules
         selector = scheduled(rules, settings.selector, self.number)
         available = reachable_clients(settings, state, self.exchange, retry=retries > 0)
-        preflight(settings, state, self.exchange, self.start.arrays, available)
         eligible = eligible_clients(rules, state.roster)
-        self.left_alone = state.roster.left_alone(self.number, eligible)
         selector_state = state.adapt_selector(selector)
         training = Training(
             settings, self.exchange, self.start, state.model, norms=state.norms, good=state.good
@@ -99,6 +97,9 @@ class Round:
         federation = FlowerFederation(training, state.model, untried, retries)
         groups = groups_now(rules, settings.selector, state)
         try:
+            size = self.start.arrays.count_bytes()
+            preflight(settings, state, self.exchange, federation, size)
+            self.left_alone = state.roster.left_alone(self.number, eligible)
             guards, sharing = settings.selection.defence, _sharing(settings, state)
             shown = shield(guards, state.turns, selector, federation, sharing)
             decision = decide(selector, selector_state, shown, number, groups)
