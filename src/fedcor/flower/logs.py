@@ -83,6 +83,7 @@ class _Client:
 class FaultLog:
     """What is to be said of clients' faults, and what was said before. It lives for one start."""
 
+    said: set[str] = field(default_factory=set)  # keys of other messages that were logged
     _faults: list[tuple[_Client, str, str]] = field(default_factory=list)  # who, kind, why
     # Who -> (faults in a row, the round before which it is left alone, as the log says it).
     _alone: dict[_Client, tuple[int, int, str]] = field(default_factory=dict)

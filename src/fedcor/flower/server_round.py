@@ -26,7 +26,7 @@ from fedcor.flower.federation_state import (
     scheduled,
 )
 from fedcor.flower.identify import reachable_clients
-from fedcor.flower.logs import counted, listed
+from fedcor.flower.logs import brief, counted, listed
 from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.flower.preflight import preflight
 from fedcor.flower.protocol import LOG, flower_round, version_of
@@ -399,9 +399,11 @@ class Round:
         lost = f"round {number}: NO CLIENT delivered a usable update ({faults})"
         attempts = settings.selection.attempts
         if tried >= attempts:
+            reasons = [brief(why) for _, why in self.exchange.last_fault.values()]
+            example = f"for example: {reasons[-1]}; " if reasons else ""
             raise FedcorError(
                 f"round {number}: no client delivered a usable update in "
-                f"{counted(tried, 'attempt')} ({faults}); "
+                f"{counted(tried, 'attempt')} ({faults}); {example}"
                 "look at the nodes' logs. Finished rounds are kept: with a checkpoint, the same "
                 "start resumes after them"
             )

@@ -9,7 +9,6 @@ as it is, since an aggregation that draws noise would make another one of the sa
 from __future__ import annotations
 
 import copy
-import dataclasses
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from fedcor.flower.federation_state import CurrentModel, eligible_clients
 from fedcor.flower.logs import listed
 from fedcor.flower.optimiser_strategy import Company, introduced
 from fedcor.flower.protocol import LOG, flower_round
-from fedcor.flower.reply_schema import compare_replies, log_left_out, with_common_metrics
+from fedcor.flower.reply_schema import log_left_out, refused_replies, with_common_parts
 from fedcor.flower.reply_validation import (
     Unusable,
     clean_model,
@@ -119,18 +118,12 @@ class Training:
         """(m,) sorted clients of `selection` whose results can be averaged together."""
         wanted = sorted(set(selection.tolist()))
         results = {client: self.results[client] for client in wanted if client in self.results}
-        comparison = compare_replies(
-            {client: reply.content for client, reply in results.items()},
-            self.replies.trained,
-            needed=self.settings.needed_metrics,
-            loss_keys=self.settings.loss_keys,
-        )
-        round, roster = flower_round(self.exchange.round), self.exchange.roster
-        logged = log_left_out(comparison, self.replies.left_out, "train", round, roster.names)
-        self.replies = dataclasses.replace(self.replies, trained=comparison.usual, left_out=logged)
-        for client, why in comparison.refused.items():
+        contents = {client: reply.content for client, reply in results.items()}
+        loss_keys, named = self.settings.loss_keys, self.settings.named_metrics
+        for client, why in refused_replies(contents, needed=named, loss_keys=loss_keys).items():
             self.exchange.refuse(client, "malformed", why, task="train")
-            del self.results[client], results[client]
+            del self.results[client], results[client], contents[client]
+        log_left_out(self.exchange, contents, loss_keys)
         self.exchange.accept(results, task="train")
         return np.array(list(results), dtype=np.int64)
 
@@ -184,7 +177,7 @@ class Training:
             replies.append(reply)
             clients[reply.metadata.src_node_id] = client
         loss_keys = self.settings.loss_keys
-        common = with_common_metrics([reply.content for reply in replies], loss_keys)
+        common = with_common_parts([reply.content for reply in replies], loss_keys)
         for reply, content in zip(replies, common, strict=True):
             reply.content = content
         round, strategy = flower_round(self.exchange.round), self.settings.strategy
