@@ -770,7 +770,7 @@ def test_a_killed_fetch_leaves_no_half_file_and_is_swept_up_later(
         sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
         from test_datasets import *
         stand_in("fmnist", pytest.MonkeyPatch())
-        sources.ADDRESSES["fmnist"] = [{site.address!r}]
+        downloads.ADDRESSES["fmnist"] = [{site.address!r}]
         if {moment!r} == "store":
             os.fsync = lambda _: os._exit(9)
         fetch("fmnist", on_download=lambda *_: {moment!r} == "download" and os._exit(9))
