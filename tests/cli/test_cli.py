@@ -23,7 +23,6 @@ from fake_runs import fake_run, regression_run
 from fedcor.cli import main
 from fedcor.cli.commands import _how_long
 from fedcor.cli.reports import last_score, print_finished
-from fedcor.core.errors import DataError, NoSourceError
 from fedcor.data.cache import cache_dir
 from fedcor.runs.record import RunRecord, json_line, read_run
 from fedcor.runs.runner import compare_jobs
@@ -452,20 +451,6 @@ def test_data_fetch_from_local_files(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDCOR_DATA", str(tmp_path / "fresh"))
     assert main(["data", "fetch", "fmnist", "--from", str(files)]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "fresh" / "fmnist.npz")
-
-
-@pytest.mark.parametrize("error", [NoSourceError, DataError])
-def test_a_failed_download_says_how_to_use_local_files(error, capsys, monkeypatch):
-    def fail(*_):
-        raise error("no source worked")
-
-    monkeypatch.setattr("fedcor.data.downloads.fetch", fail)
-    assert fedcor("data fetch fmnist") == 2
-    hint = "if you have the files: fedcor data fetch fmnist --from PATH\n"
-    assert (
-        capsys.readouterr().err
-        == f"fedcor: no source worked\n{hint if error is NoSourceError else ''}"
-    )
 
 
 def test_what_the_system_refuses_is_a_sentence(capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""Simulated Byzantine clients: who they are, what they send by every path, and that nothing else changes."""
+"""Simulated Byzantine clients: who they are, and what they send by every path."""
 
 from __future__ import annotations
 

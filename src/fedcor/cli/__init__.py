@@ -18,7 +18,6 @@ from fedcor.core.errors import (
     ConfigError,
     FedcorError,
     MissingExtraError,
-    NoSourceError,
     RunExistsError,
     WorkerDiedError,
 )
@@ -58,10 +57,6 @@ def _with_flags(error: FedcorError, options: argparse.Namespace) -> str:
         return f"{error}; if memory is short, choose fewer --jobs"
     if isinstance(error, ConfigError):
         return str(error.renamed(options.flags.get(error.key, error.key)))
-    if isinstance(error, NoSourceError):
-        return (
-            f"{error.failures}\nif you have the files: fedcor data fetch {options.name} --from PATH"
-        )
     return str(error)
 
 

@@ -52,22 +52,6 @@ class DataError(FedcorError):
     """Data that is missing, damaged, or inconsistent."""
 
 
-class NoSourceError(DataError):
-    """A data set that none of its sources could provide.
-
-    Attributes:
-        failures: What each source said.
-    """
-
-    def __init__(self, failures: str) -> None:
-        self.failures = failures
-        advice = "If you have the data set's files, pass their folder or archive as `source`."
-        super().__init__(f"{failures}\n{advice}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.failures,)
-
-
 class RecordError(FedcorError):
     """A run folder that cannot be used: in use, locked, damaged, or of another experiment."""
 

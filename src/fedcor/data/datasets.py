@@ -17,7 +17,6 @@ from fedcor.core.errors import ConfigError, DataError, MissingExtraError, sugges
 from fedcor.core.rng import stream
 from fedcor.core.types import Array, IntArray
 from fedcor.data.cache import RawArrays, cache_file, read_cache, read_npz
-from fedcor.data.downloads import fetch_installed, installed_folder
 
 # (n, *shape), (n,), (m, *shape), (m,)
 OwnArrays: TypeAlias = tuple[npt.NDArray[np.float32], Array, npt.NDArray[np.float32], Array]
@@ -237,8 +236,8 @@ def available() -> list[Listing]:
 
 def _fetched(name: str, description: str, shape: tuple[int, ...], train: int) -> Listing:
     """The line of a data set that `fedcor data fetch` puts into the cache."""
-    cached = cache_file(name)
-    found = cached if cached.exists() else installed_folder(name)
+    path = cache_file(name)
+    present = path.exists()
     return Listing(
         name=name,
         description=description,
@@ -246,9 +245,9 @@ def _fetched(name: str, description: str, shape: tuple[int, ...], train: int) ->
         classes=10,
         train=train,
         test=10000,
-        present=found is not None,
-        location=str(found or cached),
-        next_step="nothing to do" if found else f"fedcor data fetch {name}",
+        present=present,
+        location=str(path),
+        next_step="nothing to do" if present else f"fedcor data fetch {name}",
     )
 
 
@@ -271,13 +270,13 @@ def _digits() -> Dataset:
 
 
 def _fmnist() -> Dataset:
-    raw = _read_fetched("fmnist")
+    raw = read_cache("fmnist")
     pixels = [raw[key].reshape(-1, 784) for key in ("x_train", "x_test")]
     return _images("fmnist", raw, pixels, 0.1307, 0.3081)
 
 
 def _cifar10() -> Dataset:
-    raw = _read_fetched("cifar10")
+    raw = read_cache("cifar10")
     pixels = [raw[key].transpose(0, 3, 1, 2) for key in ("x_train", "x_test")]
     return _images("cifar10", raw, pixels, 0.5, 0.5)
 
@@ -287,20 +286,6 @@ LOADERS: dict[str, Callable[[], Dataset]] = {
     "fmnist": _fmnist,
     "cifar10": _cifar10,
 }
-
-
-def _read_fetched(name: str) -> RawArrays:
-    """The raw arrays from the cache, which installed files fill without being asked."""
-    if not cache_file(name).exists():
-        try:
-            found = fetch_installed(name)
-        except DataError as error:
-            advice = f"to get it from elsewhere, run `fedcor data fetch {name}`"
-            raise DataError(f"{error}; {advice}") from error
-        if found is None:
-            missing = f"{name} has not been fetched ({cache_file(name)} does not exist)"
-            raise DataError(f"{missing}: run `fedcor data fetch {name}`")
-    return read_cache(name)
 
 
 def _images(
