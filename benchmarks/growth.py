@@ -44,7 +44,14 @@ def simulation(
     module = build_model("mlp", (FEATURES,), CLASSES, 1, {"hidden": list(hidden)})
     parts = np.split(np.arange(len(x)), clients)
     engine = Engine(data, parts, module, LocalTraining(30, 20, 0.01), 1)
-    return Simulation(engine, selector, FedAvg(), Faults(), 0.01, 1)
+    return Simulation(
+        engine=engine,
+        selector=selector,
+        optimiser=FedAvg(),
+        faults=Faults(),
+        learning_rate=0.01,
+        seed=1,
+    )
 
 
 def fedcor(chosen: int, dimension: int = 15) -> FedCor:

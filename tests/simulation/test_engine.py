@@ -28,8 +28,8 @@ from fedcor.simulation.engine.train import (
     train_plainly,
 )
 from fedcor.simulation.faults import Faults
+from fedcor.simulation.server_step import next_model
 from fedcor.simulation.tasks import build_task
-from fedcor.simulation.update_filter import next_model
 
 
 def too_few_outputs(shape, classes):

@@ -93,7 +93,7 @@ def parse_names(text: str) -> list[str]:
 # Parameters that errors of the library name -> what was typed.
 EXPERIMENT_FLAGS = {
     "experiment": "EXPERIMENT",
-    "change": "--set",
+    "override": "--set",
     "plot": "--plot",
     "training.rounds": "--rounds",
     "jobs": "--jobs",

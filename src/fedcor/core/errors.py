@@ -7,7 +7,8 @@ without a traceback, adds its flags, and ends with exit code 2.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,15 @@ class ConfigError(FedcorError, ValueError):
     def renamed(self, key: str) -> ConfigError:
         """The same error about `key`."""
         return ConfigError(key, self.given, self.allowed, self.hint)
+
+
+@contextmanager
+def errors_under(table: str) -> Iterator[None]:
+    """A ConfigError raised within names its key inside `table`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise error.under(table) from error.__cause__
 
 
 class DataError(FedcorError):

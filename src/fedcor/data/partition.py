@@ -254,11 +254,8 @@ class Partition(Described):
             raise ConfigError("size_skew", self.size_skew, allowed)
 
     def describe(self) -> dict[str, Any]:
-        """Every parameter; `size_skew` only where it is used, as older records lack it."""
-        settings = dataclasses.asdict(self)
-        if not self.size_skew:
-            del settings["size_skew"]
-        return settings
+        """Every parameter, for a record."""
+        return dataclasses.asdict(self)
 
     def split(self, labels: Array, rng: np.random.Generator) -> list[IntArray]:
         """Divides the samples.

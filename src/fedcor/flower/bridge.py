@@ -51,7 +51,7 @@ from fedcor.simulation.coerce import OwnClients
 from fedcor.simulation.experiment import Experiment
 from fedcor.simulation.faults import Faults
 from fedcor.simulation.loop import Simulation
-from fedcor.simulation.update_filter import next_model, parameters_of
+from fedcor.simulation.server_step import next_model, parameters_of
 
 
 @functools.lru_cache(maxsize=1)

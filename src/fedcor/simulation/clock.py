@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedcor.core.config import check_between, check_one_of, check_positive, plain_keywords
+from fedcor.core.describe import Described
 from fedcor.core.errors import ConfigError
 from fedcor.core.rng import stream
 from fedcor.core.types import BoolArray, FloatArray, IntArray
@@ -37,7 +38,7 @@ _BYTES = 1e6 / 8  # in a second, at 1 Mbit/s
 
 @plain_keywords
 @dataclass(frozen=True)
-class Devices:
+class Devices(Described):
     """How fast clients are. A client keeps its speed and its bandwidth for the whole run.
 
     Each is log-normal over the clients: what is given is the median, and a spread is the standard
@@ -78,9 +79,8 @@ class Devices:
             check_one_of("tied_to", self.tied_to, ("labels",))
 
     def describe(self) -> dict[str, Any]:
-        """As plain values for a record. What is newer than the first records is there if used."""
-        found = dataclasses.asdict(self)
-        return {key: value for key, value in found.items() if key != "tied_to" or value is not None}
+        """The settings as plain values, for a record."""
+        return dataclasses.asdict(self)
 
 
 class Speeds(NamedTuple):

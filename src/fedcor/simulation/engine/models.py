@@ -6,8 +6,6 @@ that takes a dictionary picks what it needs from it.
 
 from __future__ import annotations
 
-import copy
-import inspect
 import itertools
 import math
 import warnings
@@ -18,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedcor.core.config import check_at_least, check_counts, check_memory
+from fedcor.core.config import check_at_least, check_counts
 from fedcor.core.errors import ConfigError, FedcorError
 from fedcor.core.rng import stream_seed
 from fedcor.core.types import Array
@@ -127,7 +125,6 @@ def mlp(
         raise ConfigError("dropout", dropout, "must lie in [0, 1)")
     check_counts("hidden", hidden)
     widths = [math.prod(shape), *hidden]
-    check_memory("hidden", list(hidden), 4.0 * sum(map(math.prod, itertools.pairwise(widths))))
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in itertools.pairwise(widths):
         layers += [nn.Linear(before, after), nn.Dropout(dropout), nn.ReLU()]
@@ -161,8 +158,6 @@ def cnn(
     check_counts("channels", channels)
     check_at_least("dense", dense, 1)
     first, second, third = channels
-    numbers = 9.0 * (first * second + second * third) + third * dense  # at the least
-    check_memory("channels", [*channels, dense], 4.0 * numbers)
     features = nn.Sequential(
         nn.Conv2d(shape[0], first, 3), nn.MaxPool2d(2), nn.ReLU(),
         nn.Conv2d(first, second, 3), nn.MaxPool2d(2), nn.ReLU(),
@@ -176,24 +171,21 @@ def cnn(
 MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "logistic": logistic}
 
 
-def model_factory(model: str | Model) -> Callable[..., nn.Module]:
-    """The factory `(shape, outputs, **options) -> module` of a model; see `build_model`."""
-    if isinstance(model, nn.Module):
-        return lambda *_, **__: copy.deepcopy(model)
-    if isinstance(model, str):
-        return MODELS[model] if model in MODELS else load_model_factory(model)
-    if _needs_nothing(model):
-        return lambda _shape, _outputs, **options: model(**options)
-    return model
+def count_parameters(
+    name: str | Model, shape: Shape, classes: int, options: Mapping[str, Any] | None = None
+) -> int:
+    """How many parameters a built-in model has, counted without memory for them.
 
-
-def _needs_nothing(factory: Callable[..., Any]) -> bool:
-    """Whether a factory is called without shape and outputs: it can be called without anything."""
+    0 for a user's model, and for one that cannot be built: `build_model` says why.
+    """
+    if not isinstance(name, str) or name not in MODELS:
+        return 0
     try:
-        inspect.signature(factory).bind()
-    except (TypeError, ValueError):
-        return False
-    return True
+        with torch.device("meta"):
+            module = MODELS[name](shape, classes, **(options or {}))
+    except Exception:
+        return 0
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def build_model(
@@ -229,8 +221,9 @@ def build_model(
         >>> build_model(lambda: nn.Linear(4, 3), (4,), 3, seed=1)
         Linear(in_features=4, out_features=3, bias=True)
     """
-    factory = model_factory(name)
-    if isinstance(shape, Mapping) and name in MODELS:
+    built_in = MODELS.get(name) if isinstance(name, str) else None
+    factory = built_in or load_model_factory(name)
+    if isinstance(shape, Mapping) and built_in:
         inputs = ", ".join(shape)
         allowed = f"takes one array per sample, but the data has {inputs}: give a model of your own"
         raise ConfigError("name", name, allowed)
