@@ -86,7 +86,7 @@ def _estimates(
     everyone = np.arange(len(weights))
     rate, steps = simulation.learning_rate.at(state.round), engine.local_training.local_steps
     results = engine.train(
-        state.model, everyone.tolist(), state.round, rate, [steps] * len(everyone)
+        state.model, everyone.tolist(), state.round, rate, steps=[steps] * len(everyone)
     )
     fresh = (results - state.model).cpu().numpy().astype(np.float64) / (rate * steps)  # (N, P) u_k
     last = recall(state.optimiser, everyone)[0].astype(np.float64)  # (N, P) y_k

@@ -782,10 +782,13 @@ def test_own_arrays(tmp_path: Path) -> None:
     assert (data.shape, data.classes) == ((4, 2), 3)
     assert data.train_x.dtype == np.float32
     assert data.test_y.dtype == np.int64
-    whole = load(
-        own(tmp_path, y_train=np.array([0.0, 1, 2, 0, 1, 2]), y_test=np.array([2, 0, 1], np.uint8))
+    small = load(own(tmp_path, y_test=np.array([2, 0, 1], np.uint8)))
+    np.testing.assert_array_equal(small.test_y, data.test_y)
+    shifted = load(
+        own(tmp_path, y_train=np.array([-1, 5, 9, -1, 5, 9]), y_test=np.array([9, -1, 5]))
     )
-    np.testing.assert_array_equal(whole.train_y, data.train_y)
+    np.testing.assert_array_equal(shifted.train_y, data.train_y)
+    assert shifted.label_names == ("-1", "5", "9")
     pixels = load(
         own(
             tmp_path,
@@ -802,16 +805,15 @@ def test_own_arrays(tmp_path: Path) -> None:
 
 def test_own_targets_of_a_regression(tmp_path: Path) -> None:
     targets = {"y_train": np.array([0.5, 1, 2, 3, 4, 5]), "y_test": np.array([1, 2, 3])}
-    data = load(own(tmp_path, **targets), regression=True)
+    data = load(own(tmp_path, **targets))
     assert (data.classes, data.outputs, data.train_y.dtype) == (None, 1, np.float32)
     np.testing.assert_array_equal(data.train_y, targets["y_train"])
     for bad, message in [
-        (np.array([np.nan, 1, 2, 3, 4, 5]), "y_train has values that are not finite"),
-        (np.array(list("abcabc")), "y_train must have one number per sample"),
-        (np.ones((6, 2)), r"one number per sample, but has the shape \(6, 2\)"),
+        (np.array([np.nan, 1, 2, 3, 4, 5]), "own.npz: y_train has values that are missing"),
+        (np.ones((6, 2)), r"a target is \(2,\) in y_train, but \(\) in y_test"),
     ]:
         with pytest.raises(DataError, match=message):
-            load(own(tmp_path, y_train=bad), regression=True)
+            load(own(tmp_path, y_train=bad))
 
 
 @pytest.mark.parametrize(
@@ -823,22 +825,15 @@ def test_own_targets_of_a_regression(tmp_path: Path) -> None:
         ({"x_train": np.ones((6, 8), complex)}, "x_train must hold numbers"),
         ({"x_train": np.ones(6)}, r"x_train must have the shape \(samples, ...\)"),
         ({"x_test": np.ones((0, 4, 2))}, "x_test must have the shape"),
-        ({"x_train": np.full((6, 4, 2), np.nan)}, "x_train has values that are not finite"),
-        ({"x_train": np.full((6, 4, 2), 1e300)}, "x_train has values that are not finite"),
-        ({"x_train": np.ones((5, 4, 2))}, "x_train has 5 samples, but y_train has 6 labels"),
+        ({"x_train": np.full((6, 4, 2), np.nan)}, "x_train has values that are missing"),
+        ({"x_train": np.full((6, 4, 2), 1e300)}, "x_train has values that are missing"),
+        ({"x_train": np.ones((5, 4, 2))}, "x_train has 5 samples, but y_train has 6"),
         ({"x_test": np.ones((3, 8))}, r"\(4, 2\) in x_train, but \(8,\) in x_test"),
-        ({"y_train": np.array([0, 1, 2, 0, 1, 2.5])}, "y_train has labels that are not whole"),
-        ({"y_train": np.array([0, 1, 2, 0, 1, np.inf])}, "y_train has labels that are not whole"),
-        ({"y_train": np.array([0, 1, 2, 0, 1, -1])}, "y_train has labels from -1 to 2"),
-        ({"y_train": np.array([0, 1, 2, 0, 1, 2**63], np.uint64)}, "y_train has labels from 0 to"),
-        (
-            {"y_train": np.array([1, 2, 3, 1, 2, 3])},
-            "must be 0 .. K-1, each in y_train; 0 is not, but 3 is",
-        ),
-        ({"y_train": np.array([0, 1, 0, 0, 1, 9])}, "2 is not, but 9 is"),
-        ({"y_test": np.array([0, 1, 3])}, "y_test has the label 3, but y_train only has 0 .. 2"),
-        ({"y_train": np.ones((6, 1), int)}, "y_train must have one label per sample"),
-        ({"y_train": np.array(list("abcabc"))}, "y_train must hold whole numbers"),
+        ({"y_train": np.array([0, 1, 2, 0, 1, np.inf])}, "not finite"),
+        ({"y_test": np.array([0, 1, 2.5])}, "y_train has labels of type int64, but y_test float64"),
+        ({"y_test": np.array([0, 1, 3])}, "y_test contains label 3, which never occurs in y_train"),
+        ({"y_train": np.ones((6, 2), int)}, "y_train must have one label per sample"),
+        ({"y_train": np.array(list("abcabc"))}, "y_train has labels of type <U1, but y_test int64"),
     ],
 )
 def test_own_arrays_that_do_not_fit(

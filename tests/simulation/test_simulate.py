@@ -381,7 +381,7 @@ def test_stragglers_deliver_what_they_had_time_for():
     assert len(set(steps[:C].tolist())) > 1
     for k in range(C):
         alone = s.engine.train(
-            s.engine.initial_model, [k], 0, s.learning_rate.at(0), [int(steps[k])]
+            s.engine.initial_model, [k], 0, s.learning_rate.at(0), steps=[int(steps[k])]
         )[0]
         assert torch.equal(federation.results.of(np.array([k]))[0], alone)
 

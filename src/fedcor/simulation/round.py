@@ -312,9 +312,14 @@ class SimulatedRound:
         )
         asked = np.intersect1d(asked, clients[back])
         if len(asked):
-            ids, steps = asked.tolist(), self._steps[asked].tolist()
+            ids = asked.tolist()
             results = self._engine.train(
-                self._model, ids, self.round, self.learning_rate, steps, self._corrections(asked)
+                self._model,
+                ids,
+                self.round,
+                self.learning_rate,
+                steps=self._steps[asked].tolist(),
+                corrections=self._corrections(asked),
             )
             self._falsify(asked, results)
             self.results.add(ids, results)

@@ -1,8 +1,8 @@
 """The step of a federated optimiser on torch tensors: from the clients' models to the next one.
 
-Float buffers of a model, such as the running variance of batch normalisation, are not parameters: a
-step beyond the mean could make a variance negative. So an optimiser never sees them; they become the
-weighted mean of the clients' buffers.
+Float buffers of a model, such as the running variance of batch normalisation, are not parameters:
+a step beyond the mean could make a variance negative. So an optimiser never sees them; they become
+the weighted mean of the clients' buffers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
-"""Samples and outputs as tensors: a batch is a tensor, or a dictionary of tensors.
+"""Models and the batches they take: built-in and users' models, a model as one flat vector.
 
-The first dimension counts the samples. A module is called as `module(batch)` with either, so one
-that takes a dictionary picks what it needs from it.
+A *batch* is a tensor, or a dictionary of tensors, whose first dimension counts the samples. A
+module is called as `module(batch)` with either.
+
+Outside a module, a *model* is a float32 vector of P numbers: its parameters in order, then its
+floating-point buffers (such as the running means of batch normalisation), which are averaged like
+parameters but have no gradient.
 """
 
 from __future__ import annotations
@@ -20,10 +24,14 @@ from fedcor.core.config import check_at_least, check_counts
 from fedcor.core.errors import ConfigError, FedcorError
 from fedcor.core.rng import stream_seed
 from fedcor.core.types import Array
-from fedcor.data.datasets import Dataset, Samples
+from fedcor.data.datasets import Dataset
+from fedcor.data.own_samples import Samples
 from fedcor.simulation.tasks import Task, load_model_factory
 
 Batch: TypeAlias = Tensor | dict[str, Tensor]
+# A user's model: a factory, or a module. See `build_model`.
+Model: TypeAlias = Callable[..., nn.Module] | nn.Module
+Shape: TypeAlias = Sequence[int] | Mapping[str, tuple[int, ...]]
 
 
 def as_tensor(array: Array) -> Tensor:
@@ -68,18 +76,6 @@ def outputs_of(result: Any) -> Tensor:
             f"{type(result).__name__}"
         )
     return found
-
-
-# The paper's models, logistic regression, users' models; a model as one flat vector.
-#
-# Everywhere outside a module, a model is a float32 vector of P numbers: its parameters in order, then
-# its floating-point buffers (such as the running means of batch normalisation), which are averaged
-# like parameters but have no gradient.
-
-
-# A user's model: a factory, or a module. See `build_model`.
-Model: TypeAlias = Callable[..., nn.Module] | nn.Module
-Shape: TypeAlias = Sequence[int] | Mapping[str, tuple[int, ...]]
 
 
 class ClientDropout(nn.Dropout):
@@ -244,7 +240,7 @@ def build_model(
                 "name", name, f"must make a torch.nn.Module, but made a {type(module).__name__}"
             )
         if data is not None or not isinstance(given, Mapping):
-            _check_forward(name, module, given, classes, data, task)
+            _check_forward(name, module, given, classes, data=data, task=task)
     return _with_client_dropout(module)
 
 
@@ -256,7 +252,13 @@ def describe(model: Model) -> str:
 
 
 def _check_forward(
-    name: str, module: nn.Module, shape: Any, classes: int, data: Dataset | None, task: Task | None
+    name: str,
+    module: nn.Module,
+    shape: Any,
+    classes: int,
+    *,
+    data: Dataset | None,
+    task: Task | None,
 ) -> None:
     """Raise ConfigError unless the module gives outputs for two samples that its task can take."""
     training = module.training
