@@ -27,7 +27,7 @@ from fedcor.runs.tracking.callback import GivenCallback
 from fedcor.runs.tracking.session import check_callbacks
 from fedcor.simulation.experiment import Experiment
 from fedcor.simulation.experiment_files import Selectors, variants
-from fedcor.simulation.experiment_files import experiment as change
+from fedcor.simulation.experiment_files import experiment as override
 
 if TYPE_CHECKING:
     from fedcor.runs.runner import Job
@@ -221,7 +221,7 @@ def load(folder: str | Path) -> Result:
 def _experiment(
     given: str | Path | Experiment, rounds: int | None, selector: str | Selector | None = None
 ) -> Experiment:
-    made = change(given) if rounds is None else change(given, rounds=rounds)
+    made = override(given) if rounds is None else override(given, rounds=rounds)
     return made if selector is None else made.with_selector(selector)
 
 

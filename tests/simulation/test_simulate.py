@@ -423,8 +423,8 @@ def test_updates_that_are_not_finite_are_refused_and_counted(monkeypatch):
     s = scripted(lambda f: [1, 2, 3])
     train = s.engine.train
 
-    def poisoned(model, clients, *rest):
-        results = train(model, clients, *rest)
+    def poisoned(model, clients, *rest, **options):
+        results = train(model, clients, *rest, **options)
         results[clients.index(2), 5] = float("nan")
         return results
 
@@ -439,7 +439,7 @@ def test_a_result_too_far_from_the_model_for_its_type_is_refused(monkeypatch):
     s = scripted(lambda f: [1, 2, 3])
     s.engine.initial_model[5] = -2e38
 
-    def far(model, clients, *_):
+    def far(model, clients, *_, **__):
         results = model.repeat(len(clients), 1)
         results[clients.index(2), 5] = 3e38  # finite, but 5e38 away from the model
         return results
