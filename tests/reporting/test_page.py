@@ -428,7 +428,7 @@ def test_compare_writes_the_page_on_request(tmp_path, capsys):
     assert command["command"] == "fedcor run digits --selector random --seed 1 --rounds 2"
 
 
-def test_reproduce_writes_the_page_on_request(tmp_path, capsys):
+def test_a_study_writes_the_page_on_request(tmp_path, capsys):
     """Two variants of one selector are two rows."""
     from studies.page import write_page
 
@@ -445,9 +445,10 @@ def test_reproduce_writes_the_page_on_request(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_reproduce_quick_writes_the_page(tmp_path, capsys):
-    command = f"reproduce table1 --quick --out {tmp_path} --html"
-    assert main(command.split()) == 0
+def test_a_quick_study_writes_the_page(tmp_path, capsys):
+    from studies.__main__ import main as run_study
+
+    assert run_study(f"table1 --quick --out {tmp_path} --html".split()) == 0
     assert capsys.readouterr().out.strip().endswith("report.html")
 
 
