@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from fedcor.core.text import bytes_text
 from fedcor.reporting.estimates import mean_estimate
-from fedcor.reporting.metrics import bytes_text
 from fedcor.reporting.tables import markdown
 from studies.memory.goals import NEGLIGIBLE, Goal, accuracy_text, paired_text, share_of_gain
 from studies.memory.runs import EVERYONE, OURS, RANDOM

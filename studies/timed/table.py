@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedcor.reporting.compact import seed_means
+from fedcor.reporting.curves import seed_means
 from fedcor.reporting.plots import save_figure
 from fedcor.reporting.summary import ExperimentSummary
 from fedcor.reporting.tables import difference_text, display_name, estimate_text, markdown

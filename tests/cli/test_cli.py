@@ -301,7 +301,7 @@ def test_report_of_a_metric_and_its_direction(better, capsys):
     assert [line.split()[0] for line in table.splitlines()[:3]] == order[better].split()
     head = " ".join(head.split())
     start = {
-        None: "mean mae, to random's: fedcor -0.4",
+        None: "The difference in mean mae from random: fedcor -0.4",
         "lower": "fedcor is ahead of random on both seeds (mean mae -0.4",
         "higher": "No selector is ahead of random. random is ahead of afl on both seeds",
     }[better]

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import ArrayRecord
 
+from fedcor.core.text import bytes_text
 from fedcor.core.types import Questions, optimiser_traits, selector_traits
 from fedcor.flower.optimiser_strategy import layout_of, optimiser_strategy_in
 from fedcor.flower.protocol import LOG, flower_round
 from fedcor.flower.settings import RoundSettings
-from fedcor.reporting.metrics import bytes_text
 from fedcor.rounds.aggregation import optimiser_class
 from fedcor.rounds.ledger import ANSWER_BYTES
 from fedcor.selectors import DEFAULT_SELECTOR, selector_name

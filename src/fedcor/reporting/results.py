@@ -273,7 +273,7 @@ class Result:
         return summary.experiments[0]
 
     def _selector(self, parameter: str, name: str) -> str:
-        from fedcor.reporting.names import find_name
+        from fedcor.reporting.series import find_name
 
         found = find_name(name, self.selectors)
         if found is None:

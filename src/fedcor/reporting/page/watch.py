@@ -20,9 +20,10 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from fedcor.core.errors import RecordError
-from fedcor.reporting.names import clean
-from fedcor.reporting.page.data import page_data, run_data
+from fedcor.reporting.page.data import page_data
 from fedcor.reporting.page.render import render_page
+from fedcor.reporting.page.run_data import run_data
+from fedcor.reporting.series import clean
 from fedcor.runs.checkpoints import CHECKPOINT
 from fedcor.runs.record import RECORD, RunRecord, has_run, read_run
 
