@@ -196,7 +196,7 @@ def test_compare_report_and_resume(capsys, small_data):
     assert "vs random [95 %]" in table
     assert max(map(len, table.splitlines())) <= 80
     assert fedcor("report c --full") == 0
-    assert "paired difference to random" in capsys.readouterr().out
+    assert "paired difference from random" in capsys.readouterr().out
     assert fedcor("report c --metric loss") == 0
     assert "test loss over 4 rounds" in capsys.readouterr().out
     assert fedcor("report c --metric los") == 2

@@ -46,6 +46,17 @@ def lines(text: object) -> str:
     return "\n".join(one_line(line, None) for line in str(text).split("\n"))
 
 
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """A list of names that stays short.
+
+    Example:
+        >>> listed(["a", "b", "c", "d"], most=2)
+        'a, b and 2 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def for_figure(text: object, most: int | None = LONGEST) -> str:
     r"""As `one_line`, for matplotlib: a dollar begins no formula, no label is hidden.
 

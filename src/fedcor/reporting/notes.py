@@ -13,7 +13,8 @@ import numpy as np
 
 from fedcor.core.config import build_dataclass
 from fedcor.core.errors import ConfigError
-from fedcor.reporting.series import group_names, listed, run_name, series_names
+from fedcor.core.text import listed
+from fedcor.reporting.series import group_names, run_name, series_names
 from fedcor.reporting.summary import ExperimentSummary
 from fedcor.runs.record import RunRecord, client_names
 from fedcor.simulation.byzantine import Byzantine
@@ -69,7 +70,7 @@ def missing_note(experiment: ExperimentSummary) -> str:
     without = [name for name, count in counts.items() if not count]
     notes = []
     if without:
-        notes.append(f"Left out, as no round has a value of {measure}: {listed(without)}.")
+        notes.append(f"Left out, as no round has a value of {measure}: {listed(without, 3)}.")
     gaps = {n: (k, runs[n].done) for n, k in counts.items() if 0 < k < runs[n].done}
     if gaps and len(gaps) + len(without) == len(runs) and len(set(gaps.values())) == 1:
         count, done = next(iter(gaps.values()))
@@ -78,14 +79,14 @@ def missing_note(experiment: ExperimentSummary) -> str:
     elif gaps:
         shown = [f"in {count} of {done} rounds of {name}" for name, (count, done) in gaps.items()]
         start = f"Rounds without a value of {measure} are left out; it is known"
-        notes.append(f"{start} {listed(shown)}.")
+        notes.append(f"{start} {listed(shown, 3)}.")
     diverged = [
         f"{name} ({count} of {run.done})"
         for name, run in runs.items()
         if (count := int(np.isinf(run.of(measure)).sum()))
     ]
     if diverged:
-        notes.append(f"The model diverged, so there is no mean: {listed(diverged)}.")
+        notes.append(f"The model diverged, so there is no mean: {listed(diverged, 3)}.")
     return " ".join(notes)
 
 
@@ -204,7 +205,7 @@ def faults_note(run: RunRecord) -> str:
         for client, rounds in sorted(resting.items(), key=lambda item: (-item[1], item[0]))
     ]
     parts = [f"faults: {_counted(kinds)}"] if kinds else []
-    parts += [f"left alone: {listed(clients)}"] if clients else []
+    parts += [f"left alone: {listed(clients, 3)}"] if clients else []
     return f"{run_name(run)}: {'; '.join(parts)}" if parts else ""
 
 

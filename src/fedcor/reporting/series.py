@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedcor.core.text import one_line
+from fedcor.core.text import listed, one_line
 from fedcor.optimisers import OPTIMISERS
 from fedcor.runs.record import RunRecord
 
@@ -42,7 +42,7 @@ def group_notes(runs: Sequence[RunRecord]) -> list[str]:
     for experiment, groups in _by_experiment(runs).items():
         if len(groups) > 1:
             members = [n for n, r in zip(names, runs, strict=True) if _experiment(r) == experiment]
-            differing = listed(_differing(list(groups.values())))
+            differing = listed(_differing(list(groups.values())), 3)
             notes.append(
                 f"Not compared with each other, as their settings differ ({differing}): "
                 f"{', '.join(dict.fromkeys(members))}."
@@ -271,9 +271,3 @@ def _cut(text: str, width: int) -> str:
     while cell_len(end) > last:
         end = end[1:]
     return set_cell_size(text, width - 2 - last).rstrip() + ".." + end
-
-
-def listed(items: Sequence[str], most: int = 3) -> str:
-    """`a, b, c and 2 more`."""
-    more = len(items) - most
-    return ", ".join(items[:most]) + (f" and {more} more" if more > 0 else "")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedcor.core.text import seconds_text
+from fedcor.core.text import listed, seconds_text
 from fedcor.reporting.estimates import (
     Curves,
     Difference,
@@ -22,7 +22,7 @@ from fedcor.reporting.estimates import (
     paired_values,
 )
 from fedcor.reporting.metrics import Metric, numbers, percent, rounds_text
-from fedcor.reporting.series import clean, listed, short_names
+from fedcor.reporting.series import clean, short_names
 from fedcor.reporting.summary import (
     ExperimentSummary,
     SelectorSummary,
@@ -223,7 +223,7 @@ def _others(pair: _Pair) -> str:
     ]
     groups = {f"Clearly ahead of {pair.b}": clear, f"Not clearly behind {pair.a}": near}
     return "".join(
-        f" {words}: {listed([_shown(experiment, name) for name in names])}."
+        f" {words}: {listed([_shown(experiment, name) for name in names], 3)}."
         for words, names in groups.items()
         if names
     )
@@ -282,7 +282,7 @@ def _without_direction(experiment: ExperimentSummary) -> str:
     if len(compared) == 1 and compared[0].difference.verdict == "equal":
         return _after(start, _comparison(compared[0]))
     gaps = [f"{pair.a} {_gap(pair)}" for pair in compared]
-    what = f"The difference in {compared[0].what} from {compared[0].b}: {listed(gaps)}"
+    what = f"The difference in {compared[0].what} from {compared[0].b}: {listed(gaps, 3)}"
     text = "No direction of this metric is declared to be better"
     if next(iter(experiment.curves[baseline].values())).can_say_better(measure):
         name = measure if measure.isidentifier() else "function"

@@ -420,16 +420,16 @@ def _numbers(rows: Sequence[Mapping[str, Any]], name: str) -> list[float | None]
 
 def health_data(run: RunRecord) -> dict[str, Any] | None:
     """How well the Gaussian process predicts; None where the selector learns none."""
-    found = health(run)
-    if found["note"] and not found["refits"]:
+    numbers = health(run)
+    if numbers["note"] and not numbers["refits"]:
         return None
     columns = ("log_score", "each", "independent", "agreement", "similarity")
     counts = ("forecasts", "better", "better_each", "refits", "probed", "probe_rounds")
     return {
-        "note": clean(found["note"]),
-        "sentence": health_sentence(found),
-        "rounds": found["rounds"]["round"],
-        **rounded({name: found["rounds"][name] for name in columns}),
-        "calibration": rounded(found["calibration"]),
-        **{key: found[key] for key in (*counts, "bytes", "probe_bytes")},
+        "note": clean(numbers["note"]),
+        "sentence": health_sentence(numbers),
+        "rounds": numbers["rounds"]["round"],
+        **rounded({name: numbers["rounds"][name] for name in columns}),
+        "calibration": rounded(numbers["calibration"]),
+        **{key: numbers[key] for key in (*counts, "bytes", "probe_bytes")},
     }

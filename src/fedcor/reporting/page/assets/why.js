@@ -8,7 +8,8 @@
   ];
   const WORDS = { distance: "distance", cosine: "cosine", loss: "loss", gain: "gain" };
   const FLAGS = new Set(["by_valuation", "kept", "exploring", "overdue"]);
-  const TITLES = { annealing: "annealing\u00a0×", change: "predicted change of its own loss" };
+  const TITLES = { annealing: "annealing\u00a0×", change: "predicted change of its own loss",
+    waited_alike: "tied on waiting time" };
   const title = (name) => TITLES[name] || name.replaceAll("_", " ");
   const GAIN = "Gain: how much everyone’s loss is expected to fall if this client trains, given the " +
     "earlier picks. The largest gain is picked.";
