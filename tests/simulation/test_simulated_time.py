@@ -43,7 +43,7 @@ def test_the_page_has_time_in_its_table_and_its_curves():
     (experiment,) = page_data(timed())["experiments"]
     table = experiment["table"]
     keys = [column["key"] for column in table["columns"]]
-    assert keys == "mean final rounds bytes_to time_to time bytes gap".split()
+    assert keys == ["mean", "final", "rounds", "bytes_to", "time_to", "time", "bytes", "gap"]
     rows = {one["name"]: row for one, row in zip(experiment["series"], table["rows"], strict=True)}
     assert rows["oort"]["time_to"] == [120, "2.00 min"]
     assert rows["oort"]["time"] == [240, "4.00 min"]
