@@ -434,14 +434,14 @@ def test_a_study_writes_the_page_on_request(tmp_path, capsys):
     """Two variants of one selector are two rows."""
     from studies.__main__ import write_page
 
-    assert not write_page(tmp_path, tmp_path / "a.html")
+    assert not write_page(tmp_path / "runs", tmp_path / "a.html")
     runs = tmp_path / "runs" / "toy"
     for seed in (1, 2):
         write_run(runs, "fedcor", seed)
         (runs / "fedcor-beta").mkdir(exist_ok=True)
         write_run(runs / "other", "fedcor", seed).rename(runs / "fedcor-beta" / f"seed-{seed}")
         write_run(runs, "random", seed)
-    assert write_page(tmp_path, tmp_path / "a.html")
+    assert write_page(tmp_path / "runs", tmp_path / "a.html")
     page = (tmp_path / "a.html").read_bytes()
     names = {series["name"] for series in held_data(page)["experiments"][0]["series"]}
     assert names == {"fedcor", "fedcor-beta", "random"}
