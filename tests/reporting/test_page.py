@@ -432,16 +432,17 @@ def test_compare_writes_the_page_on_request(tmp_path, capsys):
 
 def test_a_study_writes_the_page_on_request(tmp_path, capsys):
     """Two variants of one selector are two rows."""
-    from studies.page import write_page
+    from studies.__main__ import write_page
 
-    assert write_page(tmp_path, tmp_path / "a.html") is None
+    assert not write_page(tmp_path / "runs", tmp_path / "a.html")
     runs = tmp_path / "runs" / "toy"
     for seed in (1, 2):
         write_run(runs, "fedcor", seed)
         (runs / "fedcor-beta").mkdir(exist_ok=True)
         write_run(runs / "other", "fedcor", seed).rename(runs / "fedcor-beta" / f"seed-{seed}")
         write_run(runs, "random", seed)
-    page = write_page(tmp_path, tmp_path / "a.html").read_bytes()
+    assert write_page(tmp_path / "runs", tmp_path / "a.html")
+    page = (tmp_path / "a.html").read_bytes()
     names = {series["name"] for series in held_data(page)["experiments"][0]["series"]}
     assert names == {"fedcor", "fedcor-beta", "random"}
 
