@@ -73,8 +73,7 @@ def test_blocks_without_a_new_row_are_shared(monkeypatch):
 
 
 def in_blocks(patch, rows):
-    for module in ("table", "remembered"):
-        patch.setattr(f"fedcor.selectors.{module}.ROWS", rows)
+    patch.setattr("fedcor.selectors.update_memory.ROWS", rows)
     patch.setattr("fedcor.selectors.matching.FEW", rows)
 
 
