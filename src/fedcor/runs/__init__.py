@@ -1,0 +1,1 @@
+"""Runs on disk: record, checkpoint, folder, resume; several runs in processes or on a cluster; trackers."""

@@ -1,0 +1,1 @@
+"""Runs on a Ray or Dask cluster that is already running."""

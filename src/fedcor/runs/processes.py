@@ -1,0 +1,239 @@
+"""How many processes a number of jobs means. Without joblib: a plan can be checked before it."""
+
+from __future__ import annotations
+
+import os
+from fedcor.runs.cluster.address import CLUSTERS
+from fedcor.core.errors import ConfigError
+import pickle
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any, TypeVar
+import joblib
+from joblib.externals.loky import get_reusable_executor
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+from fedcor.core.config import check_one_of
+from fedcor.runs.cluster.backends import connect
+from fedcor.runs.cluster.scheduler import map_on
+from fedcor.core.errors import FedcorError, WorkerDiedError
+
+def count_processes(jobs: int | None, backend: str = "loky") -> int | None:
+    """How many processes `jobs` means, as in joblib: -1 is one per processor, -2 all but one.
+
+    On a cluster, -1 and None are all that it can run, which is not known yet: None. Here, None is
+    one process.
+
+    >>> count_processes(3)
+    3
+    """
+    if backend in CLUSTERS and (jobs is None or jobs == -1):
+        return None
+    jobs = 1 if jobs is None else jobs
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs == 0:
+        raise ConfigError("jobs", jobs, "must be a number of processes, or -1 for all processors")
+    if backend in CLUSTERS and jobs < 0:  # of how many processors, is not known
+        raise ConfigError(
+            "jobs", jobs, "must be at least 1, or -1 for all that the cluster can run"
+        )
+    return jobs if jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + jobs)
+
+
+
+
+# A function called on many items, in several processes at once, here or on a cluster.
+#
+# joblib runs the processes. Its default backend, loky, needs no `if __name__ == "__main__"` in a
+# user's script, and takes functions and classes that a script or a notebook defines.
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+CHECK_PARENT_EVERY = 0.2  # seconds
+_ONE_AT_A_TIME = threading.Lock()
+
+
+class _Turn:
+    """Whose turn it is: the thread that uses the workers."""
+
+    thread: int | None = None
+
+
+_turn = _Turn()
+
+
+def check_backend(backend: str) -> None:
+    """Refuse a backend that neither joblib knows, with those that were registered, nor we."""
+    check_one_of("backend", backend, [*joblib.parallel.BACKENDS, *CLUSTERS])
+
+
+def for_each(
+    function: Callable[[T], object],
+    items: Sequence[T],
+    processes: int | None,
+    backend: str = "loky",
+    address: str | None = None,
+) -> Iterator[T]:
+    """Call `function` on each of `items`, in up to `processes` processes; see `map_each`.
+
+    Yields:
+        Each item when its call is done, in the order in which they finish.
+    """
+    for item, _ in map_each(_Silent(function), items, processes, backend, address):
+        yield item
+
+
+def map_each(
+    function: Callable[[T], R],
+    items: Sequence[T],
+    processes: int | None,
+    backend: str = "loky",
+    address: str | None = None,
+) -> Iterator[tuple[T, R]]:
+    """Call `function` on each of `items`, in up to `processes` processes.
+
+    With one process, or one item, everything runs in this process. Otherwise every call has
+    new worker processes, which see today's files, modules and environment. Whatever
+    ends this generator early (an error in a call, an interrupt, a dead worker) ends them too. They
+    also end by themselves when this process dies (not on Windows). Calls from several threads take
+    turns.
+
+    Args:
+        function: What is called. What it returns is sent back.
+        items: What it is called with, in this order.
+        processes: How many processes work at once, at most; see `count_processes`.
+        backend: A backend of joblib; or "ray" or "dask", where all calls go to a cluster.
+        address: Of the cluster; see `fedcor.runs.cluster.backends`.
+
+    Yields:
+        Each item with its result when its call is done, in the order in which they finish.
+
+    Raises:
+        WorkerDiedError: A worker process died. An error in a call is raised as it is.
+    """
+    check_backend(backend)
+    if not items:
+        return
+    if backend in CLUSTERS:
+        with connect(backend, address) as cluster:
+            yield from map_on(cluster, function, items, processes)
+        return
+    processes = min(1 if processes is None else processes, len(items))
+    if processes <= 1:
+        for item in items:
+            yield item, function(item)
+        return
+    # The folder is for loky alone: other machines may not have it.
+    folder = os.getcwd() if backend == "loky" else None
+    calls = [joblib.delayed(_call)(folder, function, i, item) for i, item in enumerate(items)]
+    with _new_workers(backend) as options:
+        parallel = joblib.Parallel(
+            n_jobs=processes,
+            backend=backend,
+            return_as="generator_unordered",
+            batch_size=1,
+            pre_dispatch="all",
+            max_nbytes=None,
+            **options,
+        )
+        with _ignoring_interrupts():
+            done = parallel(calls)
+        try:
+            for index, result in done:
+                yield items[index], result
+        except TerminatedWorkerError:
+            raise WorkerDiedError(
+                "a worker process died (killed, or out of memory?); what was recorded is kept, "
+                "and can be resumed"
+            ) from None
+        except BrokenProcessPool as error:
+            raise FedcorError(f"a job cannot be sent to a worker process: {error}") from error
+        finally:
+            with warnings.catch_warnings():
+                # joblib warns that calls were cancelled; and, without pgrep, loky that it ends the
+                # workers but not their children, which they do not have.
+                warnings.simplefilter("ignore")
+                done.close()
+
+
+class _Silent:
+    """A function without its result."""
+
+    def __init__(self, function: Callable[[Any], object]) -> None:
+        self.function = function
+
+    def __call__(self, item: Any) -> None:
+        self.function(item)
+
+
+def _call(folder: str | None, function: Callable[[T], R], index: int, item: T) -> tuple[int, R]:
+    if folder is not None:
+        os.chdir(folder)
+    try:
+        return index, function(item)
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # an error that cannot cross to the parent process as it is
+            raise FedcorError(f"{type(error).__name__}: {error}") from None
+        raise
+
+
+@contextmanager
+def _new_workers(backend: str) -> Iterator[dict[str, Any]]:
+    """What joblib is told, so that this call's workers are its own; they end with the block.
+
+    joblib keeps one pool of loky's for the whole process, whose workers would remember modules,
+    data and the environment of earlier calls.
+    """
+    if backend != "loky":
+        yield {}
+        return
+    if _ONE_AT_A_TIME.locked() and _turn.thread == threading.get_ident():
+        raise RuntimeError("an earlier call in this thread is not finished: exhaust or close it")
+    with _ONE_AT_A_TIME:
+        _turn.thread = threading.get_ident()
+        try:
+            yield {"initializer": _begin_worker, "initargs": (os.getpid(),)}
+        finally:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
+
+
+@contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
+    """Processes that start in the block inherit that they ignore interrupts.
+
+    Ctrl-C goes to every process of a terminal, and one that is still importing would print a
+    traceback. An interrupt that comes within the block, a few milliseconds, is lost.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _begin_worker(parent: int) -> None:
+    """Leave interrupts to the parent process, and end when it dies.
+
+    A worker that outlived it would hold the lock of its run.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(CHECK_PARENT_EVERY)
+    os._exit(1)

@@ -1,0 +1,1 @@
+"""Callbacks, called after every round, and trackers that log a run elsewhere."""
