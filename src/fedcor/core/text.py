@@ -8,6 +8,8 @@ and `for_csv` prevent that. Rich reads brackets as markup: it is given `rich.tex
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 LONGEST = 300  # characters
 _CUT = "..."
 _FORMULA = ("=", "+", "-", "@")  # how a formula of a spreadsheet begins
@@ -42,6 +44,17 @@ def _visible(character: str) -> str:
 def lines(text: object) -> str:
     """`text` with its line breaks, each line of printable characters alone."""
     return "\n".join(one_line(line, None) for line in str(text).split("\n"))
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """A list of names that stays short.
+
+    Example:
+        >>> listed(["a", "b", "c", "d"], most=2)
+        'a, b and 2 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def for_figure(text: object, most: int | None = LONGEST) -> str:
