@@ -20,7 +20,7 @@ from fedcor.core.types import planned_questions
 from fedcor.data.datasets import load
 from fedcor.flower.traffic_forecast import expected_traffic
 from fedcor.reporting.explanations import explanation
-from fedcor.rounds.defence.guarded_federation import shield
+from fedcor.rounds.defence.guarded_federation import guard_federation
 from fedcor.rounds.defence.settings import Defence
 from fedcor.rounds.ledger import ANSWER_BYTES
 from fedcor.runs.runner import run_in_memory
@@ -94,7 +94,7 @@ def test_a_federation_without_the_second_argument_serves_those_who_ask_everyone(
             return super().loss_changes(selection)
 
     play(FedCor(3, **SMALL), Old.example(12), 8)
-    shown = shield(Defence(clip_reports=2.0), {}, FedCor(3), Old.example(12))
+    shown = guard_federation(Defence(clip_reports=2.0), {}, FedCor(3), Old.example(12))
     assert np.isfinite(shown.loss_changes(np.arange(3))).all()
     with pytest.raises(TypeError):
         play(FedCor(3, **SMALL, probe_clients=4), Old.example(12), 1)

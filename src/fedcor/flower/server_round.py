@@ -33,7 +33,7 @@ from fedcor.flower.reply_validation import read_local_training
 from fedcor.flower.settings import RoundSettings
 from fedcor.flower.strategy_memory import snapshot
 from fedcor.flower.training import Doubt, PutAway, RoundStart, Training
-from fedcor.rounds.defence.guarded_federation import after_round, shield, shield_outcome
+from fedcor.rounds.defence.guarded_federation import after_round, guard_federation, guard_outcome
 from fedcor.rounds.defence.model_health import Condition, Health, examine
 from fedcor.rounds.selection import Decision, decide, observe, phase_of
 
@@ -94,7 +94,7 @@ class Round:
         groups = groups_now(rules, settings.selector, state)
         try:
             guards, sharing = settings.selection.defence, _sharing(settings, state)
-            shown = shield(guards, state.turns, selector, federation, sharing)
+            shown = guard_federation(guards, state.turns, selector, federation, sharing)
             decision = decide(selector, selector_state, shown, number, groups)
         finally:
             self.exchange.log_faults()
@@ -157,7 +157,7 @@ class Round:
         decided, number = attempt.decision.state, flower_round(self.number)
         selector = scheduled(settings.selection.rules, settings.selector, self.number)
         guards = settings.selection.defence
-        state.selector = observe(selector, decided, shield_outcome(guards, outcome), number)
+        state.selector = observe(selector, decided, guard_outcome(guards, outcome), number)
         sharing = _sharing(settings, state)
         state.turns = after_round(guards, state.turns, selector, outcome, sharing)
         self.outcome = outcome

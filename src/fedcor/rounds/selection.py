@@ -30,7 +30,6 @@ from fedcor.core.types import (
     State,
     selector_traits,
 )
-from fedcor.rounds.loss_screening import check_clients
 from fedcor.rounds.rules.declaration import with_clients
 from fedcor.rounds.rules.seats import Groups, Seats, fill
 
@@ -126,6 +125,26 @@ def _ask(
     with blame(f"round {number}: the selector failed in select"):
         chosen, state = selector.select(state, federation)
         return check_clients(chosen, federation.available, number), state
+
+
+def check_clients(clients: IntArray, available: IntArray, round: int) -> IntArray:
+    """The client ids that a selector returned, as an array.
+
+    Raises:
+        FedcorError: They are not a list of ids, or name a client that is not available.
+    """
+    clients = np.asarray(clients)
+    if clients.ndim != 1 or (clients.size and clients.dtype.kind not in "iu"):
+        raise FedcorError(
+            f"round {round}: the selector returned {clients!r}, which is not a list of client ids"
+        )
+    clients = clients.astype(np.int64)
+    unavailable = np.unique(clients[~np.isin(clients, available)])
+    if len(unavailable):
+        raise FedcorError(
+            f"round {round}: the selector chose clients that are not available: {unavailable}"
+        )
+    return clients
 
 
 def _reasons(

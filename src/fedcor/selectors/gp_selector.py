@@ -204,8 +204,7 @@ class ProcessSelector(ABC):
             "picked": np.zeros(
                 count, dtype=np.int64
             ),  # (N,) tau, times chosen since the last refit
-            # Selections last measured; -1 fills up. A state of an earlier version lacks it until
-            # it measures again; nothing asks for it before.
+            # (S, C) selections measured last; -1 fills up
             "tried": np.empty((0, 0), dtype=np.int64),
         }
 

@@ -56,8 +56,7 @@ def count_sketch(vectors: Array, size: int) -> FloatArray:
 #     name/<i>    (ROWS, s) its i-th block of rows, where there are more
 #
 # To replace some rows, a new state gets new arrays for the blocks that they are in. All others are
-# the arrays of the given state, which stays as it was: with many clients, a round copies little. A
-# state that holds a large table as one array, as earlier versions wrote it, is read as well.
+# the arrays of the given state, which stays as it was: with many clients, a round copies little.
 
 
 # In a block. Larger ones are read faster in a choice (they get huge pages of memory), but then most
@@ -68,8 +67,7 @@ ROWS = 4096
 def table_blocks(state: State, name: str) -> list[Array]:
     """The blocks of a table; nothing is copied."""
     if name in state:
-        whole = state[name]
-        return [whole[start : start + ROWS] for start in range(0, max(len(whole), 1), ROWS)]
+        return [state[name]]
     blocks: list[Array] = []
     while (block := state.get(f"{name}/{len(blocks)}")) is not None:
         blocks.append(block)
@@ -262,7 +260,7 @@ class RememberingSelector(ABC):
         return {
             "round": np.array(0),
             # (N, s) u_k, in blocks where clients are many; no columns before the first update
-            "directions": np.empty((count, 0)),
+            **extend_table({"directions": np.empty((0, 0))}, "directions", count),
             "shares": np.ones(count),  # (N,) a_k
             "seen": np.full(count, -1),  # (N,) round of the last usable update, -1 for never
             "asked": np.full(count, -1),  # (N,) round in which it was last chosen
@@ -273,15 +271,13 @@ class RememberingSelector(ABC):
     def join(self, state: State, population: Population) -> State:
         """The state with new clients, which the next sweep brings in."""
         count = population.count
-        # A state of an earlier version does not say it: all that it has were there.
-        founders = state.get("founders", np.array(len(state["seen"])))
         return {
             **extend_table(state, "directions", count),
             "shares": extend_clients(state["shares"], count, 1.0),
             "seen": extend_clients(state["seen"], count, -1),
             "asked": extend_clients(state["asked"], count, -1),
             "failed": extend_clients(state["failed"], count, 0),
-            "founders": founders if state["round"] else np.array(count),
+            "founders": state["founders"] if state["round"] else np.array(count),
         }
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
@@ -292,7 +288,7 @@ class RememberingSelector(ABC):
         seen = state["seen"][ready] >= 0
         new, known = ready[~seen], ready[seen]
         most = self.new_per_round(count)
-        joined = new[new >= int(state.get("founders", len(state["seen"])))]
+        joined = new[new >= int(state["founders"])]
         chosen = uniform(rng, new[: len(new) - len(joined)], most)  # the others joined last
         if len(joined) and len(chosen) < most:
             share = min(self.joined_per_round(count, rng), most - len(chosen))
