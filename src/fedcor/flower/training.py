@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedcor.core.errors import FedcorError
+from fedcor.core.errors import FedcorError, blame
 from fedcor.core.text import one_line
 from fedcor.core.types import FloatArray, IntArray, Population, State, selector_traits
 from fedcor.flower.client_registry import Task
@@ -44,7 +44,6 @@ from fedcor.flower.strategy_memory import Candidate, Memory, adopt, restore, sna
 from fedcor.rounds.aggregation import members
 from fedcor.rounds.defence.model_health import Condition, Signs
 from fedcor.rounds.defence.update_norms import PARTS, NormLimits, judge, no_norms, remember
-from fedcor.rounds.selection import blame
 
 # The clients of a selection, sorted, and those of them whose results there are. One that was drawn
 # twice is in both twice.
