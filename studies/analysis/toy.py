@@ -22,7 +22,7 @@ import numpy as np
 
 from fedcor.core.rng import stream
 from fedcor.core.types import FloatArray, IntArray
-from fedcor.selectors.gp.greedy import select
+from fedcor.selectors.gp.greedy import Prior, select
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def play(
     values, vectors = np.linalg.eigh(np.cov(changes, rowvar=False))
     X = vectors * np.sqrt(np.maximum(values, 0.0))
     weights = np.full(clients, 1 / clients)
-    picks = select(X, weights, np.ones(clients), 1e-4, 2, np.arange(clients))
+    picks = select(Prior(X, weights, np.ones(clients), 1e-4), 2, np.arange(clients))
     return Toy(
         samples,
         labels,

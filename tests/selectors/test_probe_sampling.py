@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from selector_helpers import play
+from selector_helpers import play, select
 
 import fedcor
 from fedcor import FedCor, Proxy
@@ -26,7 +26,6 @@ from fedcor.rounds.ledger import ANSWER_BYTES
 from fedcor.runs.runner import run_in_memory
 from fedcor.selectors.base import StatelessSelector
 from fedcor.selectors.gp.fit import Samples, fit
-from fedcor.selectors.gp.greedy import select
 from fedcor.selectors.gp_selector import count_asked, explored, is_seen, whom_to_ask
 from fedcor.simulation.build import build_simulation
 from fedcor.simulation.experiment_files import load_experiment

@@ -167,13 +167,13 @@ def test_matching_in_blocks_equals_matching(seed, n, count, firsts, criterion, b
     target, first = weights @ U / weights.sum(), rng.permutation(n)[:firsts]
     allowed = rng.random(n) < 0.8 if seed % 2 else None
     blocks = [U[start : start + block] for start in range(0, n, block)]
-    given = first, count, 20, weights, criterion, allowed
-    whole = match(U, target, *given)
+    options = {"weights": weights, "criterion": criterion, "allowed": allowed}
+    whole = match(U, target, first, count, swaps=20, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(matching_blocks, "COMPILED_FROM", 0 if compiled else sys.maxsize)
-        chosen = match(blocks, target, *given)
+        chosen = match(blocks, target, first, count, swaps=20, **options)
         kinds = rng.integers(0, 2, size=n)
-        rows, values = replacements(blocks, target, whole, kinds, weights, criterion, allowed)
+        rows, values = replacements(blocks, target, whole, kinds=kinds, **options)
     assert len(np.unique(chosen)) == len(chosen) == len(whole)
     if allowed is not None:
         assert (allowed | np.isin(np.arange(n), first))[chosen].all()
@@ -181,7 +181,7 @@ def test_matching_in_blocks_equals_matching(seed, n, count, firsts, criterion, b
     if len(whole):
         expected = gap(U, weights, target, whole, criterion)
         assert gap(U, weights, target, chosen, criterion) == pytest.approx(expected, abs=1e-7)
-    _, same = replacements(U, target, whole, kinds, weights, criterion, allowed)
+    _, same = replacements(U, target, whole, kinds=kinds, **options)
     assert values == pytest.approx(same, abs=1e-6, nan_ok=True)
     assert ((rows < 0) == np.isnan(same)).all()
 

@@ -31,7 +31,7 @@ from fedcor.selectors.base import (
     without,
 )
 from fedcor.selectors.matching import match, replacements
-from fedcor.selectors.matching_objective import Criterion
+from fedcor.selectors.matching_blocks import Criterion
 
 
 def count_sketch(vectors: Array, size: int) -> FloatArray:
@@ -182,6 +182,7 @@ class RememberingSelector(ABC):
         federation: Federation,
         known: IntArray,
         first: IntArray,
+        *,
         wanted: int,
         swaps: int,
         criterion: Criterion,
@@ -198,10 +199,10 @@ class RememberingSelector(ABC):
             self.target(state, federation.weights),
             rows.find(np.unique(np.concatenate([taken, first]))),
             wanted + len(taken),
-            swaps,
-            rows.shares,
-            criterion,
-            rows.allowed,
+            swaps=swaps,
+            weights=rows.shares,
+            criterion=criterion,
+            allowed=rows.allowed,
         )
         clients = rows.clients[group]
         return clients[~np.isin(clients, taken)]
@@ -235,10 +236,10 @@ class RememberingSelector(ABC):
             pool.directions,
             self.target(state, federation.weights),
             pool.find(members),
-            None if seats is None else seats.groups.cell_of[pool.clients],
-            pool.shares,
-            criterion,
-            pool.allowed,
+            kinds=None if seats is None else seats.groups.cell_of[pool.clients],
+            weights=pool.shares,
+            criterion=criterion,
+            allowed=pool.allowed,
         )
         return np.where(rows < 0, -1, pool.clients[rows]), values
 
