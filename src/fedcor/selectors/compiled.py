@@ -1,8 +1,8 @@
 """Passes over large populations, compiled with Numba.
 
-`condition_and_find` does what `gp.posterior.Posterior` does with NumPy, in one go: the products with
-the pick, the new variances and benefits, the gains and the largest of them. Each number is read
-from memory once per pick.
+`condition_and_find` does what `gp.posterior.Posterior` does with NumPy, in one go: the products
+with the pick, the new variances and benefits, the gains and the largest of them. Each number is
+read from memory once per pick.
 
 `improve` finds what `matching_blocks` finds with NumPy. Whether a row can beat the best one so far
 is decided without a root or a quotient, for many rows at once; the gap itself is computed only

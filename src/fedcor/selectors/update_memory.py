@@ -1,4 +1,25 @@
-"""A count sketch: long vectors made short, with the same inner products on average."""
+"""The base of selectors that remember the last update of every client.
+
+Notation
+    u_k     the last update direction of client k: its model change divided by
+            (learning rate x local steps), or a part or a sketch of it                  (s,)
+    a_k     the weight of client k in the aggregated mean                               (N,)
+    t       the mean direction of everyone: sum_i p_i u_i over all who were seen        (s,)
+
+Clients that never trained come first, in random order: every client trains, and nothing is asked.
+Clients that joined after the first round and never trained get a quarter of a round, or one seat in
+some rounds where a quarter is less than one: newcomers do not push out everyone else. A client that
+was chosen and did not deliver is left out for some rounds: twice as long each time, but never
+forever. A subclass decides which of the known clients fill the rest of a round.
+
+The directions are a *table* in the state, with one row per client:
+
+    name        (N, s) the table, where there are at most `ROWS` clients
+    name/<i>    (ROWS, s) its i-th block of rows, where there are more
+
+To replace some rows, a new state gets new arrays for the blocks that they are in, and shares all
+other blocks with the given state, which stays as it was: with many clients, a round copies little.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +54,11 @@ from fedcor.selectors.base import (
 from fedcor.selectors.matching import match, replacements
 from fedcor.selectors.matching_blocks import Criterion
 
+# Rows of a block. Larger blocks are read faster in a choice (they get huge pages of memory), but
+# then most rounds of many clients would copy the whole table.
+ROWS = 4096
+_JOINED_SHARE = 0.25  # of a round, for new clients that joined after the first one
+
 
 def count_sketch(vectors: Array, size: int) -> FloatArray:
     """(m, size) sketches of (m, P) vectors: every number is added to a random place.
@@ -48,20 +74,6 @@ def count_sketch(vectors: Array, size: int) -> FloatArray:
     return np.array(
         [np.bincount(places, weights=signs * row, minlength=size) for row in vectors]
     ).reshape(-1, size)
-
-
-# A table with one row per client in a selector's state, which many states share.
-#
-#     name        (N, s) the table, where there are at most `ROWS` clients
-#     name/<i>    (ROWS, s) its i-th block of rows, where there are more
-#
-# To replace some rows, a new state gets new arrays for the blocks that they are in. All others are
-# the arrays of the given state, which stays as it was: with many clients, a round copies little.
-
-
-# In a block. Larger ones are read faster in a choice (they get huge pages of memory), but then most
-# rounds of many clients would copy the whole table.
-ROWS = 4096
 
 
 def table_blocks(state: State, name: str) -> list[Array]:
@@ -116,23 +128,6 @@ def extend_table(state: State, name: str, count: int) -> dict[str, Array]:
         later = range(len(table) * ROWS, count, ROWS)
         table += [np.zeros((min(ROWS, count - start), width)) for start in later]
     return put_table(state, name, table)
-
-
-# What selectors share that choose by the updates which clients sent.
-#
-#     u_k     the last update direction of client k: its model change divided by
-#             (learning rate x local steps), or a part or a sketch of it                  (s,)
-#     a_k     the weight of client k in the aggregated mean                               (N,)
-#     t       the mean direction of everyone: sum_i p_i u_i over all who were seen         (s,)
-#
-# Clients that never trained come first, in random order: every client trains, and nothing is asked.
-# Clients that joined after the first round and never trained get a quarter of a round, or one seat in
-# some rounds where a quarter is less than one: newcomers do not push out everyone else.
-# A client that was chosen and did not deliver is left out for some rounds: twice as long each time,
-# but never forever. A subclass says which of the known clients fill the rest of a round.
-
-
-_JOINED_SHARE = 0.25  # of a round, for new clients that joined after the first one
 
 
 @dataclass(frozen=True)
