@@ -11,7 +11,7 @@ import pytest
 from fake_runs import fake_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from studies.drawing import smooth_curve
+from studies.summaries import smooth_curve
 
 from fedcor.cli import main
 from fedcor.core.errors import RecordError
