@@ -22,7 +22,7 @@ from fedcor.core.types import FloatArray, IntArray
 from fedcor.optimisers.memory import recall
 from fedcor.reporting.tables import markdown
 from fedcor.selectors.matching import match
-from fedcor.selectors.matching_objective import Criterion
+from fedcor.selectors.matching_blocks import Criterion
 from fedcor.simulation.build import build_simulation, one_thread
 from fedcor.simulation.loop import Simulation
 from fedcor.simulation.state import SimulationState
@@ -122,4 +122,4 @@ def _groups(
     heads = last[:, simulation.engine.vector.head]
     criteria: tuple[Criterion, ...] = ("distance", "direction")
     for by in criteria:
-        yield f"by {by}", match(heads, weights @ heads, oldest[:1], count, 20, criterion=by)
+        yield f"by {by}", match(heads, weights @ heads, oldest[:1], count, swaps=20, criterion=by)

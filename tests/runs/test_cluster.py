@@ -17,7 +17,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from distributed.client import ClosedClientError
-from studies import measuring
 from studies.plan import Plan
 
 import fedcor
@@ -31,6 +30,7 @@ from fedcor.runs.cluster.backends import DaskCluster, connect
 from fedcor.runs.cluster.scheduler import map_on, run_errands
 from fedcor.runs.cluster.worker import LostError
 from fedcor.runs.processes import count_processes
+from studies import measuring
 
 PRESET = Path(fedcor.__file__).parent / "simulation" / "presets" / "digits.toml"
 

@@ -158,7 +158,7 @@ def _class_name(cls: Any) -> str:
 
 
 def _module_of(value: Any) -> str:
-    """The module to import `value` from; `fedcor` itself for a public name, wherever it is defined."""
+    """The module to import `value` from: `fedcor` itself for a public name."""
     module = str(getattr(value, "__module__", "?"))
     public = (
         module.startswith("fedcor.")

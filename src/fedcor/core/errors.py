@@ -7,6 +7,7 @@ without a traceback, adds its flags, and ends with exit code 2.
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,3 +119,16 @@ def suggest(word: str, options: Iterable[str]) -> str:
     """`did you mean "rounds"?` if one of `options` is similar to `word`, else an empty text."""
     near = difflib.get_close_matches(word, list(options), n=1, cutoff=0.6)
     return f'did you mean "{near[0]}"?' if near else ""
+
+
+@contextmanager
+def blame(what: str) -> Iterator[None]:
+    """Report an error in a user's code with the method and the line where it happened."""
+    try:
+        yield
+    except FedcorError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        cause = f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+        raise FedcorError(f"{what}: {cause}") from error

@@ -33,7 +33,8 @@ from fedcor.flower.reply_validation import (
 from fedcor.flower.training import Training
 from fedcor.flower.updates import layout_of
 from fedcor.rounds.defence.model_health import Signs
-from fedcor.rounds.loss_screening import check_clients, screen_losses
+from fedcor.rounds.loss_screening import screen_losses
+from fedcor.rounds.selection import check_clients
 
 _FEW = 3  # clients without a loss in their replies that end a run which needs it
 

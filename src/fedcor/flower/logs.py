@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedcor.core.text import lines, one_line
+from fedcor.core.text import lines, listed, one_line
 from fedcor.flower.protocol import LOG, flower_round, own_round
 
 _MOST_LINES = 5  # clients with the same fault that have a line each
@@ -41,17 +41,6 @@ SAMPLED = tuple(_SAMPLED.replace("%s", f"configure_{task}", 1) for task in ("tra
 _NUMBERED = re.compile(r"^(\{ ?| {2})(\d+)(?=: )")
 _RUN: ContextVar[_Rounds | None] = ContextVar("fedcor_run", default=None)
 _CALL: ContextVar[_Call | None] = ContextVar("fedcor_call", default=None)
-
-
-def listed(names: Sequence[str], most: int = 5) -> str:
-    """A list of names that stays short.
-
-    Example:
-        >>> listed(["a", "b", "c", "d"], most=2)
-        'a, b and 2 more'
-    """
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def counted(count: int, noun: str) -> str:

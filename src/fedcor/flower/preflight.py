@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 
 from fedcor.core.errors import FedcorError
 from fedcor.core.rng import stream
-from fedcor.core.text import bytes_text
+from fedcor.core.text import bytes_text, listed
 from fedcor.core.types import (
     IntArray,
     Questions,
@@ -31,7 +31,7 @@ from fedcor.core.types import (
 )
 from fedcor.flower.exchange import Exchange, Holders, send_and_receive, slim
 from fedcor.flower.federation_state import FederationState
-from fedcor.flower.logs import counted, listed
+from fedcor.flower.logs import counted
 from fedcor.flower.missing_loss import no_loss_answered, reason_of
 from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.flower.protocol import LOG, NOTE, flower_round, identity_note, payload_bytes

@@ -25,8 +25,8 @@ from typing import TypeAlias, TypeVar
 
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
-from fedcor.core.text import one_line
-from fedcor.flower.logs import listed, log_once
+from fedcor.core.text import listed, one_line
+from fedcor.flower.logs import log_once
 from fedcor.flower.reply_validation import Record, main_metrics, usable_metric
 
 # A metric's name, and its length: -1 for a single number.

@@ -22,7 +22,7 @@ import numpy as np
 from fedcor.core.errors import FedcorError
 from fedcor.core.types import BoolArray, Optimiser, Outcome, Selector, State, selector_traits
 from fedcor.rounds.aggregation import init_optimiser, members, state_bytes
-from fedcor.rounds.defence.guarded_federation import after_round, shield, shield_outcome
+from fedcor.rounds.defence.guarded_federation import after_round, guard_federation, guard_outcome
 from fedcor.rounds.defence.settings import Defence
 from fedcor.rounds.loss_screening import LARGEST_LOSS, LossNoise
 from fedcor.rounds.record_line import RoundRecord
@@ -178,10 +178,10 @@ class Simulation:
             started = time.perf_counter()
             federation = self.open_round(state)
             selector = self.selector_at(number)
-            shown = shield(self.defence, state.turns, selector, federation, clients)
+            shown = guard_federation(self.defence, state.turns, selector, federation, clients)
             decision = decide(selector, state.selector, shown, groups=groups)
             state, outcome = federation.close(decision.chosen, decision.state)
-            observed = observe(selector, decision.state, shield_outcome(self.defence, outcome))
+            observed = observe(selector, decision.state, guard_outcome(self.defence, outcome))
             turns = after_round(self.defence, state.turns, selector, outcome, clients)
             state = dataclasses.replace(state, selector=observed, turns=turns)
             yield self._record(federation, decision, outcome, state, started), state

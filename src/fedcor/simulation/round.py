@@ -22,7 +22,8 @@ from fedcor.rounds.aggregation import find_corrections, init_optimiser, members
 from fedcor.rounds.defence.model_health import Condition, Signs, examine
 from fedcor.rounds.defence.settings import Defence
 from fedcor.rounds.ledger import ANSWER_BYTES, CURRENT, Ledger
-from fedcor.rounds.loss_screening import LossNoise, check_clients, screen_losses
+from fedcor.rounds.loss_screening import LossNoise, screen_losses
+from fedcor.rounds.selection import check_clients
 from fedcor.simulation.byzantine import Byzantine
 from fedcor.simulation.clock import Speeds
 from fedcor.simulation.engine.engine import Engine
