@@ -227,7 +227,7 @@ def test_without_its_package_a_tracker_says_what_to_install(name, monkeypatch, c
 
     monkeypatch.setattr("importlib.util.find_spec", find)
     said = f"pip install 'fedcor[{name}]' (from a clone: pip install '.[{name}]')"
-    for command in ("run digits --out run", "compare digits --out run", "reproduce table1"):
+    for command in ("run digits --out run", "compare digits --out run"):
         assert main([*command.split(), "--track", f"csv,{name}"]) == 2
         assert said in capsys.readouterr().err
     assert not Path("run").exists()

@@ -17,7 +17,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from distributed.client import ClosedClientError
-from studies import measuring
 from studies.plan import Plan
 
 import fedcor
@@ -31,6 +30,7 @@ from fedcor.runs.cluster.backends import DaskCluster, connect
 from fedcor.runs.cluster.scheduler import map_on, run_errands
 from fedcor.runs.cluster.worker import LostError
 from fedcor.runs.processes import count_processes
+from studies import measuring
 
 PRESET = Path(fedcor.__file__).parent / "simulation" / "presets" / "digits.toml"
 
@@ -384,7 +384,7 @@ def test_jobs_on_a_cluster_are_as_many_as_it_runs():
         count_processes(-2, "dask")
 
 
-@pytest.mark.parametrize("command", ["compare digits --dry-run", "reproduce toy", "demo"])
+@pytest.mark.parametrize("command", ["compare digits --dry-run", "demo"])
 def test_the_command_line_takes_no_number_of_jobs_below_one(command, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([*command.split(), "--jobs", "0"])
@@ -458,7 +458,6 @@ def test_a_dry_run_does_not_scatter_stores(tracker, variable, elsewhere, monkeyp
             "run",
             "(default: the environment variable RAY_ADDRESS, else Ray is started on this machine)",
         ),
-        ("reproduce", "number of rounds (default: the experiment's own)"),
     ],
 )
 def test_the_help_says_what_is_taken_where_nothing_is_given(command, said, capsys):

@@ -171,10 +171,6 @@ def test_a_users_selector_that_cannot_be_made(name, about, monkeypatch):
     refused("run", "digits", "--selector", f"bad_selectors:{name}", about=about)
 
 
-def test_stationarity_needs_two_measured_rounds():
-    refused("reproduce", "stationarity", "--quick", "--rounds", "1", about="--rounds = 1: must be")
-
-
 @pytest.mark.parametrize("size", [0, 8, 12, 16, 18, 23, 24, 40])
 def test_a_picture_that_is_cut_short(tmp_path, size):
     whole = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\4\0\0\0\x27\x10\x08\x02\0\0\0" + bytes(20)

@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
+
 import numpy as np
+
 from fedcor.core.errors import RecordError
 from fedcor.core.files import open_plain, open_whole, write_arrays
 from fedcor.core.types import Array

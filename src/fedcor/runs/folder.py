@@ -16,14 +16,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
+
 from filelock import FileLock, Timeout
-from fedcor.runs.checkpoints import CHECKPOINT, PREVIOUS, REFUSED, Saved, load_checkpoint, save_checkpoint
+
 from fedcor.core.errors import RecordError, RunExistsError
 from fedcor.core.files import remove_leftovers, write_whole
 from fedcor.core.text import one_line
-from fedcor.rounds.record_line import restore_name, upgrade
-from fedcor.runs.record import CLIENT_NAMES, RECORD, RunRecord, check_marks, differences, has_run, json_line, read_run, rounds_digest
 from fedcor.core.types import Array
+from fedcor.rounds.record_line import restore_name, upgrade
+from fedcor.runs.checkpoints import (
+    CHECKPOINT,
+    PREVIOUS,
+    REFUSED,
+    Saved,
+    load_checkpoint,
+    save_checkpoint,
+)
+from fedcor.runs.record import (
+    CLIENT_NAMES,
+    RECORD,
+    RunRecord,
+    check_marks,
+    differences,
+    has_run,
+    json_line,
+    read_run,
+    rounds_digest,
+)
 
 LOCK = "run.lock"
 LOG = logging.getLogger("fedcor")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from fedcor.runs.cluster.address import CLUSTERS
-from fedcor.core.errors import ConfigError
 import pickle
 import signal
 import threading
@@ -14,13 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, TypeVar
+
 import joblib
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
+
 from fedcor.core.config import check_one_of
+from fedcor.core.errors import ConfigError, FedcorError, WorkerDiedError
+from fedcor.runs.cluster.address import CLUSTERS
 from fedcor.runs.cluster.backends import connect
 from fedcor.runs.cluster.scheduler import map_on
-from fedcor.core.errors import FedcorError, WorkerDiedError
+
 
 def count_processes(jobs: int | None, backend: str = "loky") -> int | None:
     """How many processes `jobs` means, as in joblib: -1 is one per processor, -2 all but one.
@@ -41,8 +43,6 @@ def count_processes(jobs: int | None, backend: str = "loky") -> int | None:
             "jobs", jobs, "must be at least 1, or -1 for all that the cluster can run"
         )
     return jobs if jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + jobs)
-
-
 
 
 # A function called on many items, in several processes at once, here or on a cluster.

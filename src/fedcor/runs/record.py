@@ -17,17 +17,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
 import numpy as np
-from fedcor.runs.checkpoints import CHECKPOINT, Marks, load_checkpoint, load_marks
+
 from fedcor.core.errors import RecordError
 from fedcor.core.files import read_plain
 from fedcor.core.text import one_line
-from fedcor.rounds.record_line import RoundRecord
-from fedcor.rounds.record_line import restore_name, upgrade
 from fedcor.core.types import Array
+from fedcor.rounds.record_line import restore_name, upgrade
+from fedcor.runs.checkpoints import CHECKPOINT, Marks, load_checkpoint, load_marks
 
 RECORD = "rounds.jsonl"
 CLIENT_NAMES = "clients.tsv"
@@ -36,8 +37,6 @@ _NEWER = (
     *("clipped", "refused_updates", "capped", "rolled_back"),
     *("missing", "unreachable", "duration", "clock", "details"),
 )
-
-
 
 
 @dataclass(frozen=True)

@@ -17,24 +17,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
 import numpy as np
-from fedcor.simulation.build import build_simulation, client_names_of, experiment_header, one_thread
+
+from fedcor.core.errors import ConfigError, FedcorError, RecordError, RunExistsError
+from fedcor.core.types import Array
+from fedcor.rounds.record_line import RoundRecord, upgrade
 from fedcor.runs.cluster.address import CLUSTERS
 from fedcor.runs.cluster.backends import connect
 from fedcor.runs.cluster.scheduler import Errand, run_errands
-from fedcor.core.errors import ConfigError, FedcorError, RecordError, RunExistsError
-from fedcor.simulation.experiment import Experiment
-from fedcor.simulation.experiment_files import Selectors, variants
-from fedcor.rounds.record_line import upgrade
-from fedcor.runs.processes import for_each
-from fedcor.rounds.record_line import RoundRecord
-from fedcor.runs.record import RunRecord, count_rounds, has_run, json_line
 from fedcor.runs.folder import RunWriter, open_run, write_client_names
-from fedcor.simulation.loop import Simulation
-from fedcor.simulation.state import SimulationState
+from fedcor.runs.processes import for_each
+from fedcor.runs.record import RunRecord, count_rounds, has_run, json_line
 from fedcor.runs.tracking.callback import GivenCallback, StartedRun
 from fedcor.runs.tracking.session import following
-from fedcor.core.types import Array
+from fedcor.simulation.build import build_simulation, client_names_of, experiment_header, one_thread
+from fedcor.simulation.experiment import Experiment
+from fedcor.simulation.experiment_files import Selectors, variants
+from fedcor.simulation.loop import Simulation
+from fedcor.simulation.state import SimulationState
 
 CHECKPOINT_EVERY = 10  # rounds
 FIRST_PART, LONGEST_PART = 0.5, 60.0  # seconds; each part of a run takes twice the one before

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 from importlib.util import find_spec
+
 from fedcor.core.errors import ConfigError, FedcorError, MissingExtraError
 
 CLUSTERS = ("ray", "dask")

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
-from typing import Any
-from fedcor.runs.cluster.address import check_answer, say_missing
-from fedcor.runs.cluster.worker import LostError
-from fedcor.runs.cluster.worker import entry
-from fedcor.core.errors import FedcorError, WorkerDiedError
-from fedcor.core.text import one_line
-import os
-from fedcor.core.errors import ConfigError, FedcorError
-from collections.abc import Iterator
 from contextlib import contextmanager
-from fedcor.runs.cluster.address import check_place, find_address
-from fedcor.runs.cluster.worker import Cluster
+from typing import Any
+
+from fedcor.core.errors import ConfigError, FedcorError, WorkerDiedError
+from fedcor.core.text import one_line
+from fedcor.runs.cluster.address import check_answer, check_place, find_address, say_missing
+from fedcor.runs.cluster.worker import Cluster, LostError, entry
 
 CONNECT_WITHIN = 10  # seconds
 
@@ -130,8 +126,6 @@ def _disconnected() -> FedcorError:
     )
 
 
-
-
 # Calls as tasks of Ray.
 #
 # Not through `ray.util.joblib`: it works with a pool of actors, and when one of them dies, its call
@@ -237,8 +231,6 @@ class RayCluster:
             self._ray.shutdown()
 
 
-
-
 # A connection to a cluster, for as long as a block lasts.
 
 
@@ -255,10 +247,8 @@ def connect(backend: str, address: str | None) -> Iterator[Cluster]:
     found = find_address(backend, address)
     cluster: Cluster
     if backend == "ray":
-
         cluster = RayCluster(found, given=address is not None)
     else:
-
         cluster = DaskCluster(found)
     try:
         yield cluster

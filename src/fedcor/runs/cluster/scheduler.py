@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
-from fedcor.runs.cluster.worker import Cluster, LostError
-from fedcor.runs.cluster.worker import FAILED, REFUSED, pack
+
 from fedcor.core.errors import FedcorError, WorkerDiedError
+from fedcor.runs.cluster.worker import FAILED, REFUSED, Cluster, LostError, pack
 
 LOG = logging.getLogger("fedcor")
 WAIT_FOR_WORKERS = 60.0  # seconds

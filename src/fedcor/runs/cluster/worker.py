@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
 import importlib
 import os
 import pickle
@@ -13,12 +11,14 @@ import socket
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
 from fedcor.core.errors import ConfigError, FedcorError, RecordError
+
 
 class LostError(Exception):
     """A call whose worker was lost; the same call may be made again."""
@@ -56,8 +56,6 @@ class Cluster(Protocol):
     def close(self) -> None:
         """End the connection, if it is ours."""
         ...
-
-
 
 
 # What happens on a worker: versions are compared, a call is made, its error is sent back.

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+import csv
+import dataclasses
+import io
+import json
+import math
+import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-from fedcor.core.errors import ConfigError
-from fedcor.rounds.record_line import RoundRecord
-from fedcor.runs.record import RunRecord
-import json
-import shutil
-from collections.abc import Mapping
-from fedcor.core.errors import MissingExtraError, RecordError
-from fedcor.core.files import write_whole
-from fedcor.runs.record import CLIENT_NAMES, RECORD
-import csv
-import dataclasses
-import io
-import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any
+
 import numpy as np
-from fedcor.runs.record import json_line
+
+from fedcor.core.errors import ConfigError, MissingExtraError, RecordError
+from fedcor.core.files import write_whole
 from fedcor.core.types import IntArray
+from fedcor.rounds.record_line import RoundRecord
+from fedcor.runs.record import CLIENT_NAMES, RECORD, RunRecord, json_line
 
 METHODS = ("on_start", "on_round", "on_end", "close")
 
@@ -115,8 +111,6 @@ def _is_iterable(given: object) -> bool:
     return isinstance(given, Iterable)
 
 
-
-
 # The files of trackers in a run's folder: what they remember, and what they attach.
 
 
@@ -167,8 +161,6 @@ def copy_attachments(folder: Path, to: Path) -> list[Path]:
     for name, path in found.items():
         shutil.copyfile(folder / name, path)
     return list(found.values())
-
-
 
 
 # What trackers write: a round as named numbers, who was chosen how often, a header's settings.

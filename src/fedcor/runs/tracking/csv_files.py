@@ -7,12 +7,18 @@ import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
 from fedcor.core.files import write_whole
 from fedcor.rounds.record_line import RoundRecord
 from fedcor.runs.record import RunRecord
-from fedcor.runs.tracking.callback import StartedRun, Tracker
-from fedcor.runs.tracking.callback import no_link
-from fedcor.runs.tracking.callback import Tally, as_entry, known_clients
+from fedcor.runs.tracking.callback import (
+    StartedRun,
+    Tally,
+    Tracker,
+    as_entry,
+    known_clients,
+    no_link,
+)
 
 ROUNDS, SELECTION = "rounds.csv", "selection.csv"
 

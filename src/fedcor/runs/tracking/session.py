@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
-from fedcor.core.errors import ConfigError
-from fedcor.core.registry import Registry
-from fedcor.rounds.record_line import RoundRecord
-from fedcor.runs.tracking.callback import METHODS, GivenCallback, Tracker, as_callbacks
-from fedcor.runs.tracking.csv_files import CSV
-from fedcor.runs.tracking.mlflow_store import MLflow
-from fedcor.runs.tracking.tensorboard_events import TensorBoard
-from fedcor.runs.tracking.wandb_run import WandB
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedcor.core.errors import ConfigError
+from fedcor.core.registry import Registry
 from fedcor.core.text import one_line
+from fedcor.rounds.record_line import RoundRecord
 from fedcor.runs.record import RunRecord, json_line, read_run
-from fedcor.runs.tracking.callback import GivenCallback, StartedRun, Tracker
+from fedcor.runs.tracking.callback import METHODS, GivenCallback, StartedRun, Tracker, as_callbacks
+from fedcor.runs.tracking.csv_files import CSV
+from fedcor.runs.tracking.mlflow_store import MLflow
+from fedcor.runs.tracking.tensorboard_events import TensorBoard
+from fedcor.runs.tracking.wandb_run import WandB
 
 TRACKERS = Registry(
     "callbacks",
@@ -110,8 +109,6 @@ def check_callbacks(
             allowed = f"is written to the folder of its run: give {parameter}"
             raise ConfigError("callbacks", one, allowed)
     return given
-
-
 
 
 # The callbacks of one run: told in order, each kept from failing if it only looks on.
