@@ -25,7 +25,6 @@ from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAvg, QFedAvg
 
 from fedcor.core.errors import FedcorError
-from fedcor.core.files import save_arrays
 from fedcor.core.types import selector_traits
 from fedcor.flower import OptimiserStrategy, answers_probes, select_with
 from fedcor.flower.missing_loss import likely_losses
@@ -202,19 +201,6 @@ def test_once_a_loss_was_seen_later_failures_are_faults_of_clients(tmp_path):
     failing.append(True)
     run(PowerOfChoice(5), grid, rounds=4, folder=tmp_path)
     assert [entry["faults"] for entry in lines(tmp_path)] == [{}, *[{"error": 10}] * 3]
-
-
-def test_a_checkpoint_of_an_earlier_version_resumes(tmp_path):
-    run(FedCor(5, **QUICK), MemoryGrid(numpy_app(), 10), rounds=2, folder=tmp_path)
-    arrays = read_checkpoint(tmp_path)
-    new = {name for name in arrays if name.startswith("replies/")}
-    assert len(new) == 4
-    save_arrays(
-        tmp_path / "checkpoint" / "state.npz",
-        {name: array for name, array in arrays.items() if name not in new},
-    )
-    run(FedCor(5, **QUICK), everywhere(raising("no disk")), rounds=4, folder=tmp_path)
-    assert len(lines(tmp_path)) == 4
 
 
 def test_a_federated_evaluation_is_a_loss_that_was_seen(tmp_path):

@@ -30,11 +30,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcor.cli import main
-from fedcor.core.files import save_arrays
 from fedcor.flower import select_with
 from fedcor.flower.client_registry import LONGEST_SILENT, LONGEST_USELESS, Quarantine, rounds_alone
 from fedcor.reporting.notes import faults_note
-from fedcor.runs.record import read_checkpoint, read_run
+from fedcor.runs.record import read_run
 from fedcor.selectors.baselines import Full, Random
 from fedcor.selectors.fedcor import FedCor
 from fedcor.selectors.power_of_choice import PowerOfChoice
@@ -323,18 +322,6 @@ def test_a_resumed_run_leaves_the_same_clients_alone(tmp_path):
         assert one == other
     assert any(e.get("quarantined") for e in lines(tmp_path / "whole"))
     assert vector(result.arrays).tolist() == vector(whole.arrays).tolist()
-
-
-def test_a_checkpoint_of_an_earlier_version_loads(tmp_path):
-    grid = MemoryGrid(numpy_app(), 4)
-    run(Full(), grid, rounds=1, folder=tmp_path)
-    arrays = read_checkpoint(tmp_path)
-    # One count and one round per client: of messages that were not answered.
-    arrays["roster/failures"] = np.array([0, 2, 0, 0])
-    arrays["roster/barred"] = np.array([0, 3, 0, 0])
-    save_arrays(tmp_path / "checkpoint" / "state.npz", arrays)
-    run(Full(), grid, rounds=4, folder=tmp_path)
-    assert tried(tmp_path, 1) == [0, 3]
 
 
 def test_whoever_listens_to_the_rounds_hears_of_it():

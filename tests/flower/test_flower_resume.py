@@ -23,10 +23,9 @@ from flower_grid import (
     server_score,
     vector,
 )
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 
-from fedcor.core.describe import NEWER
 from fedcor.core.errors import RecordError
 from fedcor.flower import select_with
 from fedcor.flower.checkpoint import Checkpoint
@@ -259,59 +258,6 @@ class Decaying(FedAdam):
         return super().configure_train(server_round, arrays, config, grid)
 
 
-def test_a_checkpoint_of_version_0_1_is_resumed(tmp_path):
-    """The folder was written by version 0.1, whose server was killed in the sixth round.
-
-    `whole.jsonl` is the record of the same run, by the same version, without the kill.
-    """
-    shutil.copytree(Path(__file__).parents[1] / "data" / "flower-0.1", tmp_path / "run")
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    (tmp_path / "run" / "whole.jsonl").rename(whole / "rounds.jsonl")
-    assert len(lines(tmp_path / "run")) == 5
-    with np.load(tmp_path / "run" / "checkpoint" / "state.npz") as arrays:
-        names = set(arrays.files)
-    selecting = select_with(
-        Decaying(eta=0.05, beta_1=0.9, beta_2=0.99),
-        FedCor(3, dimension=3, **QUICK),
-        checkpoint=tmp_path / "run",
-        wait_for=8,
-        seed=3,
-    )
-    rounds = []
-
-    def score(server_round, arrays):
-        rounds.append(server_round)
-        return server_score(server_round, arrays)
-
-    result = selecting.start(
-        MemoryGrid(numpy_app(), 8, seed=1),
-        initial(),
-        num_rounds=9,
-        timeout=0.1,
-        train_config=ConfigRecord({"lr": 1.0}),
-        evaluate_fn=score,
-    )
-    assert rounds == [6, 7, 8, 9]
-    for key in ("train_metrics_clientapp", "evaluate_metrics_clientapp"):
-        assert sorted(getattr(result, key)) == rounds
-    assert len(lines(tmp_path / "run")) == len(lines(whole)) == 9
-    for ours, theirs in zip(lines(tmp_path / "run"), lines(whole), strict=True):
-        assert ours.keys() - {"metrics", "server_round", "details"} == theirs.keys()
-        for reason, values in theirs["why"].items():
-            assert ours["why"][reason] == pytest.approx(values, rel=1e-9)
-        for key in ("round", "selected", "participated", "probed", "refused", "faults"):
-            assert ours[key] == theirs[key], key
-        for key in ("test_accuracy", "test_loss", "learning_rate"):
-            assert ours[key] == pytest.approx(theirs[key], rel=1e-9), key
-    with np.load(tmp_path / "run" / "checkpoint" / "state.npz") as arrays:
-        # It also says whose it is, how replies are usually built, what can be gone back to, ...
-        newer = ("replies/", "header", "record_sha256", "good", "health/", "norms/")
-        newer += ("roster/believed", "roster/silent", "roster/trained_with", "selector/tried")
-        later = {name for name in arrays.files if name.startswith(newer)}
-        assert set(arrays.files) - later == names
-
-
 def test_a_finished_run_is_left_as_it_is(tmp_path):
     run(Random(2), MemoryGrid(numpy_app(), 4), rounds=3, folder=tmp_path)
     before = (tmp_path / "rounds.jsonl").read_bytes()
@@ -323,22 +269,22 @@ def test_a_finished_run_is_left_as_it_is(tmp_path):
 
 @dataclasses.dataclass(frozen=True)
 class WithTable(Random):
-    """A user's own: a field that is not given, and one that is newer than its first records."""
+    """A user's own selector, with a field that is not a parameter."""
 
     table: int = dataclasses.field(init=False, default=7)
-    newer: int = dataclasses.field(default=0, metadata={NEWER: True})
+    other: int = 0
 
 
-def test_a_record_names_all_fields_of_a_selector_but_newer_ones_at_their_default(tmp_path):
+def test_a_record_names_all_fields_of_a_selector(tmp_path):
     for rounds in (2, 3):
         run(WithTable(2), MemoryGrid(numpy_app(), 4), rounds=rounds, folder=tmp_path / "a")
-    run(WithTable(2, newer=1), MemoryGrid(numpy_app(), 4), rounds=2, folder=tmp_path / "b")
+    run(WithTable(2, other=1), MemoryGrid(numpy_app(), 4), rounds=2, folder=tmp_path / "b")
     named = []
     for folder in ("a", "b"):
         header = json.loads((tmp_path / folder / "rounds.jsonl").read_text().splitlines()[0])
         named += header["config"]["selectors"].values()
     first = {"clients_per_round": 2, "replacement": False, "table": 7}
-    assert named == [first, {**first, "newer": 1}]
+    assert named == [{**first, "other": 0}, {**first, "other": 1}]
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path):

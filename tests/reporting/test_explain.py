@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from fedcor.cli import main
 from fedcor.reporting.explanations import LossHistory, explanation, explanations
 from fedcor.reporting.reason_texts import PARTS
+from fedcor.rounds.record_line import FORMAT
 from fedcor.runs.folder import write_client_names
 from fedcor.runs.record import RunRecord, read_run
 from fedcor.runs.runner import run
@@ -22,7 +21,6 @@ from fedcor.simulation.build import build_simulation
 from fedcor.simulation.experiment_files import load_experiment
 from fedcor.testing import FakeFederation
 
-DATA = Path(__file__).parents[1] / "data"
 ROUNDS = ["selectors.fedcor.warmup=2", "selectors.fedcor.interval=3", "training.rounds=6"]
 
 
@@ -101,7 +99,7 @@ def test_a_round_that_is_not_there(folder, tmp_path, capsys):
     assert main(["explain", str(folder), "--round", "99"]) == 2
     assert "there is no round 99" in capsys.readouterr().err
     assert main(["explain", str(tmp_path)]) == 2
-    (tmp_path / "rounds.jsonl").write_text(json.dumps({"kind": "header"}) + "\n")
+    (tmp_path / "rounds.jsonl").write_text(json.dumps({"kind": "header", "format": FORMAT}) + "\n")
     assert main(["explain", str(tmp_path)]) == 2
     assert "no finished round" in capsys.readouterr().err
 
@@ -218,19 +216,6 @@ def test_the_nearest_known_losses_are_taken_and_the_shortest_span():
     assert history.change(2, 1) is None
     assert history.change(7, 1) is None
     assert (history.at(1, 0), history.at(1, 1), history.at(2, 0)) == (3.0, None, None)
-
-
-def test_a_record_of_an_earlier_version_is_explained_and_says_what_is_missing(tmp_path, capsys):
-    shutil.copytree(DATA / "flower-0.1", tmp_path / "run")
-    assert main(["explain", str(tmp_path / "run"), "--round", "3"]) == 0
-    shown = capsys.readouterr().out
-    assert "made by an earlier version of fedcor: what a pick does for others" in shown
-    assert "1. Client 4 (" in shown  # its name follows
-    assert "): gain 0.179, redundancy 0, annealing 1." in shown
-    found = explanation(read_run(tmp_path / "run"), 3)
-    assert all(row["parts"] == {} and row["runner_up"] is None for row in found["chosen"])
-    assert main(["explain", str(tmp_path / "run"), "--round", "1"]) == 0
-    assert "warm-up: chosen uniformly" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -80,9 +79,6 @@ def test_what_cannot_be_shown_is_said(record):
     assert nothing["calibration"] is nothing["each"] is None
     first = health(RunRecord(None, record.header, record.rounds[:1]))
     assert first["note"] == "the process has been fitted, but has not foretold anything yet"
-    old = health(read_run(Path(__file__).parents[1] / "data" / "flower-0.1"))
-    assert "earlier version" in old["note"]
-    assert old["probe_rounds"] == 4
 
 
 @given(st.lists(st.integers(0, 50), min_size=20, max_size=20))

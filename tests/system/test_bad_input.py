@@ -23,6 +23,7 @@ from fedcor.core.errors import ConfigError, DataError, FedcorError, RecordError
 from fedcor.data.cache import read_npz
 from fedcor.data.formats import READERS
 from fedcor.reporting.gp_calibration import health
+from fedcor.rounds.record_line import FORMAT
 from fedcor.runs.folder import open_run
 from fedcor.runs.record import RECORD, read_run
 from fedcor.simulation.experiment_files import load_experiment, parse_experiment
@@ -247,6 +248,7 @@ def test_seeds_may_be_larger_than_counts():
 
 HEADER = {
     "kind": "header",
+    "format": FORMAT,
     "experiment": "e",
     "selector": "random",
     "seed": 1,
@@ -323,7 +325,7 @@ def garbled(draw, tree, most=3):
 def records(draw):
     count = draw(st.integers(0, 3))
     rounds = [{"round": t, **draw(garbled(ROUND, 1))} for t in range(count)]
-    return [{"kind": "header", **draw(garbled(HEADER))}, *rounds]
+    return [{**draw(garbled(HEADER)), "kind": "header", "format": FORMAT}, *rounds]
 
 
 def check_record(folder, lines):

@@ -12,7 +12,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
-from fedcor.core.describe import describe, newer_at_default
+from fedcor.core.describe import describe
 from fedcor.core.errors import RecordError
 from fedcor.core.types import Array, Optimiser, Outcome
 from fedcor.flower.checkpoint import Checkpoint, StrategyMemory, flat_metrics, other_records
@@ -26,7 +26,7 @@ from fedcor.flower.settings import RoundSettings
 from fedcor.flower.strategy_memory import restore, snapshot
 from fedcor.optimisers import OPTIMISERS
 from fedcor.rounds.aggregation import state_bytes
-from fedcor.rounds.record_line import RoundRecord, run_header, upgrade
+from fedcor.rounds.record_line import RoundRecord, run_header
 from fedcor.rounds.selection import told_losses
 from fedcor.runs.folder import RunWriter, open_run, write_client_names
 from fedcor.runs.record import json_line
@@ -37,9 +37,7 @@ from fedcor.selectors import selector_name
 
 def describe_run(settings: RoundSettings, num_rounds: int) -> dict[str, Any]:
     """The header of the record: what a later start with the same folder must agree with."""
-    parameters = dataclasses.asdict(settings.selector)  # type: ignore[call-overload]
-    unsaid = newer_at_default(settings.selector)
-    described = {name: value for name, value in parameters.items() if name not in unsaid}
+    described = dataclasses.asdict(settings.selector)  # type: ignore[call-overload]
     selector = selector_name(settings.selector)
     aggregating = optimiser_strategy_in(settings.strategy)
     config = {
@@ -158,7 +156,7 @@ class Recorder:
         assert self._session is not None, "opened() comes first"
         writer = self._writer
         given = {"kind": "header", **self._given_header} if writer is None else writer.header
-        header = upgrade(json.loads(json_line(given)))
+        header = json.loads(json_line(given))
         if writer is None:
             self._session.start(StartedRun(header))
         else:

@@ -20,8 +20,7 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 from fedcor.core.config import check_one_of
 from fedcor.core.errors import ConfigError, FedcorError, WorkerDiedError
 from fedcor.runs.cluster.address import CLUSTERS
-from fedcor.runs.cluster.backends import connect
-from fedcor.runs.cluster.scheduler import map_on
+from fedcor.runs.cluster.retry import run_with_retries
 
 
 def count_processes(jobs: int | None, backend: str = "loky") -> int | None:
@@ -108,7 +107,7 @@ def map_each(
         items: What it is called with, in this order.
         processes: How many processes work at once, at most; see `count_processes`.
         backend: A backend of joblib; or "ray" or "dask", where all calls go to a cluster.
-        address: Of the cluster; see `fedcor.runs.cluster.backends`.
+        address: Of the cluster; see `fedcor.runs.cluster.retry`.
 
     Yields:
         Each item with its result when its call is done, in the order in which they finish.
@@ -120,8 +119,7 @@ def map_each(
     if not items:
         return
     if backend in CLUSTERS:
-        with connect(backend, address) as cluster:
-            yield from map_on(cluster, function, items, processes)
+        yield from run_with_retries(function, items, processes, backend=backend, address=address)
         return
     processes = min(1 if processes is None else processes, len(items))
     if processes <= 1:
