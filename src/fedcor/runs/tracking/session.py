@@ -16,7 +16,6 @@ from fedcor.core.text import one_line
 from fedcor.rounds.record_line import RoundRecord
 from fedcor.runs.record import RunRecord, json_line, read_run
 from fedcor.runs.tracking.callback import METHODS, GivenCallback, StartedRun, Tracker, as_callbacks
-from fedcor.runs.tracking.csv_files import CSV
 from fedcor.runs.tracking.mlflow_store import MLflow
 from fedcor.runs.tracking.tensorboard_events import TensorBoard
 from fedcor.runs.tracking.wandb_run import WandB
@@ -24,7 +23,7 @@ from fedcor.runs.tracking.wandb_run import WandB
 TRACKERS = Registry(
     "callbacks",
     "fedcor.trackers",
-    {"csv": CSV, "mlflow": MLflow, "tensorboard": TensorBoard, "wandb": WandB},
+    {"mlflow": MLflow, "tensorboard": TensorBoard, "wandb": WandB},
     ("on_round",),
 )
 
