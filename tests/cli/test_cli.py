@@ -22,9 +22,10 @@ from fake_runs import fake_run, regression_run
 
 from fedcor.cli import main
 from fedcor.cli.commands import _how_long
-from fedcor.cli.reports import last_score, print_finished
+from fedcor.cli.reports import print_finished
 from fedcor.core.errors import DataError, NoSourceError
 from fedcor.data.cache import cache_dir
+from fedcor.runs.progress import score_note
 from fedcor.runs.record import RunRecord, json_line, read_run
 from fedcor.runs.runner import compare_jobs
 from fedcor.selectors import selector_names
@@ -262,12 +263,12 @@ def test_report_of_runs_without_accuracy_and_of_a_users_metric(capsys):
     assert "the same mean mae on both seeds" in " ".join(capsys.readouterr().out.split())
     assert fedcor("report o --full") == 0
     assert "accuracy" not in capsys.readouterr().out
-    print_finished(Path("o/0"), terminal=False)
+    print_finished(read_run(Path("o/0")), terminal=False)
     line = json.loads(capsys.readouterr().out)
     assert (line["mean_loss"], line["test_loss"], "test_accuracy" in line) == (2.0, 2.0, False)
-    print_finished(Path("o/0"), terminal=True)
+    print_finished(read_run(Path("o/0")), terminal=True)
     assert capsys.readouterr().out == "o/0: 2 rounds, test loss 2\n"
-    assert last_score(None, None) == last_score(float("nan"), float("inf")) == "loss not finite"
+    assert score_note(None, None) == score_note(float("nan"), float("inf")) == "loss not finite"
 
 
 @pytest.mark.parametrize("better", [None, "lower", "higher"])

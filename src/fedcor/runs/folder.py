@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -190,6 +191,15 @@ def write_client_names(folder: Path, names: Sequence[str]) -> None:
         for client, name in enumerate(names)
     )
     write_whole(folder / CLIENT_NAMES, "".join(lines).encode())
+
+
+def folder_name(selector: str) -> str:
+    """A selector's name as a folder: some systems do not take the colon of `module:Class`.
+
+    >>> folder_name("fedcor(beta=0.5, warmup=3)")
+    'fedcor-beta-0.5-warmup-3'
+    """
+    return re.sub(r"[^\w.+-]+", "-", selector.replace(":", ".")).strip("-")
 
 
 def pack_run(folder: Path) -> dict[str, bytes]:

@@ -19,7 +19,7 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from fedcor.core.config import check_one_of
 from fedcor.core.errors import ConfigError, FedcorError, WorkerDiedError
-from fedcor.runs.cluster.address import CLUSTERS
+from fedcor.runs.cluster.address import CLUSTERS, check_place
 from fedcor.runs.cluster.retry import run_with_retries
 
 
@@ -66,9 +66,10 @@ class _Turn:
 _turn = _Turn()
 
 
-def check_backend(backend: str) -> None:
-    """Refuse a backend that neither joblib knows, with those that were registered, nor we."""
+def check_backend(backend: str, address: str | None) -> None:
+    """Refuse an unknown backend, a missing package, or an address that cannot be one."""
     check_one_of("backend", backend, [*joblib.parallel.BACKENDS, *CLUSTERS])
+    check_place(backend, address)
 
 
 def for_each(
@@ -115,7 +116,7 @@ def map_each(
     Raises:
         WorkerDiedError: A worker process died. An error in a call is raised as it is.
     """
-    check_backend(backend)
+    check_backend(backend, address)
     if not items:
         return
     if backend in CLUSTERS:

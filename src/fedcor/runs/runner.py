@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -21,8 +20,17 @@ from fedcor.core.types import Array
 from fedcor.rounds.record_line import RoundRecord
 from fedcor.runs.cluster.address import CLUSTERS
 from fedcor.runs.cluster.retry import run_with_retries
-from fedcor.runs.folder import LOCK, RunWriter, open_run, pack_run, unpack_run, write_client_names
+from fedcor.runs.folder import (
+    LOCK,
+    RunWriter,
+    folder_name,
+    open_run,
+    pack_run,
+    unpack_run,
+    write_client_names,
+)
 from fedcor.runs.processes import for_each
+from fedcor.runs.progress import refresh
 from fedcor.runs.record import RunRecord, count_rounds, has_run, json_line, read_run
 from fedcor.runs.tracking.callback import GivenCallback, StartedRun
 from fedcor.runs.tracking.session import following
@@ -46,6 +54,7 @@ def run(
     on_round: Callable[[RoundRecord], None] | None = None,
     callbacks: Sequence[GivenCallback] = (),
     root: Path | None = None,
+    in_memory: bool = False,
     wait: float = 0.0,
 ) -> None:
     """Run an experiment in a folder. A finished run is left as it is, but callbacks are told of it.
@@ -58,6 +67,7 @@ def run(
         on_round: Called after each round with its record.
         callbacks: What else hears of the run; see `fedcor.runs.tracking.callback.Callback`.
         root: The folder of all runs that belong together; None for `out`.
+        in_memory: Whether the folder is a temporary one, which callbacks are not told.
         wait: For how many seconds to wait for another process that writes to the folder.
 
     Example:
@@ -74,14 +84,14 @@ def run(
         following(callbacks) as session,
     ):
         if writer.done >= rounds:
-            session.start(_started(writer, root))
+            session.start(_started(writer, root, in_memory))
             session.end()
             return
         # Built before anything is written: only the data can tell that some settings cannot work.
         simulation = build_simulation(experiment, seed)
         start = _restore(writer.checkpoint, simulation, out) if writer.checkpoint else None
         _begin(writer, experiment)
-        session.start(_started(writer, root))
+        session.start(_started(writer, root, in_memory))
         for record, state in simulation.run(rounds, start):
             writer.append(dataclasses.asdict(record))
             if state.round % CHECKPOINT_EVERY == 0 or state.round == rounds:
@@ -99,11 +109,13 @@ def _begin(writer: RunWriter, experiment: Experiment) -> None:
         write_client_names(writer.folder, names)
 
 
-def _started(writer: RunWriter, root: Path | None) -> StartedRun:
+def _started(writer: RunWriter, root: Path | None, in_memory: bool) -> StartedRun:
     """What callbacks are told at the start."""
     header = json.loads(json_line(writer.header))
-    kept = list(writer.kept)
-    return StartedRun(header, writer.folder, root or writer.folder, writer.resumed, kept)
+    if in_memory:
+        return StartedRun(header)
+    folder, kept = writer.folder, list(writer.kept)
+    return StartedRun(header, folder, root or folder, writer.resumed, kept)
 
 
 def run_in_memory(
@@ -182,6 +194,14 @@ class Job:
     resume: bool
     callbacks: tuple[GivenCallback, ...] = ()
     root: Path | None = None
+    in_memory: bool = False
+
+    @property
+    def name(self) -> str:
+        """How an error names the run."""
+        if self.in_memory:
+            return f"{self.experiment.selector}, seed {self.seed}"
+        return str(self.out)
 
 
 def compare_jobs(
@@ -192,47 +212,45 @@ def compare_jobs(
     *,
     resume: bool,
     callbacks: Sequence[GivenCallback] = (),
+    in_memory: bool = False,
 ) -> list[Job]:
     """The runs of a comparison: every selector on every seed.
 
     Args:
         experiment: All settings but the selector and the seed.
         selectors: Names or objects of the selectors; see `fedcor.simulation.experiment_files`.
-        seeds: The seeds. Runs with the same seed meet the same federation.
+        seeds: The seeds. For a given seed, all selectors see the same federation.
         out: The folder; each run gets `out/<selector>/seed-<n>`.
         resume: Whether to resume runs that are there already. Otherwise one such run is enough to
             refuse them all, before any starts.
-        callbacks: What hears of each run; see `fedcor.runs.tracking.callback.Callback`.
+        callbacks: Callbacks notified during each run; see
+            `fedcor.runs.tracking.callback.Callback`.
+        in_memory: Whether the folder is a temporary one.
 
     Returns:
         The jobs, seed by seed.
     """
-    jobs = [
+    pairs = list(itertools.product(seeds, variants(experiment, selectors)))
+    folders = [out / folder_name(one.selector_label) / f"seed-{seed}" for seed, one in pairs]
+    if in_memory:  # where any two labels are different
+        folders = [out / str(index) for index in range(len(pairs))]
+    if len(set(folders)) < len(pairs):
+        raise ConfigError("selectors", selectors, "have labels that give the same folder")
+    for folder in folders:
+        if has_run(folder) and not resume:
+            raise RunExistsError(folder)
+    return [
         Job(
             variant,
             seed,
-            out / folder_name(variant.selector_label) / f"seed-{seed}",
-            resume,
-            tuple(callbacks),
-            out,
+            folder,
+            resume=resume,
+            callbacks=tuple(callbacks),
+            root=out,
+            in_memory=in_memory,
         )
-        for seed, variant in itertools.product(seeds, variants(experiment, selectors))
+        for (seed, variant), folder in zip(pairs, folders, strict=True)
     ]
-    if len({job.out for job in jobs}) < len(jobs):
-        raise ConfigError("selectors", selectors, "have labels that give the same folder")
-    for job in jobs:
-        if has_run(job.out) and not resume:
-            raise RunExistsError(job.out)
-    return jobs
-
-
-def folder_name(selector: str) -> str:
-    """A selector's name as a folder: some systems do not take the colon of `module:Class`.
-
-    >>> folder_name("fedcor(beta=0.5, warmup=3)")
-    'fedcor-beta-0.5-warmup-3'
-    """
-    return re.sub(r"[^\w.+-]+", "-", selector.replace(":", ".")).strip("-")
 
 
 def run_jobs(
@@ -240,6 +258,8 @@ def run_jobs(
     processes: int | None,
     backend: str = "loky",
     address: str | None = None,
+    *,
+    update: Callable[[int, str], None] | None = None,
 ) -> Iterator[Job]:
     """Run all jobs, up to `processes` at once. Yields each job when it is finished.
 
@@ -251,14 +271,31 @@ def run_jobs(
         processes: How many at once; see `fedcor.runs.processes.count_processes`.
         backend: A backend of joblib; or "ray" or "dask", for a cluster that runs.
         address: Of the cluster; see `fedcor.runs.cluster.retry`.
+        update: Called every half second with the number of rounds that are done, and a note.
     """
-    finished = [
-        job for job in jobs if job.resume and count_rounds(job.out) >= job.experiment.rounds
-    ]
-    for job in finished:  # checked, and left as they are: no process need start for that
-        _run_job(job)
-        yield job
-    left = [job for job in jobs if not any(job is done for done in finished)]
+    finished: list[Job] = []
+
+    def show() -> None:
+        if update is not None:
+            done = sum(min(count_rounds(job.out), job.experiment.rounds) for job in jobs)
+            update(done, f"{len(finished)}/{len(jobs)} runs")
+
+    with refresh(show):
+        for job in _run_jobs(jobs, processes, backend, address):
+            finished.append(job)
+            yield job
+
+
+def _run_jobs(
+    jobs: Sequence[Job], processes: int | None, backend: str, address: str | None
+) -> Iterator[Job]:
+    left = []
+    for job in jobs:
+        if job.resume and count_rounds(job.out) >= job.experiment.rounds:
+            _run_job(job)  # checked, and left as it is: no process need start for that
+            yield job
+        else:
+            left.append(job)
     if backend in CLUSTERS and left:
         yield from _run_on_cluster(left, processes, backend, address)
     else:
@@ -274,6 +311,7 @@ def _run_job(job: Job) -> None:
             resume=job.resume,
             callbacks=job.callbacks,
             root=job.root,
+            in_memory=job.in_memory,
         )
 
 
@@ -285,7 +323,7 @@ def _named(job: Job) -> Iterator[None]:
     except (ConfigError, RecordError):
         raise
     except FedcorError as error:
-        raise FedcorError(f"{job.out}: {error}") from error
+        raise FedcorError(f"{job.name}: {error}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -377,7 +415,11 @@ def _replay(job: Job, done: int) -> None:
     record = read_run(job.out)
     kept, new = record.rounds[:done], record.rounds[done:]
     with following(job.callbacks) as session:
-        session.start(StartedRun(record.header, job.out, job.root or job.out, bool(kept), kept))
+        if job.in_memory:
+            started = StartedRun(record.header)
+        else:
+            started = StartedRun(record.header, job.out, job.root or job.out, bool(kept), kept)
+        session.start(started)
         for line in new:
             scores = {name: math.nan for name in SCORES if line.get(name) is None}
             session.round(RoundRecord(**{**line, **scores}))

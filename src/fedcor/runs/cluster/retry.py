@@ -35,7 +35,6 @@ from fedcor.core.errors import ConfigError, FedcorError, RecordError, WorkerDied
 from fedcor.core.text import one_line
 from fedcor.runs.cluster.address import (
     check_answer,
-    check_place,
     find_address,
     missing_address,
 )
@@ -126,7 +125,6 @@ def _unpack(status: str, value: Any) -> Any:
 @contextmanager
 def connect(backend: str, address: str | None) -> Iterator[RayCluster | DaskCluster]:
     """Connect to a cluster that is running; it stays up when the block ends."""
-    check_place(backend, address)
     found = find_address(backend, address)
     given = address is not None
     cluster = RayCluster(found, given=given) if backend == "ray" else DaskCluster(found)
