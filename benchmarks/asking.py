@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from fedcor.core.types import Federation, IntArray, State
 from fedcor.selectors.base import StatelessSelector, uniform
 
-__all__ = ["EveryTenth"]
-
 
 @dataclass(frozen=True)
 class EveryTenth(StatelessSelector):

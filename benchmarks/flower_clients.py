@@ -18,8 +18,6 @@ from fedcor.simulation.build import build_simulation, use_one_thread
 from fedcor.simulation.engine.models import build_model
 from fedcor.simulation.experiment_files import load_experiment
 
-__all__ = ["plain_client_app"]
-
 
 @functools.lru_cache(maxsize=1)
 def _plain(preset: str, seed: int) -> PlainLoop:

@@ -21,18 +21,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "DifferentResultsError",
-    "Result",
-    "best",
-    "check",
-    "flops_per_second",
-    "machine",
-    "multiply",
-    "peak_memory",
-    "skipped",
-]
-
 SIDE = 2048  # of the square matrices whose product is the machine's speed
 
 

@@ -24,8 +24,6 @@ import numpy as np
 from benchmarks.measure import DifferentResultsError, check
 from benchmarks.replay import Round
 
-__all__ = ["MissingPackageError", "run_fedlab", "run_flower", "run_flower_with_engine"]
-
 ROOT = Path(__file__).parents[1]
 ENVIRONMENTS = ROOT / ".venv-bench"
 # FedLab names torchvision, which it needs for image data sets of its own alone. What one finds may

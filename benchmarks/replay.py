@@ -26,8 +26,6 @@ from fedcor.simulation.engine.models import ModelVector
 from fedcor.simulation.engine.train import Assignment, train_plainly
 from fedcor.simulation.loop import Simulation
 
-__all__ = ["Means", "PlainLoop", "Round", "our_rounds", "replay"]
-
 
 @dataclass(frozen=True)
 class Round:

@@ -1,6 +1,6 @@
-"""What MkDocs builds beside the written pages: the reference, the command line, the notebooks.
+"""The pages that MkDocs generates from the code: the reference, the command lines, the notebooks.
 
-They are made from the code at each build, so they cannot say anything else than the code.
+They are made anew at each build, so they always agree with the code.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,30 +24,39 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = ROOT / "examples" / "notebooks"
 log = logging.getLogger("mkdocs.hooks.fedcor")
 
-# The names of the package by what they are for. One that is public and not here comes last.
+# The public names by purpose. A public name that is missing here comes last, under "More".
 GROUPS = {
     "Run and compare": ["compare", "run", "simulate", "load", "Result"],
-    "Experiments": ["experiment", "Experiment", "Faults", "Devices", "Byzantine", "Rules"],
-    "Partitions": ["IID", "Shards", "Dirichlet"],
+    "Experiments": [
+        "experiment", "Experiment", "Faults", "Devices", "Byzantine", "Defence", "Rules",
+        "Callback", "FedcorError",
+    ],
+    "Data and partitions": [
+        "IID", "Shards", "Dirichlet", "as_dataset", "ClientData", "SyntheticPopulation",
+        "FolderPopulation",
+    ],
     "Federated optimisers": [
         "FedAvg", "FedProx", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "FedNova", "Scaffold",
         "FedDyn", "MIFA", "FedVARP", "FedStale", "FedExP", "FedRecall", "TrimmedMean",
         "GeometricMedian", "MultiKrum",
     ],
     "Selectors": [
-        "FedCor", "Complement", "Random", "AFL", "PowerOfChoice", "Oort", "Proxy", "Full",
-        "build_selector",
+        "Aligned", "FedCor", "Complement", "Random", "RoundRobin", "AFL", "PowerOfChoice", "Oort",
+        "Proxy", "Full", "build_selector",
     ],
     "Writing a selector": ["Selector", "Federation", "Outcome", "Population", "State"],
     "Writing a federated optimiser": ["Optimiser", "Delivery"],
 }  # fmt: skip
-# Of `fedcor.data`, what a user needs beside the names above; the rest serves the package.
+# What a user may need of `fedcor.data` beside the public names.
 DATA = [
-    "as_dataset", "parts_of", "Dataset", "load", "available", "Listing", "fetch", "cache_dir",
-    "ClientData", "SyntheticPopulation", "FolderPopulation",
-]  # fmt: skip
-
-
+    "fedcor.data.own_data.parts_of",
+    "fedcor.data.datasets.Dataset",
+    "fedcor.data.datasets.load",
+    "fedcor.data.datasets.available",
+    "fedcor.data.datasets.Listing",
+    "fedcor.data.downloads.fetch",
+    "fedcor.data.cache.cache_dir",
+]
 # Protocols of a user's own parts, and the records that functions return.
 TYPES = [
     "fedcor.core.types.SelectorTraits",
@@ -54,22 +64,23 @@ TYPES = [
     "fedcor.core.types.OptimiserTraits",
     "fedcor.simulation.schedules.Schedule",
     "fedcor.rounds.rules.seats.Seats",
-    "fedcor.runs.record.RoundRecord",
+    "fedcor.rounds.record_line.RoundRecord",
     "fedcor.runs.record.RunRecord",
     "fedcor.simulation.state.SimulationState",
-    "fedcor.runs.tracking.callback.Callback",
     "fedcor.runs.tracking.callback.StartedRun",
 ]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that are made from the code."""
+    """Add the pages that are generated from the code."""
     pages = {
         "reference/fedcor.md": package_page(),
-        "reference/data.md": module_page("fedcor.data", DATA),
+        "reference/data.md": listing_page("fedcor.data", "Data sets and their files.", DATA),
         "reference/flower.md": module_page("fedcor.flower"),
         "reference/testing.md": module_page("fedcor.testing"),
-        "reference/types.md": types_page(),
+        "reference/types.md": listing_page(
+            "Protocols and records", "The form of your own parts, and of what is returned.", TYPES
+        ),
         "reference/command-line.md": command_line_page(),
     }
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
@@ -82,12 +93,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def types_page() -> str:
-    """What the functions above take and return, beside the public names."""
-    listed = "".join(f"\n::: {name}\n" for name in TYPES)
-    return (
-        f"# Protocols and records\n\nWhat your own parts look like, and what comes back.\n{listed}"
-    )
+def listing_page(title: str, about: str, names: list[str]) -> str:
+    """A page of names, each with the module that defines it."""
+    return f"# {title}\n\n{about}\n" + "".join(f"\n::: {name}\n" for name in names)
 
 
 def package_page() -> str:
@@ -107,21 +115,25 @@ def package_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def module_page(name: str, wanted: list[str] | None = None) -> str:
-    """The public names of a module, or those that are wanted of them."""
+def module_page(name: str) -> str:
+    """The public names of a module."""
     public = importlib.import_module(name).__all__
-    names = [each for each in wanted or public if each in public]
-    return "\n".join([f"# {name}", *(f"\n::: {name}.{each}" for each in names)]) + "\n"
+    return "\n".join([f"# {name}", *(f"\n::: {name}.{each}" for each in public)]) + "\n"
 
 
 def command_line_page() -> str:
-    """The help of `fedcor` and of each of its commands."""
-    from fedcor.cli.parser import build_parser
+    """The help of `fedcor`, of each of its commands, and of `python -m studies`."""
+    from fedcor.cli import parser
+
+    sys.path.insert(0, str(ROOT))  # studies/ is beside the package, and not installed
+    from studies import __main__ as studies
 
     os.environ["COLUMNS"] = "76"
     lines = ["# Command line", "", "What `fedcor --help` and `fedcor COMMAND --help` print."]
-    for name, text in helps(build_parser()):
-        lines += ["", f"## {name}", "", "```text", text.rstrip(), "```"]
+    lines += ["`python -m studies` runs in a copy of the repository; it is not installed."]
+    for build in (parser.build_parser, studies.build_parser):
+        for name, text in helps(build()):
+            lines += ["", f"## {name}", "", "```text", text.rstrip(), "```"]
     return "\n".join(lines) + "\n"
 
 

@@ -1,96 +1,94 @@
-"""The paper's table and figures, and what goes beyond them: one function per experiment.
+"""Studies: the paper's table and figures, and what goes beyond them. Run `python -m studies NAME`.
 
-Numbers are computed and saved first (`<what>-<dataset>.json`), figures are drawn from them (`.svg`,
-`.png`). An experiment that was interrupted resumes when it is started again. Importing this package
-is cheap: an experiment is imported, with the packages it needs, when it is asked for.
+A study runs whatever is missing, saves its numbers (`<study>-<dataset>.json`), draws its figure
+from them (`.svg`, `.png`) and writes its tables (`.md`). An interrupted study resumes when it is
+started again. Importing this package is cheap: a study is imported when it runs, with the packages
+that it needs.
+
+To add a study, declare a `studies.scaffold.Study` in a module and add one line to `STUDIES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 from fedcor.core.config import check_one_of
 from fedcor.core.errors import MissingExtraError
+from fedcor.core.files import write_whole
 from studies.plan import Plan
+from studies.scaffold import Runs, Study
+
+SIM, DRAWN, LEARNT = ("torch",), ("torch", "matplotlib"), ("torch", "sklearn")
 
 
 class Entry(NamedTuple):
-    """Where an experiment's function is, below this package; what it shows; and which packages
-    it needs that fedcor installs only on request."""
+    """A study that can be run.
 
-    module: str
-    function: str
+    Attributes:
+        place: Module below this package, and the name of the study in it.
+        description: One line for the help.
+        packages: Packages it needs that fedcor installs only on request.
+        group: The studies it belongs to: `paper` or `beyond`.
+    """
+
+    place: str
     description: str
-    packages: tuple[str, ...] = ("torch", "matplotlib")
+    packages: tuple[str, ...] = DRAWN
+    group: str = "beyond"
 
 
-EXPERIMENTS: dict[str, Entry] = {
-    "table1": Entry("table1", "table1", "Table 1: rounds to the target accuracy", ("torch",)),
-    "convergence": Entry("curves", "convergence", "Figure 4: accuracy over rounds"),
-    "toy": Entry("toy", "toy", "Figure 1: three ways to choose two clients", ("matplotlib",)),
-    "normality": Entry("measurements", "normality", "are loss changes Gaussian?"),
-    "stationarity": Entry("measurements", "stationarity", "Figure 3: does their covariance stay?"),
-    "interval": Entry("curves", "interval", "Figure 5: how rarely may the process be refitted?"),
-    "annealing": Entry("curves", "annealing", "Figure 6: the annealing coefficient"),
+STUDIES: dict[str, Entry] = {
+    "table1": Entry("table1:STUDY", "Table 1: rounds to the target accuracy", SIM, "paper"),
+    "convergence": Entry("curves:CONVERGENCE", "Figure 4: accuracy over rounds", DRAWN, "paper"),
+    "toy": Entry("toy:STUDY", "Figure 1: three ways to choose two clients", DRAWN[1:], "paper"),
+    "normality": Entry("measurements:NORMALITY", "are loss changes Gaussian?", DRAWN, "paper"),
+    "stationarity": Entry(
+        "measurements:STATIONARITY", "Figure 3: how stable is their covariance?", DRAWN, "paper"
+    ),
+    "interval": Entry(
+        "curves:INTERVAL", "Figure 5: how often must the process be refitted?", DRAWN, "paper"
+    ),
+    "annealing": Entry("curves:ANNEALING", "Figure 6: the annealing coefficient", DRAWN, "paper"),
     "embedding": Entry(
-        "measurements",
-        "embedding",
-        "Figure 7: the map of clients",
-        ("torch", "sklearn", "matplotlib"),
+        "measurements:EMBEDDING", "Figure 7: the map of clients", (*LEARNT, "matplotlib"), "paper"
     ),
-    "beyond-table": Entry("beyond.table", "table", "complement beside every other selector"),
-    "beyond-ablation": Entry("beyond.ablation", "ablation", "which of its parts matter"),
-    "beyond-limits": Entry("beyond.limits", "limits", "where it may fail"),
-    "beyond-fairness": Entry("beyond.fairness", "fairness", "which clients it serves"),
-    "beyond-confirmation": Entry("beyond.table", "confirmation", "the same on fresh seeds"),
-    "probing": Entry("beyond.probing", "probing", "what asking a sample of the clients costs"),
+    "beyond-table": Entry("complement:TABLE", "complement beside every other selector"),
+    "beyond-ablation": Entry("complement:ABLATION", "which parts of complement matter"),
+    "beyond-limits": Entry("complement_limits:LIMITS", "where complement may fail"),
+    "beyond-fairness": Entry("complement_limits:FAIRNESS", "which clients complement serves"),
+    "beyond-confirmation": Entry("complement:CONFIRMATION", "complement on held-out seeds"),
+    "probing": Entry("probing:STUDY", "what probing only a sample of the clients costs"),
     "memory": Entry(
-        "memory.table",
-        "memory",
-        "aligned with FedRecall beside other selectors with other optimisers",
-        ("torch", "sklearn", "matplotlib"),
+        "memory:STUDY",
+        "aligned with FedRecall beside other selectors and optimisers",
+        (*LEARNT, "matplotlib"),
     ),
-    "memory-ablation": Entry(
-        "memory.ablation", "ablation", "which parts of the pair matter", ("torch", "sklearn")
-    ),
+    "memory-ablation": Entry("memory_parts:ABLATION", "which parts of the pair matter", LEARNT),
     "memory-stress": Entry(
-        "memory.ablation",
-        "stress",
-        "the pair at other learning rates and local steps",
-        ("torch", "sklearn"),
+        "memory_parts:STRESS", "the pair at other learning rates and local steps", LEARNT
     ),
     "memory-anatomy": Entry(
-        "memory.anatomy",
-        "anatomy",
-        "how far a round's step is from the step of everyone",
-        ("torch", "sklearn"),
+        "memory_anatomy:STUDY", "a round's step compared with the step of all clients", LEARNT
     ),
-    "byzantine": Entry(
-        "byzantine.table", "byzantine", "clients that lie, and a defence against them", ("torch",)
-    ),
+    "byzantine": Entry("byzantine:STUDY", "Byzantine clients, and a defence against them", SIM),
     "byzantine-means": Entry(
-        "byzantine.means",
-        "means",
-        "clients that lie, and robust means of what they send",
-        ("torch",),
+        "byzantine:MEANS", "Byzantine clients, and robust means of their updates", SIM
     ),
-    "time": Entry(
-        "timed.table", "time_to_accuracy", "time to accuracy, where clients differ in speed"
-    ),
+    "time": Entry("time_to_accuracy:STUDY", "time to accuracy with clients of unequal speed"),
 }
-# What goes beyond the paper has packages of its own.
-_BEYOND = tuple(name for name, entry in EXPERIMENTS.items() if "." in entry.module)
 GROUPS: dict[str, tuple[str, ...]] = {
-    "paper": tuple(name for name in EXPERIMENTS if name not in _BEYOND),
-    "beyond": _BEYOND,
-    "all": tuple(EXPERIMENTS),
+    **{
+        group: tuple(name for name, entry in STUDIES.items() if entry.group == group)
+        for group in ("paper", "beyond")
+    },
+    "all": tuple(STUDIES),
 }
-NAMES: tuple[str, ...] = (*EXPERIMENTS, *GROUPS)
+NAMES: tuple[str, ...] = (*STUDIES, *GROUPS)
 
-# Package -> what it is called, and the extra that installs it.
+# Package -> its name in messages, and the extra that installs it.
 _EXTRAS = {
     "torch": ("PyTorch", "sim"),
     "sklearn": ("scikit-learn", "sim"),
@@ -98,12 +96,12 @@ _EXTRAS = {
 }
 
 
-def reproduce(what: str, plan: Plan) -> list[Path]:
-    """Run an experiment, or all experiments of a group, as far as they are not done yet.
+def run(what: str, plan: Plan) -> list[Path]:
+    """Run a study, or all studies of a group, as far as they are not done yet.
 
     Args:
-        what: one of `NAMES`: an experiment, or the group `paper`, `beyond` or `all`
-        plan: how much of it to run, and where to
+        what: One of `NAMES`: a study, or the group `paper`, `beyond` or `all`.
+        plan: How much of it to run, and where to.
 
     Returns:
         The files written.
@@ -111,26 +109,50 @@ def reproduce(what: str, plan: Plan) -> list[Path]:
     Example:
         from fedcor.runs.progress import show_rounds
 
-        plan = Plan(Path("runs/reproduce"), show_rounds, jobs=2)
-        reproduce("table1", plan.quick())
+        plan = Plan(Path("runs/studies"), show_rounds, jobs=2)
+        run("table1", plan.quick())
     """
     check_one_of("what", what, NAMES)
-    # All of them first: a missing package is noticed before anything runs.
-    names = GROUPS.get(what, (what,))
-    functions = [load_function(name) for name in names]
-    if "beyond-confirmation" in names:
-        plan.check_fresh_seeds()
-    return [path for function in functions for path in function(plan)]
+    # A missing package or a wrong plan is noticed before anything runs.
+    studies = {name: load_study(name) for name in GROUPS.get(what, (what,))}
+    plans = {name: study.adapt(plan) for name, study in studies.items()}
+    return [path for name, study in studies.items() for path in _run(name, study, plans[name])]
 
 
-def load_function(name: str) -> Callable[[Plan], list[Path]]:
-    """Import the function of the experiment `name`: takes a plan, returns the files written."""
-    entry = EXPERIMENTS[name]
+def load_study(name: str) -> Study:
+    """Import the study `name`, or name the package that is missing."""
+    entry = STUDIES[name]
     for package in entry.packages:
         try:
             import_module(package)
         except ImportError as error:
             raise MissingExtraError(*_EXTRAS[package]) from error
-    module = import_module(f"{__name__}.{entry.module}")
-    function: Callable[[Plan], list[Path]] = getattr(module, entry.function)
-    return function
+    module, _, attribute = entry.place.partition(":")
+    study: Study = getattr(import_module(f"{__name__}.{module}"), attribute)
+    return study
+
+
+def _run(name: str, study: Study, plan: Plan) -> list[Path]:
+    """Run what is missing, then save numbers, figures and tables; returns the files written."""
+    pairs = [(s, v) for s in study.scenarios(plan) for v in study.variants(plan, s)]
+    runs: Runs = {}
+    if pairs:
+        from studies.runs import run_all
+
+        runs = run_all(plan, pairs)
+    described = {"plan": plan.describe() | ({"settings": list(runs)} if runs else {})}
+    paths = []
+    for result in study.evaluate(plan, runs):
+        stem = result.name or name
+        stem = f"{stem}-{plan.dataset}" if study.needs_plan else stem
+        numbers = {**(described if study.needs_plan else {}), **result.numbers}
+        paths.append(plan.out / f"{stem}.json")
+        write_whole(paths[-1], (json.dumps(numbers) + "\n").encode())
+        if result.draw is not None:
+            from fedcor.reporting.plots import save_figure
+
+            paths += save_figure(result.draw(), plan.out / stem)
+        if result.tables:
+            paths.append(plan.out / f"{stem}.md")
+            write_whole(paths[-1], "".join(result.tables).encode())
+    return paths

@@ -1,12 +1,13 @@
-"""Figures that compare whole runs: accuracy over rounds, how often clients are chosen, paired
-differences.
+"""Figures of whole runs: accuracy over rounds, how often clients are chosen, paired differences.
 
-Every function takes numbers that were computed and saved before, and returns a matplotlib Figure.
+`curve_result` and `difference_draw` make a study's numbers and figure from its runs. The other
+functions take numbers that were computed before, and return a matplotlib Figure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,69 @@ from fedcor.reporting.plots import (
     write_caption,
 )
 from fedcor.reporting.tables import display_name
+from studies.plan import Plan
+from studies.scaffold import Result, Runs
+from studies.summaries import (
+    SMOOTH,
+    Summaries,
+    accuracy_differences,
+    rounds_per_point,
+    smooth_curve,
+    summarise_variants,
+    summary_numbers,
+)
+
+
+def curve_result(
+    plan: Plan,
+    runs: Runs,
+    *,
+    extra: Mapping[str, Any] | None = None,
+    tables: Sequence[str] = (),
+    name: str = "",
+) -> Result:
+    """Each variant's curve, its summary compared with random selection, and `extra` numbers."""
+    panels = {
+        scenario: {label: smooth_curve(seed_runs) for label, seed_runs in by_label.items()}
+        for scenario, by_label in runs.items()
+    }
+    summaries = summarise_variants(runs, "random")
+    numbers = {"curves": panels, "summary": summary_numbers(summaries), **(extra or {})}
+    targets = {name: s.target for name, s in summaries.items() if s.target is not None}
+    draw = partial(curves, panels, _curve_caption(plan, runs), targets)
+    return Result(numbers, tables, draw, name)
+
+
+def _curve_caption(plan: Plan, runs: Runs) -> str:
+    rounds = min(len(run.rounds) for by in runs.values() for rs in by.values() for run in rs)
+    parts = [f"{plan.dataset}, {plan.seeds_text}, {rounds} rounds"]
+    parts += [f"mean of the last {SMOOTH} rounds"] if rounds_per_point(rounds) > 1 else []
+    parts += ["band: one standard deviation over seeds"] if len(plan.seeds) > 1 else []
+    return "; ".join(parts)
+
+
+def difference_draw(
+    plan: Plan,
+    summaries: Summaries,
+    baseline: str,
+    titles: Mapping[str, str] | None = None,
+) -> Callable[[], Figure]:
+    """Draws the paired differences of mean accuracy.
+
+    Args:
+        plan: The plan of the study.
+        summaries: By scenario.
+        baseline: Name of what the differences are taken from.
+        titles: Titles of scenarios, by name.
+    """
+    panels = {
+        (titles or {}).get(name, name): shown
+        for name, shown in accuracy_differences(summaries).items()
+    }
+    rounds = next(iter(summaries.values())).selectors[0].runs[0].rounds_done
+    source = f"{plan.dataset}, {plan.seeds_text}, {rounds} rounds"
+    caption = f"{source}; paired over seeds, bars: 95 % intervals, each by itself"
+    return partial(differences, panels, f"mean accuracy, difference from {baseline}", caption)
 
 
 def curves(

@@ -16,8 +16,6 @@ from pathlib import Path
 from fedcor.cli import main
 from fedcor.core.errors import FedcorError
 
-__all__ = ["Called", "call", "guarded", "only_within"]
-
 HANG = 30  # seconds of this process that one input may take
 SLEEP = 300  # seconds on the clock: a machine may be busy, but what waits for nothing ends
 _WRITES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link")

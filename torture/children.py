@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-__all__ = ["Ended", "die", "die_at_file_operation", "die_while_writing", "run_in_child"]
-
 TIMEOUT = 300.0  # seconds: what takes longer hangs
 _POLL = 0.0005
 

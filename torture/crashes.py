@@ -24,8 +24,6 @@ from fedcor.simulation.experiment_files import load_experiment
 from torture.children import Ended, die_at_file_operation, die_while_writing, run_in_child
 from torture.tally import Line, Tally
 
-__all__ = ["PARTS", "Subject", "kill_again_and_again"]
-
 ROUNDS, CHECKPOINTS = 24, 3  # a run has one after 10, 20 and 24 rounds
 KINDS = ("at a random moment", "at a file operation", "in a checkpoint's write", "while resuming")
 SMALL = ("partition.clients=20", "training.clients_per_round=4", "training.local_steps=2")

@@ -25,8 +25,6 @@ from torture.calls import call
 from torture.crashes import finished, load_before
 from torture.tally import Line, Tally
 
-__all__ = ["PARTS", "structural"]
-
 TINY = (
     *("partition.clients=12", "training.clients_per_round=3", "training.local_steps=1"),
     *("model.hidden=[2]", "selectors.fedcor.warmup=3", "selectors.proxy.warmup=3"),

@@ -19,8 +19,6 @@ from torture.crashes import finished, load_before
 from torture.damage import arguments
 from torture.tally import Line, Tally
 
-__all__ = ["PARTS"]
-
 NEW_MOUNTS, NEW_USERS = 0x00020000, 0x10000000
 READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 32, 4096, 16384, 1 << 18
 ROUNDS = 21

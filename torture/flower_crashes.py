@@ -16,8 +16,6 @@ from fedcor.selectors import build_selector, selector_names
 from torture.crashes import KINDS, Subject, kill_again_and_again
 from torture.tally import Line, Tally
 
-__all__ = ["PARTS", "flower_grid"]
-
 ROUNDS, NODES = 9, 12
 QUICK = {"fedcor": {"warmup": 3, "interval": 3, "warmup_steps": 20, "refit_steps": 20}}
 QUICK["proxy"] = {"warmup": 3}

@@ -18,8 +18,6 @@ from torture.inputs import try_all
 from torture.making import Maker
 from torture.tally import Line, Tally
 
-__all__ = ["PARTS"]
-
 NODES, ROUNDS = 8, 4
 NUMBERS = (np.nan, np.inf, -np.inf, 1e308, -1e308, 0.0, -1.0, 1e-320, 2**62, -(2**62), 0, 3)
 NAMES = ("loss", "num-examples", "arrays", "metrics", "w", "b", "", "[/b]", "a\nb", "\x1b[2J", "é")

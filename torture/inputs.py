@@ -29,8 +29,6 @@ from torture.damage import arguments
 from torture.making import Maker
 from torture.tally import Line, Tally
 
-__all__ = ["PARTS", "try_all"]
-
 
 def try_all(tally: Tally, count: int, folder: Path, attempt: Callable[[int], str | None]) -> None:
     """Call `attempt` so many times; it says how it went, and raises AssertionError if it is wrong.

@@ -12,8 +12,6 @@ import re
 import sys
 from importlib import metadata
 
-__all__ = ["FREE", "licence_of", "main", "needed", "problem_of"]
-
 # How free licences are called; of one that needs several, each part must have one of these names.
 FREE = (
     *("Apache", "MIT", "MIT-0", "MIT-CMU", "BSD", "0BSD", "ISC", "ISCL", "PSF", "Zlib", "CC0"),

@@ -12,8 +12,6 @@ import numpy as np
 from fedcor.optimisers import optimiser_names
 from fedcor.selectors import selector_names
 
-__all__ = ["Maker"]
-
 KEYS = (
     *("name", "selector", "target_accuracy", "data.name", "data.holdout", "data.noisy_clients"),
     *("partition.kind", "partition.clients", "partition.shards_per_client", "partition.alpha"),

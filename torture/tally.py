@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Line", "Tally", "as_markdown"]
-
 _EXAMPLES = 5  # of what was lost, kept per line
 
 

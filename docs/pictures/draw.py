@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +17,6 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from studies.analysis.toy import Toy, play
 
 import fedcor
 from fedcor.reporting.plots import line_style, panel_row
@@ -25,6 +25,10 @@ from fedcor.selectors.gp.greedy import select
 from fedcor.selectors.matching import match
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1]))  # studies/ is beside the package, and not installed
+
+from studies.toy import Toy, play  # noqa: E402
+
 ORANGE, BLUE, GREEN, PINK, GREY = "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#999999"
 GROUPS = {"A": BLUE, "B": ORANGE, "C": GREEN}
 

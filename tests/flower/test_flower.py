@@ -305,7 +305,7 @@ def test_non_public_modules_of_flower_are_imported_in_one_place():
         modules = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
         modules += [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
         found = {name for name in modules if name.split(".")[0] == "flwr"} - PUBLIC
-        assert not found or path.name == "private.py", f"{path} imports {found}"
+        assert not found or path.name == "protocol.py", f"{path} imports {found}"
 
 
 def test_the_strategy_keeps_no_attribute_beside_those_of_its_constructor():

@@ -208,7 +208,7 @@ def test_clients_with_an_extra_metric_outvote_nobody(who, tmp_path, caplog):
         assert (entry["participated"], entry["faults"]) == ([0, 1, 2, 3, 4], {})
     assert {tuple(sorted(metrics)) for metrics in strategy.seen} == {("loss", "num-examples")}
     said = [
-        r.getMessage() for r in caplog.records if "the metric f1 is not alike" in r.getMessage()
+        r.getMessage() for r in caplog.records if "the metric f1 is not in all" in r.getMessage()
     ]
     assert len(said) == 1
     assert all((f"{k} (partition-{k})" in said[0]) == (k in who) for k in range(5))
@@ -312,4 +312,4 @@ def test_an_extra_metric_of_evaluations_is_left_out_and_its_losses_are_known(tmp
     for metrics in result.evaluate_metrics_clientapp.values():
         assert set(metrics) == {"loss", "accuracy"}
     assert sorted(selecting._state.model.losses) == [0, 1, 2, 3, 4]
-    assert caplog.text.count("the metric f1 is not alike in all evaluate replies") == 1
+    assert caplog.text.count("the metric f1 is not in all evaluate replies") == 1

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 from flower_grid import Correcting, Momentum, Remembering, logged
+from flower_runs import CLIENTS, ROUNDS, end_of, experiment, on_flower
 from torch import nn
 
 import fedcor
@@ -23,7 +24,6 @@ SAME = (
     "test_accuracy", "test_loss", "why",
 )
 # fmt: on
-from flower_runs import CLIENTS, ROUNDS, end_of, experiment, on_flower
 
 
 class Killed(BaseException):
@@ -143,7 +143,7 @@ def test_an_optimiser_that_fails_is_blamed_with_flowers_number_of_the_round(sele
 
 def test_a_client_that_fails_is_logged_with_one_number_of_the_round(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
-    with logged(caplog), pytest.raises(FedcorError, match="round 1: nobody delivered"):
+    with logged(caplog), pytest.raises(FedcorError, match="round 1: no client delivered"):
         on_flower(experiment(FedAvg(), model=Failing), tmp_path)
     failed = [r.getMessage() for r in caplog.records if "ZeroDivisionError" in r.getMessage()]
     assert failed

@@ -29,8 +29,8 @@ from fedcor import Defence
 from fedcor.core.errors import ConfigError, FedcorError
 from fedcor.flower import OptimiserStrategy, answers_probes, select_with
 from fedcor.flower.client_registry import Claim, Roster, cap_sizes, largest_believed
-from fedcor.flower.reply_filter import JudgedReplies
 from fedcor.flower.reply_validation import Terms, Unusable, clean_model
+from fedcor.flower.updates import JudgedReplies
 from fedcor.rounds.defence.update_norms import no_norms
 from fedcor.runs.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
 from fedcor.runs.record import read_checkpoint
@@ -250,6 +250,18 @@ def test_a_poisoned_model_in_a_checkpoint_is_rolled_back_at_restart(
     assert all(not line.get("quarantined") for line in rounds)
 
 
+def test_a_checkpoint_without_a_good_model_goes_back_to_the_initial_one(tmp_path):
+    run(Full(), MemoryGrid(numpy_app(), 8), 3, folder=tmp_path)
+    saved = load_checkpoint(tmp_path / CHECKPOINT)
+    arrays = {name: a for name, a in saved.arrays.items() if not name.startswith("good")}
+    header = json.dumps(saved.header)
+    save_checkpoint(tmp_path, arrays, header, rounds=saved.rounds, keep=False)
+    poison(tmp_path, np.nan)
+    _, result = run(Full(), MemoryGrid(numpy_app(), 8), 4, folder=tmp_path, attempts=1)
+    _, first = run(Full(), MemoryGrid(numpy_app(), 8), 1)
+    assert np.array_equal(vector(result.arrays), vector(first.arrays))
+
+
 def test_a_strategy_starts_over_where_the_model_is_rolled_back(tmp_path):
     def start(rounds):
         strategy = FedAdam(fraction_evaluate=0.0)
@@ -424,7 +436,7 @@ def test_data_that_change_after_convergence_do_not_end_a_run(
         )
     np.testing.assert_allclose(vector(result.arrays), 6.0, atol=1e-3)
     assert not any(line.get("rolled_back") for line in lines(tmp_path))
-    said = sum("what was usual is forgotten" in line for line in our_lines(caplog))
+    said = sum("the history of update norms is reset" in line for line in our_lines(caplog))
     # Three of sixty in an attempt: with some of them, the past is outvoted.
     assert said == (nodes == 10 or attempts == 1)
     assert not any(line.get("quarantined") for line in lines(tmp_path)[27:])
@@ -437,7 +449,7 @@ def test_two_byzantine_do_not_replace_the_past_while_others_cannot_be_reached(tm
     before = read_checkpoint(tmp_path)["norms/norms"]
     grid.trouble = dict.fromkeys(range(2, 8), lambda m, r: None if is_training(m) else r)
     grid.trouble |= dict.fromkeys((0, 1), sending(everything(9.9e9)))
-    with pytest.raises(FedcorError, match="nobody delivered a usable update in 3 attempts"):
+    with pytest.raises(FedcorError, match="no client delivered a usable update in 3 attempts"):
         run(Full(), grid, 4, folder=tmp_path, attempts=3)
     np.testing.assert_array_equal(read_checkpoint(tmp_path)["norms/norms"], before)
 
@@ -494,7 +506,7 @@ def test_a_size_that_is_not_believed_is_capped_where_the_strategy_reads_it(tmp_p
     assert weights == [[20, 11, 12, 13], [40, 11, 12, 13], [80, 11, 12, 13]]
     assert [line["capped"] for line in lines(tmp_path)] == [[0], [0], [0]]
     (said,) = [line for line in our_lines(caplog) if "num-examples" in line]  # once
-    assert "client 0 (partition-0) says num-examples = 1e+08: 20 is used" in said
+    assert "client 0 (partition-0) reports num-examples = 1e+08: 20 is used" in said
     believed = read_checkpoint(tmp_path)["roster/believed"]
     assert believed.tolist() == [80, 11, 12, 13]
 
@@ -562,7 +574,7 @@ def test_evaluations_are_capped_by_those_of_the_round(tmp_path):
 # --- ties and newcomers ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("Byzantine client", [0, 1])
+@pytest.mark.parametrize("byzantine", [0, 1])
 def test_of_two_nodes_one_with_other_names_makes_nobody_malformed(byzantine, tmp_path):
     def spoil(message, reply):
         if not is_training(message):

@@ -254,10 +254,10 @@ def test_a_bad_metric_that_the_strategy_reads_is_refused_and_no_doubt_about_the_
     grid.trouble = dict.fromkeys(range(5), spoilt_training(spoil))
     with (
         logged(caplog, logging.ERROR),
-        pytest.raises(FedcorError, match="nobody delivered a usable update in 2 attempts"),
+        pytest.raises(FedcorError, match="no client delivered a usable update in 2 attempts"),
     ):
         run(Full(), grid, 3, strategy=strategy(), folder=tmp_path / "all", attempts=2)
-    assert "NOBODY delivered" in caplog.text
+    assert "NO CLIENT delivered" in caplog.text
     assert "WENT BAD" not in caplog.text
 
 
@@ -653,7 +653,7 @@ def test_a_round_without_anyone_is_logged_and_retried(tmp_path, caplog):
     grid.trouble = dict.fromkeys(range(5), spoilt_training(fail_twice))
     with logged(caplog, logging.INFO):
         run(Full(), grid, rounds=2, folder=tmp_path)
-    assert "NOBODY" in caplog.text
+    assert "NO CLIENT" in caplog.text
     assert "attempt 3 of 5" in caplog.text
     first, second = lines(tmp_path)
     assert first["participated"] == second["participated"] == [0, 1, 2, 3, 4]
@@ -740,7 +740,7 @@ def test_a_federation_that_never_delivers_ends_with_an_error_and_keeps_what_was_
     grid.trouble = dict.fromkeys(
         range(4), lambda m, _r: error(m, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "boom")
     )
-    with pytest.raises(FedcorError, match="nobody delivered a usable update in 3 attempts"):
+    with pytest.raises(FedcorError, match="no client delivered a usable update in 3 attempts"):
         run(Random(2), grid, rounds=4, folder=tmp_path, attempts=3)
     assert len(lines(tmp_path)) == 2
     grid.trouble = {}

@@ -314,8 +314,10 @@ def test_a_client_has_one_line_per_round_for_one_fault(caplog):
     said = [m for m in caplog.messages if "selected" in m]
     assert ["(attempt 2; 3 reach" in m for m in said] == [False, True, False]
     assert [record.getMessage() for record in lost] == [
-        "round 1: NOBODY delivered a usable update (3 error): attempt 2 of 5 in 0.05 s",
-        "round 1: NOBODY delivered a usable update (6 error): attempt 3 of 5 in 0.05 s",
+        "round 1: NO CLIENT delivered a usable update (3 errors): "
+        "trying again in 0.05 s (attempt 2 of 5)",
+        "round 1: NO CLIENT delivered a usable update (6 errors): "
+        "trying again in 0.05 s (attempt 3 of 5)",
     ]
 
 

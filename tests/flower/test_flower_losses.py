@@ -160,7 +160,7 @@ def test_a_loss_that_is_no_usable_number_anywhere_is_said(answer):
 
 @pytest.mark.parametrize("change", [lambda _m, _r: None, unreachable])
 def test_where_nobody_can_be_reached_it_is_an_outage(change):
-    with pytest.raises(FedcorError, match="nobody delivered a usable update in 2 attempts"):
+    with pytest.raises(FedcorError, match="no client delivered a usable update in 2 attempts"):
         run(FedCor(5, **QUICK), everywhere(change), attempts=2)
 
 

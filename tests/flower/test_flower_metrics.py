@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import fedcor
 from fedcor.cli import main
 from fedcor.flower import FedCorStrategy, select_with
-from fedcor.flower.checkpoint import flat_metrics, other_records, read_metrics, with_earlier
+from fedcor.flower.run_record import flat_metrics, other_records, read_metrics, with_earlier
 from fedcor.runs.record import json_line, read_run
 from fedcor.selectors.baselines import Random
 
@@ -157,7 +157,9 @@ def test_without_a_key_an_unknown_name_is_mentioned(tmp_path, caplog):
         start(tmp_path, 2, lambda *_: MetricRecord({"top1": 0.5, "loss": 1.0}))
     (said,) = [text for text in caplog.messages if "accuracy_key" in text]
     assert said.startswith("the evaluation of round 1 has no accuracy under a known name (accuracy")
-    assert said.endswith("its metrics are top1, loss. accuracy_key names the one that is it")
+    assert said.endswith(
+        "its metrics are top1, loss. If one of them is the accuracy, name it with accuracy_key"
+    )
 
 
 # --- Flower's result ------------------------------------------------------------------------------

@@ -263,5 +263,5 @@ def test_nodes_that_all_keep_silent_at_first_are_asked_a_second_time(tmp_path, c
     grid.trouble = dict.fromkeys(range(3), silent_once)
     with logged(caplog, logging.ERROR):
         run(Full(), grid, rounds=1, folder=tmp_path)
-    assert "round 1: none of the 3 nodes says who it is" in caplog.text
+    assert "round 1: no answer to the question for the identity from 3 nodes" in caplog.text
     assert lines(tmp_path)[0]["participated"] == [0, 1, 2]

@@ -32,8 +32,8 @@ from fedcor.core.errors import FedcorError
 from fedcor.core.rng import stream
 from fedcor.core.types import Questions, planned_questions
 from fedcor.flower import FedCorStrategy, answers_probes, select_with
+from fedcor.flower.preflight import Traffic, expected_traffic
 from fedcor.flower.protocol import NOTE
-from fedcor.flower.traffic_forecast import Traffic, expected_traffic
 from fedcor.runs.record import read_run
 from fedcor.selectors.afl import AFL
 from fedcor.selectors.aligned import Aligned
@@ -155,7 +155,7 @@ def test_the_record_has_the_bytes_that_were_foretold(selector, evaluated, mod, t
         return foretold[-1]
 
     with pytest.MonkeyPatch.context() as patch, logged(caplog, logging.INFO):
-        patch.setattr("fedcor.flower.traffic_forecast.expected_traffic", listen)
+        patch.setattr("fedcor.flower.preflight.expected_traffic", listen)
         selecting.start(grid, heavy(), num_rounds=rounds, timeout=0.1)
     ours, model = foretold[0], heavy().count_bytes()
     assert len(ours) == rounds
@@ -420,7 +420,7 @@ def test_more_clients_per_round_than_nodes_is_a_warning(caplog):
 
 
 def test_a_large_memory_is_a_warning(caplog, monkeypatch):
-    monkeypatch.setattr("fedcor.flower.traffic_forecast.LARGE_MEMORY", 70)
+    monkeypatch.setattr("fedcor.flower.preflight.LARGE_MEMORY", 70)
     with logged(caplog):
         for nodes in (5, 6):  # of 12 bytes each
             selecting = select_with(quiet(), clients_per_round=2, wait_for=nodes)
@@ -439,7 +439,7 @@ def test_a_large_memory_is_a_warning(caplog, monkeypatch):
 def test_a_large_memory_in_the_checkpoint_is_a_warning(
     every, often, advised, caplog, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr("fedcor.flower.traffic_forecast.LARGE_MEMORY", 70)
+    monkeypatch.setattr("fedcor.flower.preflight.LARGE_MEMORY", 70)
     with logged(caplog):
         selecting = select_with(
             quiet(), clients_per_round=2, wait_for=6, checkpoint=tmp_path, checkpoint_every=every
@@ -496,4 +496,4 @@ def test_only_a_sample_of_the_clients_is_probed(mod, tmp_path):
         assert entries[0]["bytes_up"] == pytest.approx(3 * model, rel=0.05)
     header = read_run(tmp_path).header["config"]["selectors"]["fedcor"]
     assert header["probe_clients"] == 5
-    assert "probe_fraction" not in header
+    assert header["probe_fraction"] == 1.0

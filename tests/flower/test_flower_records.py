@@ -144,7 +144,6 @@ def test_records_that_most_have_are_kept_and_others_left_out():
     assert found.left_records == {"ArrayRecord odd": [1], "MetricRecord variate2": [3]}
     assert found.usual.records == {"ArrayRecord variate"}
     assert Signature.from_text(found.usual.to_text()) == found.usual
-    assert Signature.from_text('[[], [["loss", -1]]]') == Signature(frozenset({("loss", -1)}))
     common = with_common_metrics([replies[k] for k in (0, 1, 3)])
     assert [set(content) - {"arrays", "metrics"} for content in common] == [
         {"variate"},
@@ -228,7 +227,7 @@ def test_one_client_with_another_record_or_without_one_does_not_end_the_run(tmp_
         run(Full(), grid, rounds=2, strategy=strategy, folder=tmp_path)
     for entry in lines(tmp_path):
         assert (entry["participated"], entry["faults"]) == ([0, 2, 3, 4], {"malformed": 1})
-    assert caplog.text.count("the ArrayRecord evil is not alike in all train replies") == 1
+    assert caplog.text.count("the ArrayRecord evil is not in all train replies") == 1
     assert (
         "client 1 (partition-1): malformed: its reply lacks the ArrayRecord variate" in caplog.text
     )

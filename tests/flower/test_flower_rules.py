@@ -24,6 +24,7 @@ from fedcor.flower import (
 from fedcor.flower import identify as attendance_module
 from fedcor.flower.client_registry import Claim, Roster
 from fedcor.flower.protocol import EVERY_TAG, NOTE, read_tags, write_tags
+from fedcor.flower.settings import SelectionKeywords
 from fedcor.runs.record import read_run
 from fedcor.runs.runner import run as simulate
 from fedcor.selectors.baselines import Full, Random
@@ -306,9 +307,9 @@ def test_clients_that_cannot_say_their_tags_are_logged_once(mods, tmp_path, capl
     with logged(caplog):
         run(Random(2), grid, rounds=3, folder=tmp_path, eligible={"site": ["a", "b"]})
     assert all(len(line["selected"]) == 1 for line in lines(tmp_path))
-    said = [r.getMessage() for r in caplog.records if "do not say their tags" in r.getMessage()]
+    said = [r.getMessage() for r in caplog.records if "without tags" in r.getMessage()]
     assert len(said) == 1
-    assert "rules: 3 clients do not say their tags, so they are not eligible (" in said[0]
+    assert "rules: 3 clients without tags and therefore not eligible (" in said[0]
 
 
 def test_a_function_that_needs_no_tags_works_without_the_mod(tmp_path):
@@ -365,6 +366,7 @@ def test_a_site_that_is_away_after_a_restart_is_still_missed(tmp_path):
 
 def test_both_ways_to_make_a_strategy_have_every_setting():
     fields = {*inspect.signature(SelectionSettings).parameters}
+    assert fields == {*inspect.get_annotations(SelectionKeywords), "clients_per_round"}
     for function in (select_with, FedCorStrategy):
         assert fields <= {*inspect.signature(function).parameters}
 

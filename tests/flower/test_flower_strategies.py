@@ -284,7 +284,7 @@ def test_a_mod_of_the_whole_app_that_clips_refuses_every_question(name, tmp_path
 @pytest.mark.parametrize("name", [name for name, verdict in MODS.items() if verdict == REFUSED])
 def test_secure_aggregation_of_the_old_api_ends_the_run(name, tmp_path):
     app = numpy_app(train_mods=[mod_of(name)])
-    with pytest.raises(FedcorError, match="round 1: nobody delivered"):
+    with pytest.raises(FedcorError, match="round 1: no client delivered"):
         run_with(name, app, tmp_path, attempts=1)
 
 

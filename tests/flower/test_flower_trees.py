@@ -168,4 +168,4 @@ def test_a_strategy_that_configures_only_some_of_the_chosen_says_so(caplog):
     grid = MemoryGrid(numpy_app(), 3)
     with logged(caplog):
         run(Full(), grid, rounds=1, strategy=Alternating(fraction_evaluate=0.0))
-    assert "round 1: Alternating has no message for 2 of the 3 chosen clients" in caplog.text
+    assert "round 1: Alternating has no message for 2 of 3 chosen clients" in caplog.text

@@ -18,7 +18,7 @@ from fedcor.core.errors import ConfigError, FedcorError
 from fedcor.core.rng import stream
 from fedcor.core.types import planned_questions
 from fedcor.data.datasets import load
-from fedcor.flower.traffic_forecast import expected_traffic
+from fedcor.flower.preflight import expected_traffic
 from fedcor.reporting.explanations import explanation
 from fedcor.rounds.defence.guarded_federation import shield
 from fedcor.rounds.defence.settings import Defence

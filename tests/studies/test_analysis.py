@@ -10,11 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from small_engines import MODELS, engine_of
-from studies.analysis.candidates import loss_changes
-from studies.analysis.embedding import chance_purity, normalised, project, purity
-from studies.analysis.normality import principal_components
-from studies.analysis.stationarity import cosine_similarity, expected_similarity
-from studies.analysis.toy import losses, play, train
+from studies.loss_changes import loss_changes
+from studies.measurements import (
+    chance_purity,
+    cosine_similarity,
+    expected_similarity,
+    normalised,
+    principal_components,
+    project,
+    purity,
+)
+from studies.toy import losses, play, train
 
 from fedcor.simulation.engine.train import LocalTraining
 
@@ -22,7 +28,7 @@ from fedcor.simulation.engine.train import LocalTraining
 @pytest.mark.parametrize("holdout", [0.0, 0.3])
 @pytest.mark.parametrize("model", [name for name in MODELS if name != "a user's module"])
 def test_many_candidates_equal_each_one_evaluated(model, holdout, monkeypatch):
-    monkeypatch.setattr("studies.analysis.candidates._ROWS", 5)
+    monkeypatch.setattr("studies.loss_changes._ROWS", 5)
     engine = engine_of(model, LocalTraining(8, 4, 0.1, weight_decay=0.01), holdout=holdout)
     selections = np.array([[0, 1], [4, 2], [3, 1], [1, 3]])
     seen = []

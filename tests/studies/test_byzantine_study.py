@@ -9,18 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from studies.byzantine import means as byzantine_means
-from studies.byzantine import runs as byzantine_runs
-from studies.byzantine import table as byzantine_table
-from studies.byzantine.runs import ATTACKS, DEFENCES, SELECTORS, Cell, Measured, price_cells
+from studies.__main__ import main
+from studies.byzantine import ATTACKS, DEFENCES, SELECTORS, Cell, Measured, price_cells
 from studies.plan import Plan
+from studies.runs import build_experiment
 
-from fedcor.cli import main
 from fedcor.reporting.estimates import mean_estimate
 from fedcor.reporting.notes import byzantine_share
 from fedcor.runs.record import RunRecord, read_run
 from fedcor.simulation.byzantine import Byzantine
-from studies import GROUPS
+from studies import GROUPS, byzantine
+from studies import runs as study_runs
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +32,9 @@ def folder(tmp_path_factory) -> Path:
 
 
 def miniature(patch: pytest.MonkeyPatch, out: Path, rounds: int = 5) -> int:
-    few = {name: ATTACKS[name] for name in ("nobody", "flip")}
-    for module in (byzantine_runs, byzantine_table):
-        patch.setattr(module, "SELECTORS", ("random", "afl"))
-        patch.setattr(module, "ATTACKS", few)
-    patch.setattr(byzantine_table, "table_cells", lambda: byzantine_runs.table_cells(tuple(few)))
-    return main(["reproduce", "byzantine", "--quick", "--rounds", str(rounds), "--out", str(out)])
+    patch.setattr(byzantine, "SELECTORS", ("random", "afl"))
+    patch.setattr(byzantine, "ATTACKS", {name: ATTACKS[name] for name in ("nobody", "flip")})
+    return main(["byzantine", "--quick", "--rounds", str(rounds), "--out", str(out)])
 
 
 def test_from_command_to_files(folder):
@@ -52,9 +48,8 @@ def test_from_command_to_files(folder):
     for seed in (1, 2):
         accuracy = {}
         for name in ("random", "afl"):
-            run = read_run(
-                folder / "runs" / "byzantine-digits" / "flip-defence-on" / name / f"seed-{seed}"
-            )
+            runs = folder / "runs" / "byzantine-digits-flip-defence-on"
+            run = read_run(runs / name / f"seed-{seed}")
             assert run.header["config"]["byzantine"]["kind"] == "flip"
             accuracy[name] = np.mean([row["test_accuracy"] for row in run.rounds])
         chosen = [k for row in run.rounds for k in row["selected"]]
@@ -75,7 +70,7 @@ def test_again_gives_the_same_and_an_unfinished_run_is_an_error(folder, monkeypa
     before = [path.read_bytes() for path in written]
     assert miniature(monkeypatch, folder) == 0
     assert [path.read_bytes() for path in written] == before
-    monkeypatch.setattr(byzantine_runs, "run_shown", lambda plan, jobs: None)  # runs nothing
+    monkeypatch.setattr(study_runs, "run_shown", lambda plan, jobs: None)  # runs nothing
     assert miniature(monkeypatch, folder, rounds=6) == 2
     assert "seed-1: 5 of 6 rounds are there" in capsys.readouterr().err
 
@@ -96,25 +91,25 @@ def found(**accuracies):
 
 
 def test_goals_name_what_fails():
-    met = byzantine_table._goals(found())
+    met = byzantine.attack_goals(found())
     assert [goal["met"] for goal in met] == [True, True]
-    below, often = byzantine_table._goals(
+    below, often = byzantine.attack_goals(
         found(afl=([0.4, 0.42], [1.5, 1.5]), fedcor=([0.5, 0.52], [1.4, 1.6]))
     )
     assert below["fails"] == {"afl under flip": "-0.100 [-0.100, -0.100]"}
     assert often["fails"] == {"fedcor under flip": "1.60"}
-    text = byzantine_table._goal_lines([*met, below])
+    text = byzantine.goal_lines([*met, below])
     assert text.count(": met.") == 2
     assert "missed: afl under flip: -0.100" in text
 
 
 def test_the_price_is_what_the_defence_takes_where_nobody_lies():
     cells = {cell: Measured([0.5, 0.52], []) for cell in price_cells()}
-    assert byzantine_table._price_goals(cells)[0]["met"]
+    assert byzantine.price_goals(cells)[0]["met"]
     cells[Cell("fmnist-1spc", "nobody", "on", "fedcor")] = Measured([0.494, 0.514], [])
-    (goal,) = byzantine_table._price_goals(cells)
+    (goal,) = byzantine.price_goals(cells)
     assert list(goal["fails"]) == ["fmnist-1spc fedcor under nobody"]
-    experiment = price_cells()[0].experiment(Plan(Path("unused"), None), 200)
+    experiment = build_experiment(Plan(Path("unused"), None), price_cells()[0].scenario)
     assert (experiment.rounds, bool(experiment.byzantine)) == (200, False)
 
 
@@ -140,14 +135,14 @@ def test_a_damaged_header_has_no_byzantine(config):
 
 
 def test_the_robust_means_are_held_against_the_plain_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(byzantine_means, "UPDATES", ("nobody", "scale"))
-    monkeypatch.setattr(byzantine_means, "MEANS", {"fedavg": "mean", "multi_krum": "Multi-Krum"})
+    monkeypatch.setattr(byzantine, "UPDATE_ATTACKS", ("nobody", "scale"))
+    monkeypatch.setattr(byzantine, "MEAN_NAMES", {"fedavg": "mean", "multi_krum": "Multi-Krum"})
     arguments = ["--quick", "--rounds", "8", "--out", str(tmp_path)]
-    assert main(["reproduce", "byzantine-means", *arguments]) == 0
+    assert main(["byzantine-means", *arguments]) == 0
     saved = json.loads((tmp_path / "byzantine-means-digits.json").read_text())
     cells = {(c["attack"], c["defence"], c["optimiser"]): c for c in saved["cells"]}
     assert len(cells) == 2 * 2 * 2
-    runs = tmp_path / "runs" / "byzantine-digits" / "scale-defence-off"
+    runs = tmp_path / "runs" / "byzantine-digits-scale-defence-off"
     accuracies = {}
     for name in ("fedavg", "multi_krum"):
         run = read_run(runs / f"random+{name}" / "seed-2")

@@ -13,15 +13,10 @@ import pytest
 from fake_runs import fake_run
 from hypothesis import given
 from hypothesis import strategies as st
-from studies.memory import runs as memory_runs
-from studies.memory.anatomy import _estimates
-from studies.memory.figure import draw
-from studies.memory.goals import Goal, goals, is_below, share_of_gain
-from studies.memory.page import accuracy_table, cost_table, goal_lines
-from studies.memory.runs import EVERYONE, OURS, PAIRS, experiment_of, scenarios_of
-from studies.memory.scenarios import CIFAR10, DIGITS, FMNIST, TABLES
-from studies.memory.table import _pairs_of
-from studies.memory.values import (
+from studies.__main__ import main
+from studies.memory import accuracy_table, cost_table, draw, goal_lines
+from studies.memory_anatomy import estimates
+from studies.memory_comparison import (
     RIVALS,
     Comparison,
     RunValues,
@@ -30,14 +25,27 @@ from studies.memory.values import (
     longest_wait,
     measure,
 )
+from studies.memory_goals import Goal, goals, is_below, share_of_gain
+from studies.memory_scenarios import (
+    CIFAR10,
+    DIGITS,
+    EVERYONE,
+    FMNIST,
+    OURS,
+    PAIRS,
+    TABLES,
+    pairs_of,
+    scenarios_of,
+)
 from studies.plan import Plan
+from studies.runs import build_experiment, run_all
 
-from fedcor.cli import main
 from fedcor.core.errors import RecordError
 from fedcor.reporting.estimates import mean_estimate
 from fedcor.runs.record import RunRecord, read_run
 from fedcor.simulation.build import build_simulation
-from studies import GROUPS
+from studies import GROUPS, memory_scenarios
+from studies import runs as study_runs
 
 ours, everyone = OURS.label, EVERYONE.label
 # Every goal is met: random .5, rivals up to .58, ours .6, everyone .6.
@@ -279,7 +287,7 @@ def run_of(accuracy: list[float], **header) -> RunRecord:
 def test_the_values_of_a_run():
     """In each round client 3 is chosen, and one of the others in turn."""
     accuracy = [t / 100 for t in range(60)]
-    found = measure(run_of(accuracy), 60)
+    found = measure(run_of(accuracy))
     assert found.mean_accuracy == pytest.approx(0.295)
     assert found.last_tenth == pytest.approx(np.mean(accuracy[54:]))
     assert found.spread == pytest.approx(np.std(accuracy[10:], ddof=1))
@@ -289,21 +297,19 @@ def test_the_values_of_a_run():
 
 
 def test_the_last_tenth_of_few_rounds_is_the_last_round():
-    assert measure(run_of([0.1, 0.2, 0.7]), 3).last_tenth == 0.7
+    assert measure(run_of([0.1, 0.2, 0.7])).last_tenth == 0.7
 
 
-def test_a_run_that_is_not_finished_is_refused():
-    with pytest.raises(RecordError, match="there: 3 of 4 rounds"):
-        measure(run_of([0.1, 0.2, 0.7]), 4)
+def test_a_run_that_was_not_measured_is_refused():
     with pytest.raises(RecordError, match="no accuracy"):
-        measure(run_of([0.1, None, 0.7]), 3)
+        measure(run_of([0.1, None, 0.7]))
 
 
 @pytest.mark.parametrize(
     ("faults", "reliable"), [({}, True), ({"availability": 0.5}, False), ({"dropout": 0.3}, False)]
 )
 def test_where_clients_fail_no_wait_is_promised(faults, reliable):
-    found = compare(DIGITS[0], 3, {"random": [run_of([0.1, 0.2, 0.7], **faults)]})
+    found = compare(DIGITS[0], {"random": [run_of([0.1, 0.2, 0.7], **faults)]})
     assert found.reliable == reliable
     assert found.turn == 2
     assert found.numbers()["waits_are_bounded"] == reliable
@@ -342,7 +348,7 @@ def test_the_table_of_one_seed_says_that_it_has_no_intervals():
     one = dataclasses.replace(whole, runs=runs)
     page = accuracy_table("a title", [one])
     assert "**+.100 (+.100)**" in page
-    assert "One seed\ngives no interval." in page
+    assert "One seed gives no interval." in page
     assert "95 %" not in page
 
 
@@ -383,14 +389,15 @@ def test_the_figure_shows_each_pair_once():
 def test_what_is_run_on_which_data():
     plan = Plan(Path("nowhere"), None)
     assert scenarios_of(plan) == [*FMNIST, *DIGITS, *TABLES]
-    assert _pairs_of(plan) == [*PAIRS, EVERYONE]
+    assert pairs_of(plan, FMNIST[0]) == [*PAIRS, EVERYONE]
+    assert pairs_of(plan, FMNIST[3]) == PAIRS
     assert plan.seeds == (1, 2, 3, 4, 5)
     slow = dataclasses.replace(plan, dataset="cifar10")
     assert scenarios_of(slow) == CIFAR10
     some = dataclasses.replace(slow, settings=("dir", "2spc"))
     assert [scenario.name for scenario in scenarios_of(some)] == ["cifar10-2spc", "cifar10-dir"]
     assert scenarios_of(dataclasses.replace(some, dataset="fmnist")) == scenarios_of(plan)
-    assert [pair.label for pair in _pairs_of(slow)] == ["random", "complement", ours]
+    assert [pair.label for pair in pairs_of(slow, CIFAR10[0])] == ["random", "complement", ours]
     assert "memory" in GROUPS["beyond"]
     assert "memory" in GROUPS["all"]
     assert "memory" not in GROUPS["paper"]
@@ -407,10 +414,9 @@ def folder(tmp_path_factory) -> Path:
 
 
 def miniature(patch: pytest.MonkeyPatch, out: Path, rounds: int = 5) -> int:
-    few = [dataclasses.replace(DIGITS[1], name="2spc", everyone=True)]
-    patch.setattr(memory_runs, "DIGITS", few)
-    patch.setattr(memory_runs, "TABLES", TABLES[1:2])
-    return main(["reproduce", "memory", "--quick", "--rounds", str(rounds), "--out", str(out)])
+    patch.setattr(memory_scenarios, "DIGITS", [dataclasses.replace(DIGITS[1], name="2spc")])
+    patch.setattr(memory_scenarios, "TABLES", TABLES[1:2])
+    return main(["memory", "--quick", "--rounds", str(rounds), "--out", str(out)])
 
 
 def test_from_command_to_files(folder):
@@ -465,7 +471,7 @@ def test_again_gives_the_same_and_an_unfinished_run_is_an_error(folder, monkeypa
     before = [path.read_bytes() for path in written]
     assert miniature(monkeypatch, folder) == 0
     assert [path.read_bytes() for path in written] == before
-    monkeypatch.setattr(memory_runs, "run_shown", lambda plan, jobs: None)  # runs nothing
+    monkeypatch.setattr(study_runs, "run_shown", lambda plan, jobs: None)  # runs nothing
     assert miniature(monkeypatch, folder, rounds=6) == 2
     assert "seed-1: 5 of 6 rounds are there" in capsys.readouterr().err
     assert [path.read_bytes() for path in written] == before
@@ -473,7 +479,7 @@ def test_again_gives_the_same_and_an_unfinished_run_is_an_error(folder, monkeypa
 
 @pytest.mark.slow
 def test_the_whole_rehearsal(tmp_path):
-    assert main(["reproduce", "memory", "--quick", "--out", str(tmp_path)]) == 0
+    assert main(["memory", "--quick", "--out", str(tmp_path)]) == 0
     saved = json.loads((tmp_path / "memory-digits.json").read_text())
     assert list(saved["scenarios"]) == [s.name for s in (*DIGITS, *TABLES)]
     assert {s["rounds"] for s in saved["scenarios"].values()} == {30}
@@ -481,11 +487,11 @@ def test_the_whole_rehearsal(tmp_path):
 
 def test_the_anatomy_holds_estimates_against_everyone():
     plan = Plan(Path("unused"), None, dataset="digits")
-    simulation = build_simulation(experiment_of(plan, DIGITS[1], OURS), seed=1)
+    simulation = build_simulation(build_experiment(plan, DIGITS[1], OURS), seed=1)
     *_, (_, state) = simulation.run(12)
     assert (state.optimiser["seen"] >= 0).all()
     found = {}
-    for group, step, (error, cosine, length) in _estimates(simulation, state):
+    for group, step, (error, cosine, length) in estimates(simulation, state):
         # |d - D|^2 = |d|^2 + |D|^2 - 2 d'D
         assert error == pytest.approx(1 + length**2 - 2 * length * cosine)
         found.setdefault((group, step), []).append(error)
@@ -494,10 +500,14 @@ def test_the_anatomy_holds_estimates_against_everyone():
     assert means["random", "FedVARP's"] < means["random", "mean of the group"]
 
 
-def test_everyone_training_has_fewer_seeds_and_is_compared_on_those(tmp_path):
-    plan = Plan(tmp_path, None, seeds=[1, 2, 3, 4, 5])
-    assert list(memory_runs._seeds(plan, EVERYONE)) == [1, 2, 3]
-    assert list(memory_runs._seeds(plan, OURS)) == [1, 2, 3, 4, 5]
+def test_everyone_training_has_fewer_seeds_and_is_compared_on_those(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(study_runs, "run_shown", lambda plan, jobs: started.extend(jobs))
+    monkeypatch.setattr(study_runs, "_read_finished", lambda job: job.seed)
+    pairs = [(DIGITS[0], pair) for pair in (EVERYONE, OURS)]
+    runs = run_all(Plan(tmp_path, None, seeds=[1, 2, 3, 4, 5]), pairs)
+    assert runs == {"digits-1spc": {everyone: [1, 2, 3], ours: [1, 2, 3, 4, 5]}}
+    assert len(started) == 8
     whole = comparison(MET, {})
     runs = {label: dict(by_seed) for label, by_seed in whole.runs.items()}
     first = sorted(runs[EVERYONE.label])[0]

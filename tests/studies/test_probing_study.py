@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
-from studies.beyond import probing
-from studies.variants import FEDCOR, RANDOM
+from studies.__main__ import main
+from studies.scaffold import FEDCOR, RANDOM, always
 
-from fedcor.cli import main
 from fedcor.reporting.estimates import mean_estimate
 from fedcor.runs.record import read_run
-from studies import GROUPS
+from studies import GROUPS, probing
 
 
 @pytest.fixture
 def few(monkeypatch):
     """One sample, and FedCor's warm-up cut short."""
     short = {"warmup": 2, "interval": 2, "warmup_steps": 5, "refit_steps": 5}
-    for name in ("EVERYONE", "SAMPLES"):
-        made = [getattr(probing, name)] if name == "EVERYONE" else probing.SAMPLES[1:2]
-        made = [
-            type(one)(one.label, one.selector, one.folder, {**one.options, **short}) for one in made
-        ]
-        monkeypatch.setattr(probing, name, made[0] if name == "EVERYONE" else made)
+    variants = [
+        dataclasses.replace(variant, options={**variant.options, **short})
+        for variant in (probing.EVERYONE, probing.SAMPLES[1])
+    ]
+    study = dataclasses.replace(probing.STUDY, variants=always(RANDOM, *variants))
+    monkeypatch.setattr(probing, "STUDY", study)
 
 
 @pytest.mark.usefixtures("few")
 def test_from_command_to_files(tmp_path):
-    command = ["reproduce", "probing", "--quick", "--rounds", "6", "--settings", "2spc"]
+    command = ["probing", "--quick", "--rounds", "6", "--settings", "2spc"]
     assert main([*command, "--out", str(tmp_path)]) == 0
     saved = json.loads((tmp_path / "probing-digits.json").read_text())
     assert list(saved["summary"]["2spc"]) == ["random", "everyone asked", "10 % asked"]
@@ -54,6 +54,6 @@ def test_from_command_to_files(tmp_path):
 
 def test_everyone_asked_is_the_paper_s_fedcor():
     assert (probing.EVERYONE.folder, probing.EVERYONE.options) == (FEDCOR.folder, FEDCOR.options)
-    folders = {one.folder for one in (RANDOM, probing.EVERYONE, *probing.SAMPLES)}
-    assert len(folders) == 2 + len(probing.SAMPLES)
+    folders = {variant.folder for variant in probing.SAMPLES}
+    assert len(folders - {""}) == len(probing.SAMPLES)
     assert "probing" in GROUPS["beyond"]

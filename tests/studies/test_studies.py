@@ -7,6 +7,9 @@ import dataclasses
 import importlib
 import io
 import json
+import os
+import re
+import shlex
 import struct
 import subprocess
 import sys
@@ -16,30 +19,37 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from studies.analysis.embedding import project
-from studies.beyond.table import _share_text
-from studies.byzantine import means as byzantine_means
-from studies.byzantine import runs as byzantine_runs
-from studies.byzantine import table as byzantine_table
-from studies.byzantine.runs import ATTACKS
-from studies.comparison import mean_std
-from studies.curves import BETAS, _fedcor_variant
+from studies.__main__ import build_parser, main
+from studies.byzantine import ATTACKS
+from studies.complement import share_text
+from studies.curves import BETAS, fedcor_variant
 from studies.figures import curves, differences
-from studies.measured_figures import histograms
-from studies.memory import ablation as memory_ablation
-from studies.memory import runs as memory_runs
-from studies.paper import TABLE_1
-from studies.plan import _DIGITS, Plan
-from studies.timed import table as timed_table
+from studies.measurements import histograms, project
+from studies.plan import Plan
+from studies.runs import build_experiment
+from studies.scaffold import DIGITS_CHANGES, always, paper_scenario
+from studies.summaries import mean_std
+from studies.table1 import PAPER as PAPER_TABLE
 
-from fedcor.cli import main
+import studies
 from fedcor.core.errors import ConfigError, MissingExtraError
 from fedcor.reporting.estimates import Estimate, ratio_estimate
 from fedcor.runs.record import differences as setting_differences
 from fedcor.runs.record import read_run
 from fedcor.simulation.build import build_simulation
 from fedcor.simulation.experiment_files import load_experiment
-from studies import EXPERIMENTS, GROUPS, NAMES, load_function, reproduce
+from studies import (
+    GROUPS,
+    NAMES,
+    STUDIES,
+    byzantine,
+    load_study,
+    memory_anatomy,
+    memory_parts,
+    memory_scenarios,
+    time_to_accuracy,
+)
+from studies import runs as study_runs
 
 FIGURES = {
     "table1": [],
@@ -77,31 +87,34 @@ def _fewer_steps():
     tests."""
     fewer = ["selectors.fedcor.warmup_steps=40", "selectors.fedcor.refit_steps=40"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory_runs, "DIGITS", memory_runs.DIGITS[:1])
-        patch.setattr(memory_runs, "TABLES", [])
-        patch.setattr(memory_ablation, "DIGITS", memory_ablation.DIGITS[:1])
-        patch.setattr(memory_ablation, "TABLES", memory_ablation.TABLES[:1])
-        patch.setattr(memory_ablation, "PARTS", memory_ablation.PARTS[:3])
-        patch.setattr(memory_ablation, "STRESSED", memory_ablation.STRESSED[:2])
-        for module in (byzantine_runs, byzantine_table):
-            patch.setattr(module, "SELECTORS", ("random", "fedcor"))
-            patch.setattr(module, "ATTACKS", {key: ATTACKS[key] for key in ("nobody", "flip")})
-        patch.setattr(byzantine_runs.table_cells, "__defaults__", (("nobody", "flip"),))
-        patch.setattr(byzantine_means, "UPDATES", ("nobody", "flip"))
-        patch.setattr(timed_table, "VARIANTS", timed_table.VARIANTS[:2])
-        for setting, changes in _DIGITS.items():
-            patch.setitem(_DIGITS, setting, [*changes, *fewer])
+        patch.setattr(memory_scenarios, "DIGITS", memory_scenarios.DIGITS[:1])
+        patch.setattr(memory_scenarios, "TABLES", [])
+        patch.setattr(memory_anatomy, "_DRAWS", 2)
+        patch.setattr(memory_parts, "DIGITS", memory_parts.DIGITS[:1])
+        patch.setattr(memory_parts, "TABLES", memory_parts.TABLES[:1])
+        patch.setattr(byzantine, "SELECTORS", ("random", "fedcor"))
+        patch.setattr(byzantine, "ATTACKS", {key: ATTACKS[key] for key in ("nobody", "flip")})
+        patch.setattr(byzantine, "UPDATE_ATTACKS", ("nobody", "flip"))
+        for module, name, variants in (
+            (memory_parts, "ABLATION", memory_parts.PARTS[:3]),
+            (memory_parts, "STRESS", memory_parts.STRESSED[:2]),
+            (time_to_accuracy, "STUDY", time_to_accuracy.VARIANTS[:2]),
+        ):
+            few = dataclasses.replace(getattr(module, name), variants=always(*variants))
+            patch.setattr(module, name, few)
+        for setting, changes in DIGITS_CHANGES.items():
+            patch.setitem(DIGITS_CHANGES, setting, (*changes, *fewer))
         yield
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Every experiment once, from command to files."""
-    out, errors = tmp_path_factory.mktemp("reproduce"), io.StringIO()
+    out, errors = tmp_path_factory.mktemp("studies"), io.StringIO()
     with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
         for group, settings in (("paper", PAPER), ("beyond", BEYOND)):
             arguments = ["--settings", ",".join(settings), "--out", str(out)]
-            assert main(["reproduce", group, *SMALL, *arguments]) == 0, errors.getvalue()
+            assert main([group, *SMALL, *arguments]) == 0, errors.getvalue()
     assert errors.getvalue() == ""
     return out
 
@@ -110,13 +123,18 @@ def numbers(folder: Path, what: str) -> dict:
     return json.loads((folder / f"{what}.json").read_text())
 
 
-def test_every_experiment_is_offered(capsys):
-    assert [*EXPERIMENTS, "paper", "beyond", "all"] == list(NAMES)
-    assert list(FIGURES) == list(EXPERIMENTS)
+def test_every_study_is_offered_with_examples(capsys):
+    assert [*STUDIES, "paper", "beyond", "all"] == list(NAMES)
+    assert list(FIGURES) == list(STUDIES)
     with pytest.raises(SystemExit):
-        main(["reproduce", "--help"])
-    shown = "".join(capsys.readouterr().out.split())
+        main(["--help"])
+    shown = capsys.readouterr().out
     assert all(name in shown for name in NAMES)
+    examples = shown.split("examples:")[1]
+    commands = re.findall(r"python -m studies (.*?)(?:  |$)", examples, re.MULTILINE)
+    assert len(commands) > 3
+    for command in commands:
+        assert build_parser().parse_args(shlex.split(command)).what in NAMES
 
 
 def test_names_and_plan_need_neither_torch_nor_matplotlib():
@@ -147,7 +165,7 @@ print({"torch", "matplotlib", "sklearn"} & set(sys.modules))
             "sklearn",
             "scikit-learn",
             "sim",
-            set(EXPERIMENTS) - {"embedding", *(n for n in EXPERIMENTS if n.startswith("memory"))},
+            set(STUDIES) - {"embedding", *(n for n in STUDIES if n.startswith("memory"))},
         ),
     ],
 )
@@ -163,13 +181,13 @@ def test_a_missing_package_is_named_before_anything_runs(
         imported.append(name)
         return importlib.import_module(name)
 
-    for name in EXPERIMENTS:
+    for name in STUDIES:
         if name in independent:
-            assert callable(load_function(name))
+            assert load_study(name).evaluate
             continue
         imported.clear()
         with pytest.raises(MissingExtraError) as caught:
-            load_function(name)
+            load_study(name)
         assert (caught.value.package, caught.value.extra) == (shown, extra)
         assert not any(module.startswith("fedcor") for module in imported)
 
@@ -183,13 +201,18 @@ class Hide:
         if name.split(".")[0] == "torch":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Hide())
-from fedcor.cli import main
-from studies import load_function
-assert callable(load_function("toy"))
-sys.exit(main(["reproduce", "all", "--quick"]))
+from studies import load_study
+from studies.__main__ import main
+assert load_study("toy").evaluate
+sys.exit(main(["all", "--quick"]))
 """
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 2
     assert "needs PyTorch, which is not installed: pip install 'fedcor[sim]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -202,9 +225,23 @@ def test_without_scikit_learn_the_map_of_clients_says_what_to_install(monkeypatc
         project(np.eye(5), seed=1)
 
 
-def test_an_unknown_experiment_gets_a_suggestion(tmp_path):
+def test_an_unknown_study_gets_a_suggestion(tmp_path, capsys):
     with pytest.raises(ConfigError, match='did you mean "table1"'):
-        reproduce("table", Plan(tmp_path, None))
+        studies.run("table", Plan(tmp_path, None))
+    assert main(["tabel1", "--out", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("studies: NAME = 'tabel1'")
+    assert 'did you mean "table1"' in message
+
+
+def test_an_interrupted_study_says_how_to_continue(tmp_path, monkeypatch, capsys):
+    def interrupted(plan, jobs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study_runs, "run_shown", interrupted)
+    assert main(["table1", "--quick", "--out", str(tmp_path)]) == 130
+    message = capsys.readouterr().err
+    assert message == "studies: interrupted; run the same command again to continue\n"
 
 
 @pytest.mark.parametrize("name", [name for names in FIGURES.values() for name in names])
@@ -345,12 +382,12 @@ def test_fairness_is_that_of_the_last_model(folder):
 def test_fairness_refuses_models_of_other_ages(folder, capsys):
     """The runs there have 12 rounds: their records can be cut to 10, their last model cannot."""
     arguments = ["--quick", "--rounds", "10", "--settings", "2spc", "--out", str(folder)]
-    assert main(["reproduce", "beyond-fairness", *arguments]) == 2
+    assert main(["beyond-fairness", *arguments]) == 2
     assert "that of 12 rounds, but 10 are to be compared" in capsys.readouterr().err
 
 
 def test_fresh_seeds_are_fresh(tmp_path, capsys):
-    assert main(["reproduce", "beyond-confirmation", "--seeds", "1-8", "--out", str(tmp_path)]) == 2
+    assert main(["beyond-confirmation", "--seeds", "1-8", "--out", str(tmp_path)]) == 2
     assert "seeds 6, 7, 8 are kept for the confirmation" in capsys.readouterr().err
 
 
@@ -366,14 +403,14 @@ def contents(folder: Path) -> dict[Path, bytes]:
 def test_running_it_again_changes_nothing(folder, what, settings):
     before = contents(folder)
     arguments = ["--settings", ",".join(settings), "--out", str(folder)]
-    assert main(["reproduce", what, *SMALL, *arguments]) == 0
+    assert main([what, *SMALL, *arguments]) == 0
     assert contents(folder) == before
 
 
 @pytest.mark.slow
 def test_the_paper_in_processes_and_again(tmp_path):
     """As a newcomer runs it."""
-    command = [sys.executable, "-m", "fedcor", "reproduce", "paper", *SMALL, "--jobs", "2"]
+    command = [sys.executable, "-m", "studies", "paper", *SMALL, "--jobs", "2"]
     written = []
     for _ in range(2):
         done = subprocess.run([*command, "--out", tmp_path], capture_output=True, text=True)
@@ -393,16 +430,16 @@ def test_a_lost_measurement_is_measured_again_the_same(folder):
     lost.unlink()
     untouched = first.stat().st_mtime_ns
     arguments = ["--settings", ",".join(PAPER), "--out", str(folder)]
-    assert main(["reproduce", "stationarity", *SMALL, *arguments]) == 0
+    assert main(["stationarity", *SMALL, *arguments]) == 0
     with np.load(lost) as archive:
         assert np.array_equal(archive["changes"], before)
     assert first.stat().st_mtime_ns == untouched
 
 
 def test_cells_with_and_without_an_interval():
-    assert _share_text(Estimate(0.924, None, 0.88, 0.98, 5, 5)) == "92% [88%, 98%]"
-    assert _share_text(Estimate(-0.001, None, None, None, 1, 1)) == "0%"
-    assert _share_text(Estimate(None, None, None, None, 0, 5)) == "N/A"
+    assert share_text(Estimate(0.924, None, 0.88, 0.98, 5, 5)) == "92% [88%, 98%]"
+    assert share_text(Estimate(-0.001, None, None, None, 1, 1)) == "0%"
+    assert share_text(Estimate(None, None, None, None, 0, 5)) == "N/A"
     assert mean_std(Estimate(94.8, 18.44, 70.0, 120.0, 5, 5)) == "94.8 ± 18.4"
     assert mean_std(Estimate(94.8, None, None, None, 1, 1)) == "94.8"
     assert mean_std(Estimate(None, None, None, None, 3, 5)) == "N/A (3/5)"
@@ -424,29 +461,33 @@ def test_figures_of_little():
 
 def test_narrowing(tmp_path, capsys):
     arguments = ["--dataset", "digits", "--settings", "dir", "--seeds", "4", "--rounds", "3"]
-    assert main(["reproduce", "table1", *arguments, "--out", str(tmp_path)]) == 0
+    assert main(["table1", *arguments, "--out", str(tmp_path)]) == 0
     assert "digits DIR" in capsys.readouterr().out
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["digits-dir"]
     assert [path.name for path in (tmp_path / "runs/digits-dir/fedcor").iterdir()] == ["seed-4"]
 
 
+def experiment_of(plan: Plan, setting: str = "2spc"):
+    return build_experiment(plan, paper_scenario(plan, setting))
+
+
 def test_the_device_reaches_every_run(tmp_path):
-    assert Plan(tmp_path, None).experiment("2spc").device == "cpu"
-    assert Plan(tmp_path, None, device="auto").experiment("2spc").device == "auto"
+    assert experiment_of(Plan(tmp_path, None)).device == "cpu"
+    assert experiment_of(Plan(tmp_path, None, device="auto")).device == "auto"
     arguments = ["--quick", "--rounds", "1", "--device", "abacus", "--out", str(tmp_path)]
-    assert main(["reproduce", "table1", *arguments]) == 2
+    assert main(["table1", *arguments]) == 2
 
 
 def test_a_variant_with_the_presets_own_options_shares_its_runs(tmp_path):
     """Whether the preset states them or leaves them to the defaults."""
     for dataset, shared in (("fmnist", 0.95), ("cifar10", 0.9), ("digits", 0.95)):
         plan = Plan(tmp_path, None, dataset)
-        folders = {beta: _fedcor_variant(plan, "", beta=beta).folder for beta in BETAS[dataset]}
-        assert folders.pop(shared) == "fedcor"
+        folders = {beta: fedcor_variant(plan, "", beta=beta).folder for beta in BETAS[dataset]}
+        assert folders.pop(shared) == ""
         assert folders == {beta: f"fedcor-beta-{beta}" for beta in folders}
-    same = _fedcor_variant(Plan(tmp_path, None), "", interval=10, beta=0.95)
-    assert (same.folder, same.options) == ("fedcor", {})
-    rare = _fedcor_variant(Plan(tmp_path, None), "", interval=500, beta=0.99)
+    same = fedcor_variant(Plan(tmp_path, None), "", interval=10, beta=0.95)
+    assert (same.folder, same.options) == ("", {})
+    rare = fedcor_variant(Plan(tmp_path, None), "", interval=500, beta=0.99)
     assert rare.folder == "fedcor-interval-500-beta-0.99"
 
 
@@ -458,7 +499,7 @@ def test_a_variant_with_the_presets_own_options_shares_its_runs(tmp_path):
     ],
 )
 def test_mistakes_are_refused(arguments, hint, capsys):
-    assert main(["reproduce", "table1", *arguments]) == 2
+    assert main(["table1", *arguments]) == 2
     assert hint in capsys.readouterr().err
 
 
@@ -467,7 +508,12 @@ def test_the_papers_experiments_have_the_papers_settings(tmp_path):
     for dataset, rounds in (("fmnist", 500), ("cifar10", 2000)):
         plan = Plan(tmp_path, None, dataset)
         for setting in ("2spc", "1spc", "dir"):
-            assert plan.experiment(setting).rounds == rounds
-            assert set(TABLE_1[dataset][setting]) == {"random", "afl", "power_of_choice", "fedcor"}
+            assert experiment_of(plan, setting).rounds == rounds
+            assert set(PAPER_TABLE[dataset][setting]) == {
+                "random",
+                "afl",
+                "power_of_choice",
+                "fedcor",
+            }
     with pytest.raises(ConfigError):
         Plan(tmp_path, None, "mnist")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+from studies.__main__ import main
 from studies.plan import Plan
-from studies.timed import table
-from studies.timed.runs import INDEPENDENT, TIED, UNEQUAL, VARIANTS, scenarios_of
+from studies.runs import build_experiment
+from studies.scaffold import always
+from studies.time_to_accuracy import INDEPENDENT, STUDY, TIED, UNEQUAL, VARIANTS
 
-from fedcor.cli import main
 from fedcor.reporting.estimates import mean_estimate
 from fedcor.runs.record import read_run
-from studies import GROUPS
+from studies import GROUPS, time_to_accuracy
 
 LOW = 0.2  # a target that is reached in a few rounds
 
@@ -27,9 +29,10 @@ def folder(tmp_path_factory) -> Path:
 
 
 def miniature(patch: pytest.MonkeyPatch, out: Path) -> int:
-    patch.setattr(table, "VARIANTS", VARIANTS[:2])
-    patch.setattr(table, "LOWER", LOW)
-    return main(["reproduce", "time", "--quick", "--rounds", "8", "--out", str(out)])
+    study = dataclasses.replace(STUDY, variants=always(*VARIANTS[:2]))
+    patch.setattr(time_to_accuracy, "STUDY", study)
+    patch.setattr(time_to_accuracy, "LOWER", LOW)
+    return main(["time", "--quick", "--rounds", "8", "--out", str(out)])
 
 
 def test_the_numbers_are_those_of_the_records(folder):
@@ -69,10 +72,10 @@ def test_again_gives_the_same(folder, monkeypatch):
     assert [path.read_bytes() for path in written] == before
 
 
-def test_the_plan_may_ask_for_fewer_rounds(tmp_path):
-    plan = Plan(tmp_path, None)
-    assert [plan.experiment(one).rounds for one in scenarios_of(plan)] == [150] * 3
-    few = Plan(tmp_path, None, rounds=7)
-    assert [few.experiment(one).rounds for one in scenarios_of(few)] == [7] * 3
+def test_the_plan_may_ask_for_other_rounds(tmp_path):
+    for asked, rounds in ((None, 150), (7, 7), (200, 200)):
+        plan = Plan(tmp_path, None, rounds=asked)
+        experiments = [build_experiment(plan, scenario) for scenario in STUDY.scenarios(plan)]
+        assert [experiment.rounds for experiment in experiments] == [rounds] * 3
     assert "time" in GROUPS["all"]
     assert "time" not in GROUPS["paper"]

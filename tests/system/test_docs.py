@@ -12,9 +12,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from studies.__main__ import build_parser as build_study_parser
 
 from fedcor.cli import main
 from fedcor.cli.parser import build_parser
+from studies import NAMES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -60,18 +62,20 @@ def test_the_python_of_a_page_runs(path, tmp_path):
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_every_fedcor_command_in_a_document_parses(path):
+def test_every_command_in_a_document_parses(path):
     text = path.read_text(encoding="utf-8").replace("\\\n", " ")
-    commands = re.findall(
-        r"(?:^|`|&& |do )"
-        r"(fedcor (?:demo|run|compare|reproduce|report|watch|explain|data)\b[^`\n;#&>|]*)",
-        text,
-        flags=re.MULTILINE,
-    )
-    for command in commands:
-        words = shlex.split(command)[1:]
+
+    def arguments(program: str) -> list[list[str]]:
+        found = re.findall(rf"(?:^|`|&& |do ){program}\b([^`\n;#&>|]*)", text, re.MULTILINE)
+        return [shlex.split(words) for words in found]
+
+    for words in arguments("fedcor (?=demo|run|compare|report|watch|explain|data)"):
         if len(words) > 1:  # `fedcor explain` alone names the command
             build_parser().parse_args(words)
+    for words in arguments("python -m studies"):
+        if words:
+            assert build_study_parser().parse_args(words).what in (*NAMES, "NAME")
+    assert "fedcor reproduce" not in text
 
 
 def test_the_documented_experiment_runs(tmp_path):

@@ -26,10 +26,9 @@ if find_spec("flwr") is None:
     raise MissingExtraError("flwr", "flower")
 
 from fedcor.flower.client import answers_probes
-from fedcor.flower.entry_points import FedCorStrategy, select_with
 from fedcor.flower.optimiser_strategy import OptimiserStrategy
 from fedcor.flower.settings import SelectionSettings
-from fedcor.flower.strategy import SelectingStrategy
+from fedcor.flower.strategy import FedCorStrategy, SelectingStrategy, select_with
 from fedcor.flower.strategy_memory import is_candidate
 
 __all__ = [

@@ -1,4 +1,9 @@
-"""The ServerApp and the ClientApp of an experiment of the simulator, for Flower's simulation."""
+"""An experiment of the simulator on Flower's simulation: the same partition, weights and streams.
+
+Every virtual node trains with the simulator's engine, on its own part of the data. Messages,
+processes and aggregation are Flower's, so equal records show that the simulator's results carry
+over.
+"""
 
 from __future__ import annotations
 
@@ -53,31 +58,93 @@ from fedcor.simulation.faults import Faults
 from fedcor.simulation.loop import Simulation
 from fedcor.simulation.update_filter import next_model, parameters_of
 
+# No process that we start calls home.
+_SILENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    **RAY_ENVIRONMENT,
+}
 
-@functools.lru_cache(maxsize=1)
-def _simulation(experiment: _Held, seed: int) -> Simulation:
-    """The whole experiment, built once per process; a virtual node uses its part of the data."""
-    use_one_thread()
-    return build_simulation(experiment.value, seed)
 
+def run_on_flower(
+    experiment: Experiment,
+    seed: int,
+    out: Path,
+    *,
+    resume: bool = False,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    callbacks: Sequence[GivenCallback] = (),
+    address: str | None = None,
+) -> None:
+    """Run `experiment` in the folder `out`, as `runner.run` does, with Flower as the engine.
 
-class _Held:
-    """An experiment as a key of a cache: two with the same settings and data are the same.
-
-    Clients that load their data are those of the same object, whatever they say of themselves. The
-    object lives as long as this one, so no other has its id. In a worker, this is a copy that was
-    sent with a message; it keeps the id of the original.
+    Args:
+        experiment: What to run. Simulated faults are refused: on Flower they are real. So are
+            Byzantine clients, noise on losses, and an optimiser that corrects local steps.
+        seed: Seed of everything that is drawn.
+        out: Folder of the record and the checkpoint.
+        resume: Whether a run that is already in `out` may be resumed.
+        on_round: Called with the record of every finished round.
+        callbacks: Called after every round; see `fedcor.runs.tracking.callback.Callback`.
+        address: Of a Ray cluster that runs; None for `RAY_ADDRESS`, else for this machine.
     """
+    if experiment.faults != Faults():
+        allowed = "are simulated by fedcor's own engine only; on Flower they are real"
+        raise ConfigError("faults", experiment.faults, allowed)
+    if experiment.byzantine:
+        allowed = "are simulated by fedcor's own engine only"
+        raise ConfigError("byzantine", experiment.byzantine, allowed)
+    if experiment.loss_noise:
+        allowed = "is simulated by fedcor's own engine only; in your app on Flower, set it in "
+        allowed += "answers_probes(loss_noise=...)"
+        raise ConfigError("loss_noise", experiment.loss_noise, allowed)
+    check_optimiser(experiment.build_optimiser())
+    if find_spec("ray") is None:
+        raise MissingExtraError("ray", "flower-sim")
+    cluster = find_address("ray", address)
+    if has_run(out) and not resume:
+        raise RunExistsError(out)
+    clients = experiment.clients or len(split_data(experiment, load_data(experiment), seed))
+    simulate(
+        server_app(experiment, seed, out, on_round, callbacks),
+        client_app(experiment, seed),
+        clients,
+        cluster,
+    )
 
-    def __init__(self, value: Experiment) -> None:
-        clients = value.data.clients if isinstance(value.data, OwnClients) else None
-        self.value, self._key = value, (repr(value.describe()), id(clients))
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held) and self._key == other._key
+def simulate(server: ServerApp, client: ClientApp, nodes: int, cluster: str | None = None) -> None:
+    """Run both apps in Flower's simulation, with `nodes` virtual nodes. Logs only our warnings.
 
-    def __hash__(self) -> int:
-        return hash(self._key)
+    Args:
+        server: Runs in this process.
+        client: Runs in processes of Ray, one per processor.
+        nodes: How many virtual nodes.
+        cluster: Address of a Ray cluster that runs; None for a Ray on this machine alone, which
+            starts and ends with the simulation.
+    """
+    os.environ.update({key: value for key, value in _SILENT.items() if key not in os.environ})
+    from flwr.simulation import run_simulation  # reads the environment when it is imported
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    LOG.setLevel(logging.WARNING)
+    quiet = {
+        "log_to_driver": False,
+        "include_dashboard": False,
+        "logging_level": "ERROR",
+        "_node_ip_address": "127.0.0.1",  # else Ray connects to the outside to find its address
+    }
+    resources = {"num_cpus": 1, "num_gpus": 0.0}
+    backend: Any = {"init_args": quiet, "client_resources": resources}
+    if cluster is not None:
+        connect_ray(cluster)  # Flower uses the connection that there is
+    try:
+        run_simulation(server, client, num_supernodes=nodes, backend_config=backend)
+    finally:
+        if cluster is not None:
+            import ray
+
+            ray.shutdown()
 
 
 def server_app(
@@ -179,15 +246,41 @@ def client_app(experiment: Experiment, seed: int) -> ClientApp:
     return app
 
 
+@functools.lru_cache(maxsize=1)
+def _simulation(experiment: _Held, seed: int) -> Simulation:
+    """The whole experiment, built once per process; a virtual node uses its part of the data."""
+    use_one_thread()
+    return build_simulation(experiment.value, seed)
+
+
+class _Held:
+    """An experiment as a key of a cache: two with the same settings and data are the same.
+
+    Clients that load their data are those of the same object, whatever they say of themselves. The
+    object lives as long as this one, so no other has its id. In a worker, this is a copy that was
+    sent with a message; it keeps the id of the original.
+    """
+
+    def __init__(self, value: Experiment) -> None:
+        clients = value.data.clients if isinstance(value.data, OwnClients) else None
+        self.value, self._key = value, (repr(value.describe()), id(clients))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
 def _rules(experiment: Experiment) -> dict[str, Any]:
     """The experiment's rules as settings on Flower, which has names and counts rounds from 1."""
     rules: Rules = experiment.rules
-    own, schedule = rules.eligible, rules.clients_per_round
+    rule, schedule = rules.eligible, rules.clients_per_round
 
     def eligible(name: str, tags: Mapping[str, Any]) -> bool:
-        assert callable(own)
+        assert callable(rule)
         client = int(name.removeprefix("partition-"))
-        return own(client, {tag: tags[tag] for tag in experiment.tags if tag in tags})
+        return rule(client, {tag: tags[tag] for tag in experiment.tags if tag in tags})
 
     def clients_per_round(round: int) -> int:
         assert callable(schedule)
@@ -197,7 +290,7 @@ def _rules(experiment: Experiment) -> dict[str, Any]:
     if isinstance(schedule, Mapping):
         shifted = {flower_round(round): count for round, count in schedule.items()}
     return {
-        "eligible": eligible if callable(own) else own,
+        "eligible": eligible if callable(rule) else rule,
         "at_least": rules.at_least,
         "at_most": rules.at_most,
         "clients_per_round": shifted,
@@ -302,99 +395,3 @@ def to_model(arrays: Any) -> torch.Tensor:
 def to_record(model: torch.Tensor) -> ArrayRecord:
     """A record of one array: the engine's flat vector."""
     return ArrayRecord({"model": Array(model.cpu().numpy())})
-
-
-# An experiment of the simulator on Flower's simulation: the same partition, weights and streams.
-#
-# Every virtual node trains with the simulator's engine, on its own part of the data (`apps.py`).
-# Messages, processes and aggregation are Flower's, so equal records show that the simulator's results
-# carry over.
-
-
-# No process that we start calls home.
-_SILENT = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    **RAY_ENVIRONMENT,
-}
-
-
-def run_on_flower(
-    experiment: Experiment,
-    seed: int,
-    out: Path,
-    *,
-    resume: bool = False,
-    on_round: Callable[[RoundRecord], None] | None = None,
-    callbacks: Sequence[GivenCallback] = (),
-    address: str | None = None,
-) -> None:
-    """Run `experiment` in the folder `out`, as `runner.run` does, with Flower as the engine.
-
-    Args:
-        experiment: What to run. Simulated faults are refused: on Flower they are real. So are
-            simulated byzantine, simulated noise on losses, and an optimiser that corrects local steps.
-        seed: Seed of everything that is drawn.
-        out: Folder of the record and the checkpoint.
-        resume: Whether a run that is already in `out` may be resumed.
-        on_round: Called with the record of every finished round.
-        callbacks: What else hears of the run; see `fedcor.runs.tracking.callback.Callback`.
-        address: Of a Ray cluster that runs; None for `RAY_ADDRESS`, else for this machine.
-    """
-    if experiment.faults != Faults():
-        allowed = "are simulated by fedcor's own engine only; on Flower they are real"
-        raise ConfigError("faults", experiment.faults, allowed)
-    if experiment.byzantine:
-        allowed = "are simulated by fedcor's own engine only"
-        raise ConfigError("byzantine", experiment.byzantine, allowed)
-    if experiment.loss_noise:
-        allowed = "is simulated by fedcor's own engine only; in your app on Flower, set it in "
-        allowed += "answers_probes(loss_noise=...)"
-        raise ConfigError("loss_noise", experiment.loss_noise, allowed)
-    check_optimiser(experiment.build_optimiser())
-    if find_spec("ray") is None:
-        raise MissingExtraError("ray", "flower-sim")
-    cluster = find_address("ray", address)
-    if has_run(out) and not resume:
-        raise RunExistsError(out)
-    clients = experiment.clients or len(split_data(experiment, load_data(experiment), seed))
-    simulate(
-        server_app(experiment, seed, out, on_round, callbacks),
-        client_app(experiment, seed),
-        clients,
-        cluster,
-    )
-
-
-def simulate(server: ServerApp, client: ClientApp, nodes: int, cluster: str | None = None) -> None:
-    """Run both apps in Flower's simulation, with `nodes` virtual nodes. Logs only our warnings.
-
-    Args:
-        server: Runs in this process.
-        client: Runs in processes of Ray, one per processor.
-        nodes: How many virtual nodes.
-        cluster: Address of a Ray cluster that runs; None for a Ray on this machine alone, which
-            starts and ends with the simulation.
-    """
-    os.environ.update({key: value for key, value in _SILENT.items() if key not in os.environ})
-    from flwr.simulation import run_simulation  # reads the environment when it is imported
-
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    LOG.setLevel(logging.WARNING)
-    quiet = {
-        "log_to_driver": False,
-        "include_dashboard": False,
-        "logging_level": "ERROR",
-        "_node_ip_address": "127.0.0.1",  # else Ray connects to the outside to find its address
-    }
-    resources = {"num_cpus": 1, "num_gpus": 0.0}
-    backend: Any = {"init_args": quiet, "client_resources": resources}
-    if cluster is not None:
-        connect_ray(cluster)  # Flower uses the connection that there is
-    try:
-        run_simulation(server, client, num_supernodes=nodes, backend_config=backend)
-    finally:
-        if cluster is not None:
-            import ray
-
-            ray.shutdown()

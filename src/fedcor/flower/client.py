@@ -1,4 +1,4 @@
-"""Noise on the losses in a client's reply, added before the reply leaves the client."""
+"""The client's side: one line in the ClientApp, `ClientApp(mods=[answers_probes()])`."""
 
 from __future__ import annotations
 
@@ -11,33 +11,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 
 from fedcor.flower.protocol import LOG, MISSING, NOTE, PROTOCOL, RMS_LOSS, Tag, write_tags
 from fedcor.rounds.loss_screening import LossNoise
-
-
-def with_noise(reply: Message, noise: LossNoise) -> Message:
-    """The reply, with noise on each metric that is called a loss, and without root mean squares.
-
-    One of n samples changes a mean of losses in [0, c] by c / n at most, but a root mean square by
-    up to c / sqrt(n): noise that hides it in the one does not in the other.
-    """
-    if not noise.sigma or reply.has_error():
-        return reply
-    # Not a named stream: whoever could draw the same numbers could take them off again.
-    rng = np.random.default_rng()
-    for record in reply.content.metric_records.values():
-        record.pop(RMS_LOSS, None)  # the server takes the mean loss instead
-        _add(record, noise, rng)
-    return reply
-
-
-def _add(record: MetricRecord, noise: LossNoise, rng: np.random.Generator) -> None:
-    for name in [name for name in record if "loss" in name.lower()]:
-        values = np.asarray(record[name], dtype=np.float64)
-        noisy = noise.add(values, rng).tolist()
-        record[name] = noisy
-
-
-# The client's side: one line in the ClientApp, `ClientApp(mods=[answers_probes()])`.
-
 
 # Prefix, in the node's own state, of the models that the server may refer to later.
 _STORED = "fedcor."
@@ -89,38 +62,48 @@ def answers_probes(
             return with_noise(call_next(message, context), noise)
         del message.content[NOTE]  # the app sees the message as it is without us
         if note["ask"] == "identity":
-            return Message(RecordDict({NOTE: _identity(context, note)}), reply_to=message)
+            answer = _identity(context, note, name=name, examples=examples, tags=tags)
+            return Message(RecordDict({NOTE: answer}), reply_to=message)
         if not _recall(message.content, context.state, note):
             return Message(RecordDict({NOTE: ConfigRecord({MISSING: True})}), reply_to=message)
         return with_noise(call_next(message, context), noise)
 
-    def _identity(context: Context, question: ConfigRecord) -> ConfigRecord:
-        config = context.node_config
-        answer = ConfigRecord(
-            {"protocol": PROTOCOL, "fedcor": version("fedcor"), "flwr": version("flwr")}
-        )
-        own = name if name is not None else config.get("client-name")
-        if own is not None:
-            answer["name"] = str(own)
-        if "partition-id" in config:
-            answer["partition"] = int(config["partition-id"])
-        if examples is not None:
-            try:
-                answer["examples"] = int(examples(context))
-            except Exception:  # the name matters more
-                LOG.exception(
-                    "answers_probes: examples() failed; the server will use the number in a reply"
-                )
-        more: Mapping[str, Tag] = {}
-        if tags is not None and "tags" in question:
-            try:
-                more = dict(tags(context))
-            except Exception:
-                LOG.exception("answers_probes: tags() failed; the server is not told its tags")
-        write_tags(answer, question, {**config, **more})
-        return answer
-
     return mod
+
+
+def _identity(
+    context: Context,
+    question: ConfigRecord,
+    *,
+    name: str | None,
+    examples: Callable[[Context], int] | None,
+    tags: Callable[[Context], Mapping[str, Tag]] | None,
+) -> ConfigRecord:
+    """The answer to the identity question."""
+    config = context.node_config
+    answer = ConfigRecord(
+        {"protocol": PROTOCOL, "fedcor": version("fedcor"), "flwr": version("flwr")}
+    )
+    client_name = name if name is not None else config.get("client-name")
+    if client_name is not None:
+        answer["name"] = str(client_name)
+    if "partition-id" in config:
+        answer["partition"] = int(config["partition-id"])
+    if examples is not None:
+        try:
+            answer["examples"] = int(examples(context))
+        except Exception:  # the name matters more
+            LOG.exception(
+                "answers_probes: examples() failed; the server will use the number in a reply"
+            )
+    more: Mapping[str, Tag] = {}
+    if tags is not None and "tags" in question:
+        try:
+            more = dict(tags(context))
+        except Exception:
+            LOG.exception("answers_probes: tags() failed; the server is not told its tags")
+    write_tags(answer, question, {**config, **more})
+    return answer
 
 
 def _recall(content: RecordDict, state: RecordDict, note: ConfigRecord) -> bool:
@@ -143,3 +126,26 @@ def _recall(content: RecordDict, state: RecordDict, note: ConfigRecord) -> bool:
 def _copy(record: ArrayRecord) -> ArrayRecord:
     """Another record with the same arrays: an app may empty the one that it is given."""
     return ArrayRecord(dict(record.items()))
+
+
+def with_noise(reply: Message, noise: LossNoise) -> Message:
+    """The reply, with noise on each metric that is called a loss, and without root mean squares.
+
+    One of n samples changes a mean of losses in [0, c] by c / n at most, but a root mean square by
+    up to c / sqrt(n): noise that hides it in the one does not in the other.
+    """
+    if not noise.sigma or reply.has_error():
+        return reply
+    # Not a named stream: whoever could draw the same numbers could take them off again.
+    rng = np.random.default_rng()
+    for record in reply.content.metric_records.values():
+        record.pop(RMS_LOSS, None)  # the server takes the mean loss instead
+        _add(record, noise, rng)
+    return reply
+
+
+def _add(record: MetricRecord, noise: LossNoise, rng: np.random.Generator) -> None:
+    for name in [name for name in record if "loss" in name.lower()]:
+        values = np.asarray(record[name], dtype=np.float64)
+        noisy = noise.add(values, rng).tolist()
+        record[name] = noisy

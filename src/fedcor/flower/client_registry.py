@@ -1,20 +1,23 @@
-"""How much data a client has, as far as it is believed.
+"""The clients of a run: their names, nodes and sizes, and the back-off of those that fail.
 
-What a client says (`num-examples`) is its weight in the mean, so one that exaggerates would be the
-mean. What is believed has two bounds:
+A node's id may change with every run and every restart; a client's name does not. Clients of the
+first round are numbered in the order of their names, later ones as they come. A number is never
+reused.
+
+A client's `num-examples` is its weight in the mean, so a client that exaggerates would dominate it.
+Two bounds limit the number that is used:
 
     most times the population   1000 times the lower median of what all clients say
-    most times its own past     twice the largest number that it was believed before
+    most times its own past     twice the largest number that was used before
 
-Where the largest client has up to 1000 times the data of the smallest, the first bound touches
-nobody. A client whose data grows is believed twice as much each time it trains. A smaller number is
-believed at once, and does not lower what is believed later.
+Where the largest client has up to 1000 times the data of the smallest, the first bound changes
+nothing. A client whose data grows may double its number each time it trains. A smaller number is
+used at once, and does not lower the bound.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
@@ -23,183 +26,16 @@ import numpy as np
 
 from fedcor.core.text import one_line
 from fedcor.core.types import Array, FloatArray, IntArray, Population
-from fedcor.flower.protocol import Tag
+from fedcor.flower.protocol import LOG, Tag
 
 SIZE = "num-examples"  # the metric that Flower's strategies weight replies by
-
 _MOST_MEDIANS = 1000.0
 _MOST_GROWTH = 2.0
-
-
-def cap_sizes(said: FloatArray) -> FloatArray:
-    """(N,) what clients say, NaN where nothing is known, within the bound of the population."""
-    known = np.sort(said[np.isfinite(said)])
-    if not len(known):
-        return said
-    capped: FloatArray = np.minimum(said, _MOST_MEDIANS * known[(len(known) - 1) // 2])
-    return capped
-
-
-def largest_believed(said: Mapping[int, float], before: FloatArray) -> dict[int, float]:
-    """Client -> what is believed of what it says now.
-
-    Args:
-        said: Client -> what it says; above 0.
-        before: (N,) The largest number that each was believed before, NaN for none.
-    """
-    now = before.copy()
-    for client, given in said.items():
-        now[client] = np.fmin(given, _MOST_GROWTH * before[client])
-    # A client that says less than before stands in the population with its larger number.
-    capped = cap_sizes(np.fmax(now, before))
-    return {client: float(min(now[client], capped[client])) for client in said}
-
-
-# Quarantine: a client that fails again and again is left alone, for longer each time.
-#
-# What a client is asked to do is a *task*: to train, to answer a question (`probe`), to evaluate.
-# Faults in a row are counted for each task by itself, at most one per round, since a client may
-# answer every question and fail in every training. One usable reply to the task ends its count.
-#
-#     no reply        the node is gone or late: left alone for 1, 2, 4, then 8 rounds. A line comes
-#                     back by itself, and each try costs a deadline. A dead node fails at every task:
-#                     such a fault counts on from the longest row of faults, whatever their task.
-#     a useless one   an error, or a reply that cannot be used: the first may be chance; from the
-#                     second in a row on for 1, 2, 4, ... up to 64 rounds. Most such clients stay
-#                     broken until somebody mends them.
-#
-# So a client is left alone for about as long as it has been failing already. While it is left alone,
-# it is neither chosen nor asked anything. A useless reply to the strategy's `evaluate` is less: a
-# client may train well and have no test data. It is then not evaluated, and not asked for losses,
-# which the same function of the client answers; but it may be chosen.
-
-
+_MOST_EXAMPLES = 1e9  # beyond this it is not a number of samples
 Task: TypeAlias = Literal["train", "probe", "evaluate"]
 TASKS: tuple[Task, ...] = get_args(Task)
 # Rounds for which a client that does not reply, or replies uselessly, is left alone at most.
 LONGEST_SILENT, LONGEST_USELESS = 8, 64
-
-
-def rounds_alone(faults: int, *, replied: bool) -> int:
-    """Rounds for which a client with so many faults in a row is left alone; 0 for not at all.
-
-    Args:
-        faults: In a row, of one task, the last one included; at least 1.
-        replied: Whether the last one was a useless reply, and not a missing one.
-
-    Example:
-        >>> [rounds_alone(faults, replied=False) for faults in range(1, 7)]
-        [1, 2, 4, 8, 8, 8]
-        >>> [rounds_alone(faults, replied=True) for faults in range(1, 11)]
-        [0, 1, 2, 4, 8, 16, 32, 64, 64, 64]
-    """
-    doublings = faults - 2 if replied else faults - 1
-    longest = LONGEST_USELESS if replied else LONGEST_SILENT
-    return 0 if doublings < 0 else min(longest, 1 << min(doublings, 30))
-
-
-class Quarantine:
-    """Who is left alone until when. Clients are the numbers 0, 1, ... in the order of `add`."""
-
-    def __init__(self) -> None:
-        # task -> (N,) faults in a row; the round before which the client is left alone, and that
-        # before which it is for a missing reply; the round of the last fault.
-        self._faults: dict[Task, list[int]] = {task: [] for task in TASKS}
-        self._until: dict[Task, list[int]] = {task: [] for task in TASKS}
-        self._silent: dict[Task, list[int]] = {task: [] for task in TASKS}
-        self._last: dict[Task, list[int]] = {task: [] for task in TASKS}
-
-    def add(self) -> None:
-        """One more client, who has not failed."""
-        for task in TASKS:
-            self._faults[task].append(0)
-            self._until[task].append(0)
-            self._silent[task].append(0)
-            self._last[task].append(-1)
-
-    def until(self, client: int, task: Task = "train") -> int:
-        """The round from which on the client may be asked to do `task`: to train, if chosen."""
-        evaluate = self._silent if task == "train" else self._until
-        rows = (self._until["train"], self._until["probe"], evaluate["evaluate"])
-        return max(row[client] for row in rows)
-
-    def faults(self, client: int, task: Task) -> int:
-        """How often in a row it failed at `task`."""
-        return self._faults[task][client]
-
-    def failed(self, client: int, task: Task, round: int, *, replied: bool) -> bool:
-        """The client failed at `task` in `round`; returns whether it is left alone for longer now.
-
-        A second fault in the same round does not count: the round is tried again at once, and one
-        outage is one fault.
-        """
-        counted = [one for one in TASKS if self._last[one][client] == round]
-        if replied:
-            self._faults[task][client] += task not in counted
-        else:
-            # Useless evaluations do not say that a node is dead.
-            gone = [one for one in TASKS if one != "evaluate" or self._silent[one][client]]
-            longest = max(self._faults[one][client] for one in (task, *gone))
-            self._faults[task][client] = longest + (not counted)
-        self._last[task][client] = round
-        alone = rounds_alone(self._faults[task][client], replied=replied)
-        before = self.until(client, task)
-        if alone:
-            for until in (self._until,) if replied else (self._until, self._silent):
-                until[task][client] = max(until[task][client], round + 1 + alone)
-        return self.until(client, task) > before
-
-    def succeeded(self, client: int, task: Task) -> None:
-        """The client did `task` well: its faults there are forgotten."""
-        self._faults[task][client] = self._until[task][client] = self._silent[task][client] = 0
-
-    def forgive(self, client: int, task: Task, round: int) -> bool:
-        """A fault of this `round` was not the client's, and another one in it counts anew.
-
-        Returns whether there was one.
-        """
-        if self._last[task][client] != round:
-            return False
-        self._faults[task][client] = max(0, self._faults[task][client] - 1)
-        # It was asked in this round, so it was not left alone before the fault.
-        self._until[task][client], self._last[task][client] = 0, -1
-        return True
-
-    def to_arrays(self) -> dict[str, Array]:
-        """What a checkpoint keeps, one row per task."""
-        return {
-            "failures": np.array([self._faults[task] for task in TASKS], dtype=np.int64),
-            "barred": np.array([self._until[task] for task in TASKS], dtype=np.int64),
-            "silent": np.array([self._silent[task] for task in TASKS], dtype=np.int64),
-        }
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array]) -> Quarantine:
-        """As `to_arrays` gave it.
-
-        Earlier versions had one row, for all tasks together, and did not know what was silence.
-        """
-        quarantine = cls()
-        failures, barred = np.atleast_2d(arrays["failures"]), np.atleast_2d(arrays["barred"])
-        for _ in range(failures.shape[1]):
-            quarantine.add()
-        for row, task in enumerate(TASKS[: len(failures)]):
-            quarantine._faults[task] = failures[row].tolist()
-            quarantine._until[task] = barred[row].tolist()
-            if "silent" in arrays:
-                quarantine._silent[task] = arrays["silent"][row].tolist()
-        return quarantine
-
-
-# Who is who: each client's stable name and number, its node, its size, and its faults.
-#
-# A node's id may change with every run and every restart, a client's name does not. Clients of the
-# first round are numbered in the order of their names, later ones as they come; a number is never
-# reused.
-
-
-LOG = logging.getLogger("flwr.fedcor")
-_MOST_EXAMPLES = 1e9  # beyond this it is not a number of samples
 
 
 @dataclass(frozen=True)
@@ -350,8 +186,8 @@ class Roster:
         """
         self._here = set(nodes)
         alone = set(self.left_alone(round, eligible, task))
-        there = [client for client in self._connected(eligible) if client not in alone]
-        return np.array(there, dtype=np.int64)
+        clients = [client for client in self._connected(eligible) if client not in alone]
+        return np.array(clients, dtype=np.int64)
 
     def left_alone(
         self,
@@ -363,9 +199,9 @@ class Roster:
 
         Nobody is left alone where that would leave no one of the `eligible` ones.
         """
-        there = self._connected(eligible)
-        alone = [client for client in there if self.quarantine.until(client, task) > round]
-        return [] if len(alone) == len(there) else alone
+        connected = self._connected(eligible)
+        alone = [client for client in connected if self.quarantine.until(client, task) > round]
+        return [] if len(alone) == len(connected) else alone
 
     def failed(
         self, client: int, round: int, task: Task = "train", *, replied: bool = False
@@ -395,8 +231,8 @@ class Roster:
 
     def _connected(self, eligible: Callable[[int], bool] | None = None) -> list[int]:
         """Sorted clients on connected nodes, of the `eligible` ones."""
-        there = {client for node in self._here if (client := self.client(node)) >= 0}
-        return sorted(client for client in there if eligible is None or eligible(client))
+        clients = {client for node in self._here if (client := self.client(node)) >= 0}
+        return sorted(client for client in clients if eligible is None or eligible(client))
 
     def to_arrays(self) -> dict[str, Array]:
         """What a checkpoint keeps: everything but the nodes."""
@@ -415,12 +251,10 @@ class Roster:
         """The clients of an earlier start; their nodes have to say who they are."""
         roster = cls()
         roster.names = [str(name) for name in arrays["names"]]
-        sizes: FloatArray = arrays["sizes"]
-        roster._sizes, roster.quarantine = sizes.tolist(), Quarantine.from_arrays(arrays)
-        # A checkpoint of an earlier version does not have them.
-        unknown = np.full(len(sizes), np.nan)
-        roster._believed = arrays.get("believed", unknown).tolist()
-        roster._trained_with = arrays.get("trained_with", unknown).tolist()
+        roster._sizes = arrays["sizes"].tolist()
+        roster._believed = arrays["believed"].tolist()
+        roster._trained_with = arrays["trained_with"].tolist()
+        roster.quarantine = Quarantine.from_arrays(arrays)
         tags = json.loads(str(arrays["tags"])) if "tags" in arrays else {}
         roster._earlier_tags = {int(client): of for client, of in tags.items()}
         return roster
@@ -432,6 +266,154 @@ def population_of(given: Iterable[float]) -> Population:
     known = np.isfinite(sizes)
     mean = max(1, round(float(sizes[known].mean()))) if known.any() else 1
     return Population(np.rint(np.where(known, sizes, mean)).astype(np.int64))
+
+
+def cap_sizes(said: FloatArray) -> FloatArray:
+    """(N,) what clients say, NaN where nothing is known, within the bound of the population."""
+    known = np.sort(said[np.isfinite(said)])
+    if not len(known):
+        return said
+    capped: FloatArray = np.minimum(said, _MOST_MEDIANS * known[(len(known) - 1) // 2])
+    return capped
+
+
+def largest_believed(said: Mapping[int, float], before: FloatArray) -> dict[int, float]:
+    """Client -> what is believed of what it says now.
+
+    Args:
+        said: Client -> what it says; above 0.
+        before: (N,) The largest number that each was believed before, NaN for none.
+    """
+    now = before.copy()
+    for client, given in said.items():
+        now[client] = np.fmin(given, _MOST_GROWTH * before[client])
+    # A client that says less than before stands in the population with its larger number.
+    capped = cap_sizes(np.fmax(now, before))
+    return {client: float(min(now[client], capped[client])) for client in said}
+
+
+class Quarantine:
+    """Back-off: a client that fails again and again is left alone, for longer each time.
+
+    A *task* is what a client is asked to do: train, answer a question (`probe`), evaluate. Faults
+    in a row are counted per task, at most one per round, since a client may answer every question
+    and fail in every training. One usable reply to the task resets its count.
+
+        no reply        The node is gone or late: left alone for 1, 2, 4, then 8 rounds. Connections
+                        come back by themselves, and each try costs a deadline. A dead node fails at
+                        every task, so such a fault continues the longest count of any task.
+        a useless one   An error, or a reply that cannot be used. The first may be chance; from the
+                        second in a row on, 1, 2, 4, ... up to 64 rounds. Most such clients stay
+                        broken until somebody fixes them.
+
+    A client that is left alone is neither chosen nor asked anything. A useless reply to the
+    strategy's `evaluate` counts less, since a client may train well and have no test data: the
+    client is not evaluated and not asked for losses, but it may be chosen.
+
+    Clients are the numbers 0, 1, ... in the order of `add`.
+    """
+
+    def __init__(self) -> None:
+        # task -> (N,) faults in a row; the round before which the client is left alone, and that
+        # before which it is for a missing reply; the round of the last fault.
+        self._faults: dict[Task, list[int]] = {task: [] for task in TASKS}
+        self._until: dict[Task, list[int]] = {task: [] for task in TASKS}
+        self._silent: dict[Task, list[int]] = {task: [] for task in TASKS}
+        self._last: dict[Task, list[int]] = {task: [] for task in TASKS}
+
+    def add(self) -> None:
+        """One more client, who has not failed."""
+        for task in TASKS:
+            self._faults[task].append(0)
+            self._until[task].append(0)
+            self._silent[task].append(0)
+            self._last[task].append(-1)
+
+    def until(self, client: int, task: Task = "train") -> int:
+        """The round from which on the client may be asked to do `task`: to train, if chosen."""
+        evaluate = self._silent if task == "train" else self._until
+        rows = (self._until["train"], self._until["probe"], evaluate["evaluate"])
+        return max(row[client] for row in rows)
+
+    def faults(self, client: int, task: Task) -> int:
+        """How often in a row it failed at `task`."""
+        return self._faults[task][client]
+
+    def failed(self, client: int, task: Task, round: int, *, replied: bool) -> bool:
+        """The client failed at `task` in `round`; returns whether it is left alone for longer now.
+
+        A second fault in the same round does not count: the round is tried again at once, and one
+        outage is one fault.
+        """
+        counted = [one for one in TASKS if self._last[one][client] == round]
+        if replied:
+            self._faults[task][client] += task not in counted
+        else:
+            # Useless evaluations do not say that a node is dead.
+            gone = [one for one in TASKS if one != "evaluate" or self._silent[one][client]]
+            longest = max(self._faults[one][client] for one in (task, *gone))
+            self._faults[task][client] = longest + (not counted)
+        self._last[task][client] = round
+        alone = rounds_alone(self._faults[task][client], replied=replied)
+        before = self.until(client, task)
+        if alone:
+            for until in (self._until,) if replied else (self._until, self._silent):
+                until[task][client] = max(until[task][client], round + 1 + alone)
+        return self.until(client, task) > before
+
+    def succeeded(self, client: int, task: Task) -> None:
+        """The client did `task` well: its faults there are forgotten."""
+        self._faults[task][client] = self._until[task][client] = self._silent[task][client] = 0
+
+    def forgive(self, client: int, task: Task, round: int) -> bool:
+        """A fault of this `round` was not the client's, and another one in it counts anew.
+
+        Returns whether there was one.
+        """
+        if self._last[task][client] != round:
+            return False
+        self._faults[task][client] = max(0, self._faults[task][client] - 1)
+        # It was asked in this round, so it was not left alone before the fault.
+        self._until[task][client], self._last[task][client] = 0, -1
+        return True
+
+    def to_arrays(self) -> dict[str, Array]:
+        """What a checkpoint keeps, one row per task."""
+        return {
+            "failures": np.array([self._faults[task] for task in TASKS], dtype=np.int64),
+            "barred": np.array([self._until[task] for task in TASKS], dtype=np.int64),
+            "silent": np.array([self._silent[task] for task in TASKS], dtype=np.int64),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> Quarantine:
+        """As `to_arrays` gave it."""
+        quarantine = cls()
+        for _ in range(arrays["failures"].shape[1]):
+            quarantine.add()
+        for row, task in enumerate(TASKS):
+            quarantine._faults[task] = arrays["failures"][row].tolist()
+            quarantine._until[task] = arrays["barred"][row].tolist()
+            quarantine._silent[task] = arrays["silent"][row].tolist()
+        return quarantine
+
+
+def rounds_alone(faults: int, *, replied: bool) -> int:
+    """Rounds for which a client with so many faults in a row is left alone; 0 for not at all.
+
+    Args:
+        faults: In a row, of one task, the last one included; at least 1.
+        replied: Whether the last one was a useless reply, and not a missing one.
+
+    Example:
+        >>> [rounds_alone(faults, replied=False) for faults in range(1, 7)]
+        [1, 2, 4, 8, 8, 8]
+        >>> [rounds_alone(faults, replied=True) for faults in range(1, 11)]
+        [0, 1, 2, 4, 8, 16, 32, 64, 64, 64]
+    """
+    doublings = faults - 2 if replied else faults - 1
+    longest = LONGEST_USELESS if replied else LONGEST_SILENT
+    return 0 if doublings < 0 else min(longest, 1 << min(doublings, 30))
 
 
 def _plausible(examples: float | None) -> bool:

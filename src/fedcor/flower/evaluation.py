@@ -15,11 +15,18 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from fedcor.flower.exchange import Exchange, Holders, SomeNodes, limited, renewed, slim
+from fedcor.flower.exchange import (
+    Exchange,
+    Holders,
+    SomeNodes,
+    cap_evaluations,
+    limited,
+    renewed,
+    slim,
+)
 from fedcor.flower.federation_state import CurrentModel, SeenReplies
 from fedcor.flower.logs import true_numbers
 from fedcor.flower.protocol import flower_round
-from fedcor.flower.reply_filter import cap_evaluations
 from fedcor.flower.reply_schema import compare_replies, log_left_out, with_common_metrics
 from fedcor.flower.reply_validation import (
     Terms,
@@ -90,21 +97,21 @@ class Evaluation:
                 usable[client] = reply
             except Unusable as wrong:
                 self.exchange.count_fault(client, wrong.kind, wrong.why, task="evaluate")
-        found = compare_replies(
+        comparison = compare_replies(
             {client: reply.content for client, reply in usable.items()},
             seen.evaluated,
             wanted=self.settings.recorded_metrics,
             loss_keys=terms.loss_keys,
             trained=False,
         )
-        for client, why in found.refused.items():
+        for client, why in comparison.refused.items():
             self.exchange.count_fault(client, "malformed", why, task="evaluate")
             del usable[client]
         contents = {client: reply.content for client, reply in usable.items()}
         cap_evaluations(self.exchange, contents, terms.weight_key)
         round, names = flower_round(self.exchange.round), self.exchange.roster.names
-        said = log_left_out(found, seen.left_out, "evaluate", round, names)
-        return usable, dataclasses.replace(seen, evaluated=found.usual, left_out=said)
+        logged = log_left_out(comparison, seen.left_out, "evaluate", round, names)
+        return usable, dataclasses.replace(seen, evaluated=comparison.usual, left_out=logged)
 
     def _terms(self, received: Collection[Message]) -> Terms:
         """What a reply must be like: usable in what the record takes, if most replies are."""
@@ -123,10 +130,11 @@ class Evaluation:
 def configure_evaluation(
     settings: RoundSettings,
     exchange: Exchange,
+    grid: Grid,
+    *,
     model: CurrentModel,
     arrays: ArrayRecord,
     config: ConfigRecord,
-    grid: Grid,
 ) -> Evaluation:
     """Have the strategy choose who evaluates `arrays`, among the nodes that can be reached."""
     roster, nodes = exchange.roster, list(grid.get_node_ids())

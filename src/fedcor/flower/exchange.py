@@ -1,4 +1,10 @@
-"""Flower's strategies sample from a grid, and wait until it is full. Here they see some nodes."""
+"""The messages of one round: to some nodes, without models that they hold, within a deadline.
+
+`SomeNodes` is a grid restricted to selected nodes, so that a strategy samples only them. `Holders`
+says which clients hold which model, so that `slim` can leave it out of a message. `Exchange` sends
+messages, matches replies to clients, and counts bytes and faults. The weights in replies are capped
+here as well.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +14,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+import numpy as np
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedcor.flower.client_registry import Roster, Task
-from fedcor.flower.logs import FaultLog
+from fedcor.core.text import one_line
+from fedcor.flower.client_registry import SIZE, Roster, Task, cap_sizes
+from fedcor.flower.logs import FaultLog, log_once
 from fedcor.flower.protocol import MISSING, NOTE, flower_round, model_note, payload_bytes
-from fedcor.flower.reply_validation import UNREACHABLE, reply_fault
-from fedcor.flower.settings import RoundSettings
+from fedcor.flower.reply_validation import UNREACHABLE, main_metrics, number, reply_fault
 from fedcor.flower.strategy_memory import wrapped
 
 if TYPE_CHECKING:
     from fedcor.flower.protocol import NodeInfo, Run
 
 _MINIMA = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")
+_FIRST_WAIT, _LONGEST_WAIT = 0.02, 1.0  # seconds between looks for replies
 
 
 class SomeNodes(Grid):
@@ -98,9 +106,6 @@ def limited(strategy: Strategy, nodes: int, *, everyone: bool = False) -> Iterat
             setattr(one, name, value)
 
 
-# Messages without the model for a client that holds it, and with it for one that lost it.
-
-
 class Holders:
     """Which clients hold which version of the model. Clients are asked to keep these versions."""
 
@@ -166,25 +171,6 @@ def says_missing(sent: Message, reply: Message) -> bool:
         return False
     del reply.content[NOTE]
     return note.get(MISSING) is True and NOTE in sent.content and not sent.content.array_records
-
-
-def probe_message(settings: RoundSettings, round: int, node: int, model: ArrayRecord) -> Message:
-    """The question for a loss, as an evaluate message that any ClientApp understands."""
-    number = flower_round(round)
-    config = ConfigRecord({**settings.evaluate_config, "server-round": number})
-    return Message(
-        RecordDict({settings.arrays_key: model, settings.config_key: config}),
-        dst_node_id=node,
-        message_type=MessageType.EVALUATE,
-        ttl=settings.probe_timeout,
-        group_id=str(number),
-    )
-
-
-# One message to each of several clients, and their replies within a deadline; all is counted.
-
-
-_FIRST_WAIT, _LONGEST_WAIT = 0.02, 1.0  # seconds between looks for replies
 
 
 class Exchange:
@@ -317,3 +303,50 @@ def send_and_receive(grid: Grid, messages: list[Message], timeout: float) -> lis
         time.sleep(min(wait, left))
         wait = _FIRST_WAIT if arrived else min(2 * wait, _LONGEST_WAIT)
     return replies
+
+
+def cap_replies(exchange: Exchange, replies: Mapping[int, RecordDict], key: str) -> None:
+    """Bound the weights of clients' trained models by the population's and by their own past.
+
+    Args:
+        exchange: Counts who is not believed.
+        replies: Client -> its usable reply; its metric `key` is changed in place.
+        key: The metric that holds the weight.
+    """
+    reported = _said(replies, key)
+    _use(exchange, replies, key, exchange.roster.believe(reported, sizes=key == SIZE))
+
+
+def cap_evaluations(exchange: Exchange, replies: Mapping[int, RecordDict], key: str) -> None:
+    """As `cap_replies`, but by those of this round alone: a client may evaluate on other data."""
+    reported = _said(replies, key)
+    capped = cap_sizes(np.array(list(reported.values())))
+    _use(exchange, replies, key, dict(zip(reported, capped.tolist(), strict=True)))
+
+
+def _said(replies: Mapping[int, RecordDict], key: str) -> dict[int, float]:
+    return {client: number(main_metrics(content), key) for client, content in replies.items()}
+
+
+def _use(
+    exchange: Exchange,
+    replies: Mapping[int, RecordDict],
+    key: str,
+    believed: Mapping[int, float],
+) -> None:
+    roster = exchange.roster
+    for client, weight in believed.items():
+        metrics = main_metrics(replies[client])
+        reported = number(metrics, key)
+        if weight >= reported:
+            continue
+        metrics[key] = max(1, int(weight)) if isinstance(metrics[key], int) else weight
+        exchange.capped.add(client)
+        name, metric = one_line(roster.names[client], 40), one_line(key, 40)
+        log_once(
+            roster.not_believed,
+            client,
+            f"round {flower_round(exchange.round)}: client {client} ({name}) reports "
+            f"{metric} = {reported:g}: {number(metrics, key):g} is used, by what others report and "
+            "what it reported before (this is said once per client)",
+        )

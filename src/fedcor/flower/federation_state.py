@@ -1,21 +1,27 @@
-"""What a run on Flower remembers from round to round; the checkpoint writes it."""
+"""What a run on Flower keeps from round to round, as a checkpoint holds it, and the users' rules.
+
+The rules say which clients may be chosen, by the tags that the clients report.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
 
-from fedcor.core.errors import ConfigError, FedcorError
-from fedcor.core.types import Population, Selector, State, selector_traits
+from fedcor.core.errors import ConfigError, FedcorError, RecordError
+from fedcor.core.types import Array, Population, Selector, State, selector_traits
 from fedcor.flower.client_registry import Roster
-from fedcor.flower.logs import FaultLog
+from fedcor.flower.logs import FaultLog, counted, listed, log_once
 from fedcor.flower.protocol import EVERY_TAG, LOG, flower_round
 from fedcor.flower.reply_schema import Signature
-from fedcor.rounds.defence.guarded_federation import no_turns
+from fedcor.flower.strategy_memory import pack, unpack
+from fedcor.rounds.defence.guarded_federation import no_turns, read_turns
 from fedcor.rounds.defence.model_health import Health
+from fedcor.rounds.defence.update_norms import PARTS, read_norms
 from fedcor.rounds.rules.declaration import Rules, tag_text, with_clients
 from fedcor.rounds.rules.seats import Groups, make_groups
 from fedcor.rounds.selection import init_state, join_clients
@@ -86,10 +92,94 @@ class FederationState:
         return self.selector
 
 
-# Rules on Flower: which clients may be chosen, with the tags that they say they have.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run after a finished round."""
+
+    done: int  # rounds
+    arrays: ArrayRecord  # the model
+    state: FederationState
+    strategy: Mapping[str, Any]  # what the strategy remembers
+    config: Mapping[str, Any]  # what it changed in the train configuration
+
+    def to_arrays(self) -> dict[str, Array]:
+        """As named arrays, which a file takes without pickle."""
+        state = self.state
+        assert state.population is not None
+        assert state.selector is not None
+        known, replies = sorted(state.model.losses), state.model.replies
+        built = {"trained": replies.trained, "evaluated": replies.evaluated}
+        return {
+            "round": np.array(self.done),
+            "sizes": state.population.sizes,
+            "version": np.array(state.model.version, dtype=np.str_),
+            "known_clients": np.array(known, dtype=np.int64),
+            "known_losses": np.array([state.model.losses[client] for client in known]),
+            "replies/answered": np.array(replies.answered),
+            "replies/reported": np.array(replies.reported),
+            **{
+                f"replies/{name}": np.array("" if one is None else one.to_text(), dtype=np.str_)
+                for name, one in built.items()
+            },
+            **{f"roster/{name}": array for name, array in state.roster.to_arrays().items()},
+            **{f"selector/{name}": array for name, array in state.selector.items()},
+            **{f"norms/{name}": array for name, array in state.norms.items()},
+            **{f"health/{name}": array for name, array in state.health.to_arrays().items()},
+            **({} if state.good is None else pack({"arrays": state.good}, "good")),
+            **{f"turns/{name}": array for name, array in state.turns.items() if len(array)},
+            **pack({"arrays": self.arrays}, "model"),
+            **pack(self.strategy, "strategy"),
+            **pack(self.config, "config"),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> Checkpoint:
+        """The checkpoint in `arrays`. Nobody is taken to hold the model: nodes may have restarted.
+
+        Raises RecordError where the arrays are not a checkpoint of this room.
+        """
+        try:
+            clients, known = arrays["known_clients"].tolist(), arrays["known_losses"].tolist()
+            losses = dict(zip(clients, known, strict=True))
+            state = FederationState(
+                finished=int(arrays["round"]),
+                roster=Roster.from_arrays(_below(arrays, "roster/")),
+                model=CurrentModel(str(arrays["version"]), losses, replies=_replies(arrays)),
+                selector=_below(arrays, "selector/"),
+                population=Population(arrays["sizes"]),
+                norms=read_norms(_below(arrays, "norms/"), PARTS),
+                health=Health.from_arrays(_below(arrays, "health/")),
+                good=unpack(arrays, "good")["arrays"] if "good" in arrays else None,
+                turns=read_turns(_below(arrays, "turns/")),
+            )
+            return cls(
+                done=state.finished,
+                arrays=unpack(arrays, "model")["arrays"],
+                state=state,
+                strategy=unpack(arrays, "strategy"),
+                config=unpack(arrays, "config"),
+            )
+        except (LookupError, ValueError, AttributeError) as error:
+            raise RecordError(f"the checkpoint does not fit this run: {error!r}") from error
 
 
-_MOST_NAMES = 5  # that a line of the log lists
+def _replies(arrays: Mapping[str, Array]) -> SeenReplies:
+    """What the replies have been like."""
+    return SeenReplies(
+        Signature.from_text(str(arrays["replies/trained"])),
+        Signature.from_text(str(arrays["replies/evaluated"])),
+        answered=bool(arrays["replies/answered"]),
+        reported=bool(arrays["replies/reported"]),
+    )
+
+
+def _below(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+    """The arrays whose names start with `prefix`, without it."""
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
 
 
 def wanted_tags(rules: Rules) -> list[str]:
@@ -148,9 +238,8 @@ def groups_now(rules: Rules, selector: Selector, state: FederationState) -> Grou
         check_minima(rules, selector, found)
     for tag, values in found.items():
         for value in sorted(rules.bounded_values(tag) - values):
-            if f"nobody {tag} {value}" not in state.said:
-                state.said.add(f"nobody {tag} {value}")
-                LOG.warning("rules: no client has %s = %r so far", tag, value)
+            key = f"nobody {tag} {value}"
+            log_once(state.said, key, f"rules: no client has {tag} = {value!r} so far")
     return make_groups(rules, columns, np.array(may, dtype=bool))
 
 
@@ -215,10 +304,12 @@ def _check_tags(rules: Rules, found: Mapping[str, Iterable[str]]) -> None:
 def _log_untagged(rules: Rules, roster: Roster, said: set[str]) -> None:
     """Say once that some clients cannot say their tags."""
     silent = [name for k, name in enumerate(roster.names) if roster.tags(k) is None]
-    if not rules.tags or not silent or "no tags" in said:
+    if not rules.tags or not silent:
         return
-    said.add("no tags")
-    named = ", ".join(silent[:_MOST_NAMES]) + (", ..." if len(silent) > _MOST_NAMES else "")
-    alone = "they are not eligible" if rules.eligible is not None else "they count in no group"
-    message = "rules: %d clients do not say their tags, so %s (%s): add answers_probes() of this "
-    LOG.warning(message + "version to their app", len(silent), alone, named)
+    effect = "not eligible" if rules.eligible is not None else "in no group"
+    log_once(
+        said,
+        "no tags",
+        f"rules: {counted(len(silent), 'client')} without tags and therefore {effect} "
+        f"({listed(silent)}): add answers_probes() of this version to the ClientApp",
+    )

@@ -1,4 +1,4 @@
-"""Ask unknown nodes who they are."""
+"""Wait for nodes, ask unknown ones for their identity, and say which clients may be chosen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedcor.core.types import IntArray, selector_traits
 from fedcor.flower.client_registry import Claim
 from fedcor.flower.exchange import Exchange, send_and_receive
 from fedcor.flower.federation_state import FederationState, eligible_clients, wanted_tags
-from fedcor.flower.logs import some_of
+from fedcor.flower.logs import counted, listed, log_once
 from fedcor.flower.protocol import (
     LOG,
     NOTE,
@@ -30,7 +30,118 @@ from fedcor.flower.protocol import (
 from fedcor.flower.reply_validation import UNREACHABLE, reply_fault
 from fedcor.flower.settings import RoundSettings
 
+_FIRST_PAUSE, _PAUSE = 0.2, 1.0  # seconds between looks, before the first round and later
+_SAY_AGAIN = 10.0  # seconds after which it is said once more that we wait
 _LONGEST_REASON = 200  # characters in the log
+
+
+def reachable_clients(
+    settings: RoundSettings, state: FederationState, exchange: Exchange, *, retry: bool = False
+) -> IntArray:
+    """Sorted clients that may be asked or chosen in this round.
+
+    The first round waits for the wanted number of nodes, and a resumed run for as many as it knows
+    (at most `probe_timeout` seconds). Later rounds wait for anyone.
+    """
+    roster = state.roster
+    wanted = 1 if state.assembled else max(settings.wait_for, len(roster))
+    waiting = _Waiting(settings, wanted)
+    patience = settings.probe_timeout if len(roster) else float("inf")
+    while True:
+        nodes = list(exchange.grid.get_node_ids())
+        if len(nodes) >= wanted or (nodes and waiting.seconds > patience):
+            _enrol(settings, state, exchange, nodes)
+            eligible = eligible_clients(settings.selection.rules, roster)
+            available = roster.reachable(nodes, exchange.round, eligible)
+            if len(available):
+                state.assembled = True
+                return available
+            reachable = len(roster.reachable(nodes, 0))
+            if reachable:
+                waiting.nobody_eligible(reachable, flower_round(exchange.round))
+            else:
+                waiting.nobody_answers(len(nodes), flower_round(exchange.round))
+            roster.forget_unidentified()
+        else:
+            waiting.too_few(len(nodes))
+        time.sleep(_PAUSE if retry or state.assembled else _FIRST_PAUSE)
+
+
+class _Waiting:
+    """Logs that nodes are waited for: at once, when their number changes, and every ten seconds."""
+
+    def __init__(self, settings: RoundSettings, wanted: int) -> None:
+        self._settings, self._wanted = settings, wanted
+        self._start = time.monotonic()
+        self._connected = -1  # that was said last
+        self._said = 0.0  # when, in seconds
+        self._advised = False
+
+    @property
+    def seconds(self) -> float:
+        """For which we have waited."""
+        return time.monotonic() - self._start
+
+    def too_few(self, connected: int) -> None:
+        """Fewer nodes are connected than are needed."""
+        if not self._due(connected):
+            return
+        advice = ""
+        if self.seconds >= _SAY_AGAIN and connected and not self._advised:
+            self._advised, advice = True, self._advice(connected)
+        message = "waiting for nodes: %d connected, %d needed (%d s)%s"
+        LOG.info(message, connected, self._wanted, self.seconds, advice)
+
+    def nobody_answers(self, connected: int, number: int) -> None:
+        """Enough nodes are connected, but none reports its identity."""
+        if self._due(connected):
+            message = "round %d: no answer to the question for the identity from %s (%d s)"
+            LOG.error(message, number, counted(connected, "node"), self.seconds)
+
+    def nobody_eligible(self, reachable: int, number: int) -> None:
+        """Clients can be reached, but none is eligible by the rules."""
+        if self._due(reachable):
+            message = "round %d: no eligible client among %s that can be reached: waiting"
+            LOG.error(message, number, counted(reachable, "client"))
+
+    def _due(self, connected: int) -> bool:
+        """Whether it is time to say something."""
+        due = connected != self._connected or self.seconds - self._said >= _SAY_AGAIN
+        if due:
+            self._connected, self._said = connected, self.seconds
+        return due
+
+    def _advice(self, connected: int) -> str:
+        """How to begin with those who are here."""
+        chosen = selector_traits(self._settings.selector).clients_per_round
+        if self._settings.selection.wait_for is None and chosen == self._wanted:
+            return f": each round has {chosen} clients. wait_for={connected} begins with fewer"
+        return f". wait_for={connected} begins with those who are here"
+
+
+def _enrol(
+    settings: RoundSettings, state: FederationState, exchange: Exchange, nodes: list[int]
+) -> None:
+    """Ask the unknown ones of `nodes` who they are, and take them in."""
+    roster, number = state.roster, flower_round(exchange.round)
+    unknown = roster.unknown(nodes, exchange.round)
+    if not unknown:
+        return
+    if roster.names and state.assembled:
+        LOG.info("round %d: %s", number, counted(len(unknown), "new node"))
+    by_key = settings.selection.identity == "key"
+    tags = wanted_tags(settings.selection.rules)
+    answers = introduce(exchange, unknown, settings.probe_timeout, by_key=by_key, tags=tags)
+    answers.log_doubts(state.said, by_key=by_key)
+    roster.reachable(nodes, exchange.round)  # who has left is nobody's rival
+    roster.enrol(answers.claims)
+    silent = sorted(set(unknown) - answers.claims.keys())
+    for node in silent:
+        roster.unidentified(node, exchange.round)
+    if silent:
+        nodes_text = listed([str(node) for node in silent])
+        message = "round %d: %d of %s did not answer the question for their identity: %s"
+        LOG.warning(message, number, len(silent), counted(len(unknown), "new node"), nodes_text)
 
 
 @dataclass
@@ -55,28 +166,32 @@ class Introductions:
         loss = "Every message to them carries the model"
         if not by_key:
             loss += ", and they are known by their nodes' names or keys, which a restart may change"
-        if self.rejected and "rejected" not in said:
-            said.add("rejected")
-            LOG.warning(
-                "%d of %d nodes: a mod rejects the question who they are (%s). %s. "
-                "Put answers_probes() first: ClientApp(mods=[answers_probes(), ...])",
-                *(len(self.rejected), met, _any_of(self.rejected), loss),
+        advice = "ClientApp(mods=[answers_probes(), ...])"
+        if self.rejected:
+            log_once(
+                said,
+                "rejected",
+                f"{len(self.rejected)} of {counted(met, 'node')}: a mod rejects the question for "
+                f"the client's identity ({_any_of(self.rejected)}). {loss}. "
+                f"Put answers_probes() first: {advice}",
             )
-        if self.not_understood and "not understood" not in said:
-            said.add("not understood")
-            LOG.warning(
-                "%d of %d nodes do not understand the question who they are (%s): their app has no "
-                "mod answers_probes(), or another mod stands before it. %s. "
-                "Put it first: ClientApp(mods=[answers_probes(), ...])",
-                *(len(self.not_understood), met, _any_of(self.not_understood), loss),
+        if self.not_understood:
+            log_once(
+                said,
+                "not understood",
+                f"{len(self.not_understood)} of {counted(met, 'node')}: the app does not answer "
+                f"the question for the client's identity ({_any_of(self.not_understood)}): it has "
+                f"no mod answers_probes(), or another mod comes before it. {loss}. "
+                f"Put it first: {advice}",
             )
-        if self.foreign and "foreign" not in said:
-            said.add("foreign")
-            name = self.claims[next(iter(self.foreign))].name
-            LOG.warning(
-                "%d of %d nodes (%s) run fedcor %s, whose messages differ from those of fedcor %s "
-                "on this server: install the same version on both sides",
-                *(len(self.foreign), met, name, _any_of(self.foreign), version("fedcor")),
+        if self.foreign:
+            log_once(
+                said,
+                "foreign",
+                f"{len(self.foreign)} of {counted(met, 'node')} "
+                f"({self.claims[next(iter(self.foreign))].name}): fedcor "
+                f"{_any_of(self.foreign)} is installed, whose messages differ from those of fedcor "
+                f"{version('fedcor')} on this server: install the same version on both sides",
             )
 
 
@@ -165,120 +280,3 @@ def _last_line(reason: str) -> str:
     """Of a traceback, what was raised."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     return one_line(lines[-1], _LONGEST_REASON) if lines else "no reason given"
-
-
-# Who is here: wait for nodes, ask unknown ones who they are, say which clients may be chosen.
-
-
-_FIRST_PAUSE, _PAUSE = 0.2, 1.0  # seconds between looks, before the first round and later
-_MOST_NODES = 5  # that a line of the log lists
-_SAY_AGAIN = 10.0  # seconds after which it is said once more that we wait
-
-
-def reachable_clients(
-    settings: RoundSettings, state: FederationState, exchange: Exchange, *, retry: bool = False
-) -> IntArray:
-    """Sorted clients that may be asked or chosen in this round.
-
-    The first round waits for the wanted number of nodes, and a resumed run for as many as it knows
-    (at most `probe_timeout` seconds). Later rounds wait for anyone.
-    """
-    roster = state.roster
-    wanted = 1 if state.assembled else max(settings.wait_for, len(roster))
-    waiting = _Waiting(settings, wanted)
-    patience = settings.probe_timeout if len(roster) else float("inf")
-    while True:
-        nodes = list(exchange.grid.get_node_ids())
-        if len(nodes) >= wanted or (nodes and waiting.seconds > patience):
-            _enrol(settings, state, exchange, nodes)
-            eligible = eligible_clients(settings.selection.rules, roster)
-            available = roster.reachable(nodes, exchange.round, eligible)
-            if len(available):
-                state.assembled = True
-                return available
-            there = len(roster.reachable(nodes, 0))
-            if there:
-                waiting.nobody_eligible(there, flower_round(exchange.round))
-            else:
-                waiting.nobody_answers(len(nodes), flower_round(exchange.round))
-            roster.forget_unidentified()
-        else:
-            waiting.too_few(len(nodes))
-        time.sleep(_PAUSE if retry or state.assembled else _FIRST_PAUSE)
-
-
-class _Waiting:
-    """Says that nodes are waited for: at once, when their number changes, and every ten seconds."""
-
-    def __init__(self, settings: RoundSettings, wanted: int) -> None:
-        self._settings, self._wanted = settings, wanted
-        self._start = time.monotonic()
-        self._connected = -1  # that was said last
-        self._said = 0.0  # when, in seconds
-        self._advised = False
-
-    @property
-    def seconds(self) -> float:
-        """For which we have waited."""
-        return time.monotonic() - self._start
-
-    def too_few(self, connected: int) -> None:
-        """Fewer nodes are connected than are needed."""
-        if not self._due(connected):
-            return
-        advice = ""
-        if self.seconds >= _SAY_AGAIN and connected and not self._advised:
-            self._advised, advice = True, self._advice(connected)
-        message = "waiting for nodes: %d connected, %d needed (%d s)%s"
-        LOG.info(message, connected, self._wanted, self.seconds, advice)
-
-    def nobody_answers(self, connected: int, number: int) -> None:
-        """Enough nodes are connected, but nobody says who it is."""
-        if self._due(connected):
-            message = "round %d: none of the %d nodes says who it is (%d s)"
-            LOG.error(message, number, connected, self.seconds)
-
-    def nobody_eligible(self, there: int, number: int) -> None:
-        """Clients are here, but the rules let none of them be chosen."""
-        if self._due(there):
-            message = "round %d: none of the %d clients that can be reached is eligible: waiting"
-            LOG.error(message, number, there)
-
-    def _due(self, connected: int) -> bool:
-        """Whether it is time to say something."""
-        due = connected != self._connected or self.seconds - self._said >= _SAY_AGAIN
-        if due:
-            self._connected, self._said = connected, self.seconds
-        return due
-
-    def _advice(self, connected: int) -> str:
-        """How to begin with those who are here."""
-        chosen = selector_traits(self._settings.selector).clients_per_round
-        if self._settings.selection.wait_for is None and chosen == self._wanted:
-            return f": each round has {chosen} clients. wait_for={connected} begins with fewer"
-        return f". wait_for={connected} begins with those who are here"
-
-
-def _enrol(
-    settings: RoundSettings, state: FederationState, exchange: Exchange, nodes: list[int]
-) -> None:
-    """Ask the unknown ones of `nodes` who they are, and take them in."""
-    roster, number = state.roster, flower_round(exchange.round)
-    unknown = roster.unknown(nodes, exchange.round)
-    if not unknown:
-        return
-    if roster.names and state.assembled:
-        LOG.info("round %d: %d new nodes", number, len(unknown))
-    by_key = settings.selection.identity == "key"
-    tags = wanted_tags(settings.selection.rules)
-    answers = introduce(exchange, unknown, settings.probe_timeout, by_key=by_key, tags=tags)
-    answers.log_doubts(state.said, by_key=by_key)
-    roster.reachable(nodes, exchange.round)  # who has left is nobody's rival
-    roster.enrol(answers.claims)
-    silent = sorted(set(unknown) - answers.claims.keys())
-    for node in silent:
-        roster.unidentified(node, exchange.round)
-    if silent:
-        nodes_text = some_of([str(node) for node in silent], _MOST_NODES)
-        message = "round %d: %d of %d new nodes do not say who they are: %s"
-        LOG.warning(message, number, len(silent), len(unknown), nodes_text)

@@ -1,13 +1,22 @@
-"""Clients' faults in the log: a line per client, or one line for many; each traceback once."""
+"""The log: clients' faults without repetition, and Flower's own lines with the right numbers.
+
+`FaultLog` writes a line per client, or one line for many, and each traceback once.
+
+Flower's loop counts rounds from 1 again in a resumed run, and a strategy counts only the nodes and
+replies that it is shown. While `start` runs, a filter on Flower's logger corrects these lines by
+their templates, in its own thread only. Every other line passes unchanged, and so do these if
+Flower changes them.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, MutableSet, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedcor.core.text import lines, one_line
 from fedcor.flower.protocol import LOG, flower_round, own_round
@@ -18,6 +27,48 @@ _LONGEST_NAME, _LONGEST_LINE, _LONGEST_TEXT = 40, 300, 4000
 # Flower's form of an exception: its type and its text.
 _WRAPPED = re.compile(r"^<class '([^']*)'>:<'(.*)'>$", re.DOTALL)
 _CAUSE = "The above exception was the direct cause of the following exception:"
+_ROUND = "[ROUND %s/%s]"
+_ROUNDS = "\t├── Number of rounds: %d"
+_INITIAL = "Initial global evaluation results: %s"
+_FINAL = "Final results:"
+_FINAL_LINE = "\t%s"
+_SAMPLED = "%s: Sampled %s nodes (out of %s)"
+_RECEIVED = "%s: Received %s results and %s failures"
+# What the filter looks for; a test looks for it in Flower's source.
+TEMPLATES = (_ROUND, _ROUNDS, _INITIAL, _FINAL, _FINAL_LINE, _RECEIVED)
+SAMPLED = tuple(_SAMPLED.replace("%s", f"configure_{task}", 1) for task in ("train", "evaluate"))
+# A round's metrics in the final results: `{1: {...`, `{ 1: {...` or `  2: {...`.
+_NUMBERED = re.compile(r"^(\{ ?| {2})(\d+)(?=: )")
+_RUN: ContextVar[_Rounds | None] = ContextVar("fedcor_run", default=None)
+_CALL: ContextVar[_Call | None] = ContextVar("fedcor_call", default=None)
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """A list of names that stays short.
+
+    Example:
+        >>> listed(["a", "b", "c", "d"], most=2)
+        'a, b and 2 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things.
+
+    Example:
+        >>> counted(1, "node"), counted(2, "node")
+        ('1 node', '2 nodes')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def log_once(said: MutableSet[Any], key: Hashable, message: str) -> None:
+    """Log a warning unless `key` is in `said`, which has it from then on."""
+    if key not in said:
+        said.add(key)
+        LOG.warning("%s", message)
 
 
 @dataclass(frozen=True, order=True)
@@ -106,17 +157,6 @@ def brief(why: str) -> str:
     return one_line(short or "no reason given", _LONGEST_LINE)
 
 
-def some_of(names: Sequence[str], most: int) -> str:
-    """A list of names that stays short.
-
-    Example:
-        >>> some_of(["a", "b", "c", "d"], 2)
-        'a, b and 2 more'
-    """
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
-
-
 def _alike(why: str) -> str:
     """Equal for reasons that differ in numbers only: a client's, a process's, a path's."""
     return re.sub(r"\d+", "0", brief(why))
@@ -129,31 +169,10 @@ def _who(clients: Sequence[_Client]) -> list[tuple[str, _Client]]:
         for one in clients
     ]
     if len(clients) > _MOST_LINES:
-        return [(f"{len(clients)} clients ({some_of(names, _MOST_LINES)})", clients[0])]
+        return [(f"{len(clients)} clients ({listed(names, _MOST_LINES)})", clients[0])]
     return [
         (f"client {one.number} ({name})", one) for one, name in zip(clients, names, strict=True)
     ]
-
-
-# Flower's own lines within our `start`, made true: its loop does not know what we know.
-#
-# Its loop counts from 1 again in a resumed run, and a strategy counts the nodes and replies that we
-# show to it. A filter on Flower's logger corrects these lines, by their templates, while `start` runs
-# and in its thread only. Every other line passes as it is, and so do these if Flower changes them.
-
-
-_ROUND = "[ROUND %s/%s]"
-_ROUNDS = "\t├── Number of rounds: %d"
-_INITIAL = "Initial global evaluation results: %s"
-_FINAL = "Final results:"
-_FINAL_LINE = "\t%s"
-_SAMPLED = "%s: Sampled %s nodes (out of %s)"
-_RECEIVED = "%s: Received %s results and %s failures"
-# What the filter looks for; a test looks for it in Flower's source.
-TEMPLATES = (_ROUND, _ROUNDS, _INITIAL, _FINAL, _FINAL_LINE, _RECEIVED)
-SAMPLED = tuple(_SAMPLED.replace("%s", f"configure_{task}", 1) for task in ("train", "evaluate"))
-# A round's metrics in the final results: `{1: {...`, `{ 1: {...` or `  2: {...`.
-_NUMBERED = re.compile(r"^(\{ ?| {2})(\d+)(?=: )")
 
 
 @dataclass(frozen=True)
@@ -163,10 +182,6 @@ class _Call:
     private: bool = False  # it is shown only what we chose before
     failures: int | None = None  # replies that it is not shown
     left_alone: int = 0  # connected nodes that it is not shown
-
-
-_RUN: ContextVar[_Rounds | None] = ContextVar("fedcor_run", default=None)
-_CALL: ContextVar[_Call | None] = ContextVar("fedcor_call", default=None)
 
 
 @contextmanager

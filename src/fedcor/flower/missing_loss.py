@@ -10,9 +10,16 @@ import numpy as np
 from flwr.app import MetricRecord, RecordDict
 
 from fedcor.core.errors import FedcorError, suggest
-from fedcor.flower.reply_validation import RATE, STEPS, main_metrics, metrics_of, number
+from fedcor.flower.reply_validation import (
+    RATE,
+    STEPS,
+    main_metrics,
+    metrics_of,
+    number,
+    shown_loss,
+    unusable_loss,
+)
 from fedcor.flower.settings import RoundSettings
-from fedcor.rounds.loss_screening import screen_losses
 
 # Parts of the names of metrics that are losses, and of those that are none.
 _LOSSES = ("xent", "entropy", "nll", "likelihood", "mse", "mae", "error", "perplexity", "cost")
@@ -22,22 +29,6 @@ _LONGEST_REASON = 300  # characters
 _REJECTED = re.compile(r"\w*mod\b\S* (expects|requires)", re.IGNORECASE)
 # Those that run without an evaluate function.
 _ASK_NOTHING = "random, round_robin, full, complement and aligned"
-
-
-def loss_fault(metrics: MetricRecord, keys: Sequence[str]) -> str:
-    """Why the metrics of a reply have no usable loss; empty where they have one."""
-    loss = number(metrics, *keys)
-    if np.isfinite(screen_losses(np.array([loss]))[0][0]):
-        return ""
-    there = [key for key in keys if key in metrics]
-    if there:
-        return f"its loss is {_shown(metrics, there)}"
-    return f"no loss among its metrics ({', '.join(sorted(metrics)) or 'none'})"
-
-
-def unusable_loss(metrics: MetricRecord, keys: Sequence[str]) -> bool:
-    """Whether there is a loss among the metrics of a reply, and it cannot be used."""
-    return any(key in metrics for key in keys) and bool(loss_fault(metrics, keys))
 
 
 def reason_of(error: str) -> str:
@@ -57,9 +48,9 @@ def likely_losses(names: Iterable[str], weight_key: str) -> list[str]:
 
     def rank(name: str) -> int:
         parts = ("loss",), _LOSSES, _SCORES
-        found = [i for i, words in enumerate(parts) if any(word in name.lower() for word in words)]
+        groups = [i for i, words in enumerate(parts) if any(word in name.lower() for word in words)]
         # A name that says nothing comes after the losses.
-        return {0: 0, 1: 1, 2: 3}[found[0]] if found else 2
+        return {0: 0, 1: 1, 2: 3}[groups[0]] if groups else 2
 
     ranked = sorted((rank(name), name) for name in set(names) - {weight_key, STEPS, RATE})
     return [name for place, name in ranked if place < 3]
@@ -82,7 +73,7 @@ def no_loss_answered(
         errors: What those said who replied with an error.
     """
     keys, metrics = settings.loss_keys, [metrics_of(content) for content in replies]
-    unusable = [one for one in metrics if any(key in one for key in keys)]
+    unusable = [record for record in metrics if any(key in record for key in keys)]
     if len(errors) > len(replies):
         return _only_errors(settings, round, asked, errors)
     if 2 * len(unusable) <= len(replies):
@@ -102,7 +93,7 @@ def no_loss_reported(
         replies: Those of the clients that delivered.
     """
     metrics = [main_metrics(content) for content in replies]
-    unusable = [one for one in metrics if unusable_loss(one, settings.loss_keys)]
+    unusable = [record for record in metrics if unusable_loss(record, settings.loss_keys)]
     if 2 * len(unusable) > len(replies):
         whose = f"round {round}: {len(unusable)} of the {len(replies)} clients that trained"
         return _unusable(settings, f"{whose} sent an unusable loss", unusable)
@@ -110,10 +101,12 @@ def no_loss_reported(
     return _no_such_metric(settings, f"round {round}: the clients' train", replies, needs)
 
 
-def _unusable(settings: RoundSettings, found: str, unusable: Sequence[MetricRecord]) -> FedcorError:
-    there = [key for key in settings.loss_keys if any(key in one for one in unusable)]
+def _unusable(
+    settings: RoundSettings, summary: str, unusable: Sequence[MetricRecord]
+) -> FedcorError:
+    keys = [key for key in settings.loss_keys if any(key in one for one in unusable)]
     return FedcorError(
-        f"{found} (for example {there[0]} = {_shown(unusable[0], there)}): the model has "
+        f"{summary} (for example {keys[0]} = {shown_loss(unusable[0], keys)}): the model has "
         "diverged, or cannot be evaluated yet, or this metric is not the loss; if so, set loss_key"
     )
 
@@ -123,8 +116,8 @@ def _no_such_metric(
 ) -> FedcorError:
     counts = {len(content.metric_records) for content in replies} - {1}
     if counts:
-        found = f"{whose} replies have {max(counts)} MetricRecords"
-        return FedcorError(f"{found}; exactly one is needed, with the loss in it{needs}")
+        summary = f"{whose} replies have {max(counts)} MetricRecords"
+        return FedcorError(f"{summary}; exactly one is needed, with the loss in it{needs}")
     metrics = [metrics_of(content) for content in replies]
     names = sorted({name for one in metrics for name in one})
     single = {name for one in metrics for name in one if np.isfinite(number(one, name))}
@@ -147,21 +140,17 @@ def _only_errors(
 ) -> FedcorError:
     ((reason, times),) = Counter(map(reason_of, errors)).most_common(1)
     often = "" if times == len(errors) else f", most often ({times} times)"
-    found = (
+    summary = (
         f"round {round}: {len(errors)} of the {asked} clients that were asked for a loss replied "
         f"with an error{often}: {reason}"
     )
     if _REJECTED.search(reason):
         return FedcorError(
-            f"{found}; a mod rejects evaluate messages: give it to the train function alone, "
+            f"{summary}; a mod rejects evaluate messages: give it to the train function alone, "
             "@app.train(mods=[...])"
         )
     return FedcorError(
-        f"{found}; {type(settings.selector).__name__} needs an evaluate "
+        f"{summary}; {type(settings.selector).__name__} needs an evaluate "
         "function in the ClientApp that returns the loss as a metric (the nodes' logs say more). "
         f"The selectors {_ASK_NOTHING} need none; afl and oort read the losses in train replies"
     )
-
-
-def _shown(metrics: MetricRecord, keys: Sequence[str]) -> str:
-    return str(next(metrics[key] for key in keys if key in metrics))[:80]

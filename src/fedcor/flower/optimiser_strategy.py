@@ -1,15 +1,17 @@
-"""Flower's named arrays as the one flat vector that an optimiser works on, and back."""
+"""A federated optimiser of fedcor as a Flower strategy.
+
+It samples, configures and evaluates as Flower's FedAvg. Only the aggregation differs: the trained
+models go through `Optimiser.step`, and the optimiser's state is kept here.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -43,62 +45,12 @@ from fedcor.flower.reply_validation import (
     read_local_training,
 )
 from fedcor.flower.strategy_memory import Frozen, wrapped
+from fedcor.flower.updates import PLAIN, Layout, layout_of
 from fedcor.optimisers import as_optimiser, build_optimiser
 from fedcor.rounds.aggregation import init_optimiser, join_optimiser, read_only, take_step
 
-# Names of arrays that are not weights: the running statistics of a batch normalisation in torch.
-PLAIN = ("*running_mean", "*running_var", "*num_batches_tracked")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Which arrays of a model an optimiser works on, and where they are in its vector.
-
-    Attributes:
-        parts: (name, shape, type) of each of them, in the order of the model.
-        dtype: Type of the vector's numbers.
-    """
-
-    parts: tuple[tuple[str, tuple[int, ...], np.dtype[np.generic]], ...]
-    dtype: np.dtype[np.generic]
-
-    def flatten(self, arrays: Mapping[str, types.Array]) -> types.Array:
-        """(P,) these arrays in one vector."""
-        vectors = [arrays[name].astype(self.dtype).ravel() for name, _, _ in self.parts]
-        return np.concatenate([*vectors, np.empty(0, self.dtype)])
-
-    def unflatten(self, vector: types.Array) -> dict[str, types.Array]:
-        """The arrays in `vector`, each with its own shape and type."""
-        arrays, start = {}, 0
-        for name, shape, dtype in self.parts:
-            end = start + math.prod(shape)
-            arrays[name] = vector[start:end].reshape(shape).astype(dtype)
-            start = end
-        return arrays
-
-
-def layout_of(model: Mapping[str, types.Array], plain: tuple[str, ...] = PLAIN) -> Layout:
-    """The layout of a model's float arrays, except those whose name matches a pattern of `plain`.
-
-    An array with numbers that are not finite, such as a mask of -inf, is no weight either. The
-    vector is of float32, or of float64 where one of these arrays is.
-
-    Example:
-        >>> model = {"w": np.ones((2, 2)), "norm.running_var": np.ones(2), "steps": np.array(3)}
-        >>> [name for name, _, _ in layout_of(model).parts]
-        ['w']
-    """
-    parts = tuple(
-        (name, values.shape, values.dtype)
-        for name, values in model.items()
-        if values.dtype.kind == "f"
-        and not any(fnmatchcase(name, pattern) for pattern in plain)
-        and np.isfinite(values).all()
-    )
-    return Layout(parts, np.result_type(np.float32, *(dtype for _, _, dtype in parts)))
-
-
-# What a round's replies tell a federated optimiser: who delivered, with which weight and model.
+# A model by the names of its arrays.
+Arrays: TypeAlias = Mapping[str, types.Array]
 
 
 @dataclass(frozen=True)
@@ -152,10 +104,10 @@ class Delivered:
         return Delivery(
             self.round,
             start,
-            read_only(self.clients),
-            read_only(self.weights),
-            read_only(self.training.steps),
-            self.training.learning_rate,
+            clients=read_only(self.clients),
+            weights=read_only(self.weights),
+            steps=read_only(self.training.steps),
+            learning_rate=self.training.learning_rate,
             read_updates=updates,
         )
 
@@ -174,24 +126,14 @@ def read_delivered(
     clients = sorted(first)
     weights = np.array([weight[client] for client in clients])
     read = {client: metrics_of(first[client].content) for client in clients}
-    said = {**read, **company.metrics}
+    metrics = {**read, **company.metrics}
     return Delivered(
         own_round(server_round, finished=0),
         np.array(clients, dtype=np.int64),
         weights / weights.sum(),
-        read_local_training([said[client] for client in clients]),
+        read_local_training([metrics[client] for client in clients]),
         [first[client] for client in clients],
     )
-
-
-# A federated optimiser of fedcor as a Flower strategy: what it makes of the replies of a round.
-#
-# It samples, configures and evaluates as Flower's FedAvg. Only what becomes of the trained models
-# differs: they go through `Optimiser.step`, and what the optimiser remembers is kept here.
-
-
-# A model by the names of its arrays.
-Arrays: TypeAlias = Mapping[str, types.Array]
 
 
 @dataclass(frozen=True)
@@ -314,10 +256,10 @@ class OptimiserStrategy(FedAvg):
             names = [f"node {reply.metadata.src_node_id}" for reply in delivered.replies]
             self._doubted = delivered.training.log_doubts(names)
         state = self._state_for(company.population, begun.model)
-        made, state = self.next_model(state, begun.model, delivered)
+        stepped, state = self.next_model(state, begun.model, delivered)
         self._memory = Frozen(state)
         arrays = {
-            name: made[name] if name in made else _cast(averages[name].numpy(), like.dtype)
+            name: stepped[name] if name in stepped else _cast(averages[name].numpy(), like.dtype)
             for name, like in begun.model.items()
         }
         return ArrayRecord({name: Array(values) for name, values in arrays.items()}), metrics
@@ -361,8 +303,16 @@ class OptimiserStrategy(FedAvg):
 
 def optimiser_strategy_in(strategy: Strategy) -> OptimiserStrategy | None:
     """The strategy in `strategy` that aggregates with an optimiser; None if there is none."""
-    found = (one for _, one in wrapped(strategy) if isinstance(one, OptimiserStrategy))
-    return next(found, None)
+    aggregating = (
+        candidate for _, candidate in wrapped(strategy) if isinstance(candidate, OptimiserStrategy)
+    )
+    return next(aggregating, None)
+
+
+def plain_arrays(strategy: Strategy) -> tuple[str, ...]:
+    """Patterns of the names of arrays that no optimiser works on."""
+    aggregating = optimiser_strategy_in(strategy)
+    return PLAIN if aggregating is None else aggregating.plain
 
 
 @contextmanager

@@ -1,13 +1,19 @@
-"""Before the first round: check that clients can answer, and say what will happen.
+"""Before the first round: check that clients report a loss, and log what the run will cost.
 
 A few clients are asked for a loss, if the selector will ask for losses. What they answer is not
 asked for again in the first round. A resumed run asks nothing: its clients have answered before.
+
+The traffic is counted as in the record: a model for each client that does not hold that version
+yet, a model for each training that comes back, and one number per answer. Names, notes and other
+metrics are not counted. Which client holds a model is a matter of chance, so the numbers are
+expectations.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,16 +21,30 @@ from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 
 from fedcor.core.errors import FedcorError
 from fedcor.core.rng import stream
-from fedcor.core.types import IntArray, planned_questions
-from fedcor.flower.exchange import Exchange, Holders, probe_message, send_and_receive, slim
+from fedcor.core.types import (
+    IntArray,
+    Questions,
+    optimiser_traits,
+    planned_questions,
+    selector_traits,
+)
+from fedcor.flower.exchange import Exchange, Holders, send_and_receive, slim
 from fedcor.flower.federation_state import FederationState
-from fedcor.flower.missing_loss import loss_fault, no_loss_answered, reason_of
+from fedcor.flower.logs import counted, listed
+from fedcor.flower.missing_loss import no_loss_answered, reason_of
+from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.flower.protocol import LOG, NOTE, flower_round, identity_note, payload_bytes
-from fedcor.flower.reply_validation import UNREACHABLE, metrics_of, number, reply_fault
+from fedcor.flower.reply_validation import UNREACHABLE, loss_fault, metrics_of, number, reply_fault
 from fedcor.flower.settings import RoundSettings
-from fedcor.flower.traffic_forecast import say_memory, say_traffic, say_warmup, say_who
+from fedcor.flower.updates import layout_of
+from fedcor.reporting.metrics import bytes_text
+from fedcor.rounds.aggregation import optimiser_class
+from fedcor.rounds.ledger import ANSWER_BYTES
+from fedcor.selectors import DEFAULT_SELECTOR, selector_name
+from fedcor.selectors.baselines import Full, Random
 
 FEW, MORE = 3, 20  # clients that are asked for a loss; and others, if none of the few has one
+LARGE_MEMORY = 500_000_000  # bytes of what an optimiser remembers
 
 
 def preflight(
@@ -103,12 +123,12 @@ def _check_losses(
     """Ask a few clients for a loss, and remember what they say; how many were asked."""
     order = stream(settings.selection.seed, "preflight").permutation(available).tolist()
     asked, found = sorted(order[:FEW]), _Found()
-    _ask(settings, state, exchange, arrays, asked, found)
+    _ask(settings, state, exchange, arrays, asked, found=found)
     _check_mods(settings, state, found)
     if found.answered and not found.losses:
         # Three broken clients in a large federation are no reason to end the run.
         others = sorted(order[FEW : FEW + MORE])
-        _ask(settings, state, exchange, arrays, others, found)
+        _ask(settings, state, exchange, arrays, others, found=found)
         asked = sorted([*asked, *others])
     # Where most could not be reached it is an outage, which may pass.
     if found.answered and not found.losses and 2 * len(found.answered) >= len(asked):
@@ -139,21 +159,16 @@ def _say_losses(
     """What the clients answered."""
     failed = [client for client in asked if client not in found.losses]
     if failed:
+        reason = found.fault(failed[0], settings.loss_keys)
         LOG.warning(
-            "preflight: %d of %d clients that were asked for a loss have no usable one (%s): %s",
-            len(failed),
-            len(asked),
-            _names(state, failed),
-            found.fault(failed[0], settings.loss_keys),
+            f"preflight: no usable loss from {len(failed)} of {counted(len(asked), 'client')} "
+            f"({_names(state, failed)}): {reason}"
         )
     if found.losses:
         keys = [_key_of(metrics_of(found.replies[client]), settings) for client in found.losses]
-        LOG.info(
-            "preflight: %d clients were asked for a loss; the metric %r is %s",
-            len(asked),
-            keys[0],
-            ", ".join(f"{loss:.4g}" for loss in found.losses.values()),
-        )
+        who = "1 client was" if len(asked) == 1 else f"{len(asked)} clients were"
+        losses = ", ".join(f"{loss:.4g}" for loss in found.losses.values())
+        LOG.info(f"preflight: {who} asked for a loss; the metric {keys[0]!r} is {losses}")
 
 
 def _ask(
@@ -162,6 +177,7 @@ def _ask(
     exchange: Exchange,
     arrays: ArrayRecord,
     clients: Sequence[int],
+    *,
     found: _Found,
 ) -> None:
     """Ask for losses as a round does; beside it, whether our mod answers evaluate messages."""
@@ -171,7 +187,7 @@ def _ask(
     echoes: dict[int, Message] = {}
     for client in clients:
         node = roster.node(client)
-        message = probe_message(settings, exchange.round, node, arrays)
+        message = settings.probe_message(exchange.round, node, arrays)
         if roster.has_mod(client):
             message = slim(message, arrays, version, client, holders, remember=True)
             note = RecordDict({NOTE: identity_note()})
@@ -219,14 +235,14 @@ def _echoed(
 ) -> set[int]:
     """The clients whose mod answered a question that was an evaluate message."""
     asked = {message.metadata.message_id: client for client, message in echoes.items()}
-    found = set()
+    clients = set()
     for reply in replies:
         client = asked.get(reply.metadata.reply_to_message_id)
         if client is not None and reply_fault(reply) is None:
             exchange.bytes_up += payload_bytes(reply.content)
             if NOTE in reply.content:
-                found.add(client)
-    return found
+                clients.add(client)
+    return clients
 
 
 def _key_of(metrics: MetricRecord, settings: RoundSettings) -> str:
@@ -235,6 +251,208 @@ def _key_of(metrics: MetricRecord, settings: RoundSettings) -> str:
 
 
 def _names(state: FederationState, clients: Sequence[int]) -> str:
-    """The first of these clients by name, and that there are more."""
-    named = ", ".join(state.roster.names[client] for client in clients[:FEW])
-    return named if len(clients) <= FEW else f"{named}, ..."
+    return listed([state.roster.names[client] for client in clients], FEW)
+
+
+def say_who(settings: RoundSettings, clients: int) -> None:
+    """Who selects, how many of them, and who aggregates."""
+    chosen = selector_traits(settings.selector).clients_per_round
+    many = "some" if chosen is None else str(min(chosen, clients))
+    if isinstance(settings.selector, Full):
+        many = "all"
+    aggregating, name = optimiser_strategy_in(settings.strategy), type(settings.strategy).__name__
+    if aggregating is not None:
+        name = optimiser_class(aggregating.optimiser)
+    selector = selector_name(settings.selector)
+    LOG.info(
+        f"preflight: {selector} chooses {many} of {counted(clients, 'client')} in each round; "
+        f"{name} aggregates"
+    )
+    if chosen is not None and chosen >= clients:
+        LOG.warning(
+            f"preflight: {counted(chosen, 'client')} per round, {counted(clients, 'node')}: "
+            "everyone trains in each round, so the selector has nothing to choose"
+        )
+
+
+def say_warmup(settings: RoundSettings, round: int, plan: Sequence[Questions]) -> None:
+    """How long the choice is random; `plan` begins with `round`."""
+    warmup, rounds = selector_traits(settings.selector).warmup, settings.num_rounds
+    if not round < warmup or not rounds:
+        return
+    if warmup >= rounds:
+        proposal = max(2, rounds // 5)
+        shorter = f"Set warmup={proposal}, or take" if proposal < rounds else "Take"
+        other = "power_of_choice" if settings.selection.secure_aggregation else DEFAULT_SELECTOR
+        LOG.warning(
+            f"preflight: {selector_name(settings.selector)} chooses at random in its first "
+            f"{counted(warmup, 'round')}, and this run has {rounds}: it is random selection at "
+            f'extra cost. {shorter} a selector without a warm-up, such as "{other}"'
+        )
+        return
+    probes = any(questions.candidates for questions in plan[: warmup - round])
+    reports = ", and clients report their loss on the resulting model" if probes else ""
+    LOG.info(
+        f"preflight: rounds {flower_round(round)} to {warmup} of {rounds} are a warm-up: "
+        f"clients are chosen at random{reports}"
+    )
+
+
+def say_memory(settings: RoundSettings, arrays: ArrayRecord, clients: int) -> None:
+    """How much the optimiser will remember, where it is much."""
+    aggregating = optimiser_strategy_in(settings.strategy)
+    if aggregating is None or not optimiser_traits(aggregating.optimiser).remembers:
+        return
+    layout = layout_of({name: array.numpy() for name, array in arrays.items()}, settings.plain)
+    stored = np.dtype(getattr(aggregating.optimiser, "dtype", "float32"))
+    size = clients * sum(math.prod(shape) for _, shape, _ in layout.parts) * stored.itemsize
+    if size < LARGE_MEMORY:
+        return
+    name = optimiser_class(aggregating.optimiser)
+    message = f"preflight: {name} remembers an update of every client: up to {bytes_text(size)} "
+    message += f"for {counted(clients, 'client')}"
+    if settings.selection.checkpoint is not None:
+        every = settings.selection.checkpoint_every
+        often = "each round" if every == 1 else f"every {every} rounds"
+        message += f", in memory and in the checkpoint that is written {often}"
+        message += ". checkpoint_every=10 writes it less often" if every == 1 else ""
+    if hasattr(aggregating.optimiser, "dtype") and stored.itemsize > 2:
+        message += f'. {name}(dtype="float16") needs half of it'
+    LOG.warning(message)
+
+
+def say_traffic(
+    settings: RoundSettings,
+    plan: Sequence[Questions],
+    model_bytes: int,
+    clients: int,
+    *,
+    with_mod: float,
+    known: int,
+    asked: int,
+) -> None:
+    """What the rounds will cost, and what random selection would.
+
+    Args:
+        settings: Of this start.
+        plan: What the selector will ask in each round that is left.
+        model_bytes: Bytes of one model.
+        clients: N, clients that can be reached.
+        with_mod: Share of the clients that keep models.
+        known: Clients whose loss of the current model is known.
+        asked: Those of them that were asked just now.
+    """
+    selector = settings.selector
+    chosen = selector_traits(selector).clients_per_round
+    chosen = clients if chosen is None else chosen
+    evaluated = _evaluated(settings, clients)
+
+    def expected(questions: Sequence[Questions], known: int) -> list[Traffic]:
+        return expected_traffic(
+            questions,
+            clients=clients,
+            chosen=chosen,
+            model_bytes=model_bytes,
+            evaluated=evaluated,
+            with_mod=with_mod,
+            known=known,
+        )
+
+    ours = [Traffic(asked * model_bytes), *expected(plan, known)]
+    rounds = f"all {len(plan)} rounds"
+    first = f"{_text(total(ours[:2]))} in the first round, "
+    if len(plan) < settings.num_rounds:
+        rounds, first = f"the {counted(len(plan), 'round')} that are left", ""
+    compared = "; as much as random selection"
+    if isinstance(selector, Random | Full):
+        compared = ""
+    elif any(questions != Questions() for questions in plan):
+        random = total(expected([Questions()] * len(plan), known - asked))
+        compared = f"; random selection: {_text(random)}"
+    LOG.info(
+        f"preflight: expected traffic, with a model of {bytes_text(model_bytes)}: "
+        f"{first}{_text(total(ours))} in {rounds}{compared}"
+    )
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes to the clients and from them."""
+
+    down: float = 0.0
+    up: float = 0.0
+
+
+def total(rounds: Iterable[Traffic]) -> Traffic:
+    """The sum of several rounds."""
+    rounds = list(rounds)
+    return Traffic(sum(one.down for one in rounds), sum(one.up for one in rounds))
+
+
+def expected_traffic(
+    plan: Iterable[Questions],
+    *,
+    clients: int,
+    chosen: int,
+    model_bytes: int,
+    evaluated: int = 0,
+    with_mod: float = 1.0,
+    known: int = 0,
+) -> list[Traffic]:
+    """The traffic of each round, in which everyone answers and delivers.
+
+    A selector is taken to choose among those that it asks, and to try selections that are drawn
+    uniformly; a client that was tried and is then chosen trains once. Where a part of the clients
+    is asked for the sake of candidates, those who train for them are in it, and the other clients
+    are the same for all candidates of a round.
+
+    Args:
+        plan: What the selector asks in each round.
+        clients: N, clients that can be reached.
+        chosen: C, clients that train in a round; at most N do.
+        model_bytes: Bytes of one model.
+        evaluated: Clients that evaluate the new model at the end of each round.
+        with_mod: Share of the clients that keep models; to the others each message carries one.
+        known: Clients that have received the first model and told their loss already.
+    """
+    chosen, evaluated = min(chosen, clients), min(evaluated, clients)
+    rounds = []
+    reported = known / clients  # share of the clients whose loss of the current model is known
+    for questions in plan:
+        models_down = models_up = answers = 0.0
+        probed = clients if questions.asked is None else min(questions.asked, clients)
+        wanted: float = min(questions.losses, clients)
+        if questions.candidates:  # those who train for a further candidate are asked, too
+            more = (questions.candidates - 1) * chosen
+            wanted = min(probed + more * (1 - probed / clients), clients)
+        asked = wanted * (1 - reported)
+        reported += asked / clients
+        models_down += asked
+        answers += asked
+        # Whoever has told its loss has received the model.
+        holding = with_mod * (1.0 if wanted >= chosen and not questions.candidates else reported)
+        drawn = questions.candidates + (not questions.adopted)  # selections that train
+        trainings = clients * (1 - (1 - chosen / clients) ** drawn)
+        tried = clients * (1 - (1 - chosen / clients) ** questions.candidates)  # all were asked
+        models_down += tried * (1 - with_mod) + (trainings - tried) * (1 - holding)
+        models_up += trainings
+        models_down += questions.candidates * probed
+        answers += questions.candidates * probed
+        reported = probed / clients if questions.adopted else 0.0
+        models_down += evaluated * (1 - reported * with_mod)
+        reported += (1 - reported) * evaluated / clients
+        rounds.append(
+            Traffic(models_down * model_bytes, models_up * model_bytes + answers * ANSWER_BYTES)
+        )
+    return rounds
+
+
+def _evaluated(settings: RoundSettings, clients: int) -> int:
+    """How many clients the strategy has evaluate in each round, as Flower's FedAvg counts them."""
+    fraction = float(getattr(settings.strategy, "fraction_evaluate", 0.0))
+    least = int(getattr(settings.strategy, "min_evaluate_nodes", 0))
+    return min(clients, max(int(clients * fraction), least)) if fraction else 0
+
+
+def _text(traffic: Traffic) -> str:
+    return f"{bytes_text(traffic.down)} down and {bytes_text(traffic.up)} up"

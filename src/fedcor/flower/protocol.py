@@ -1,14 +1,32 @@
-"""What the strategy and the client's mod say to each other: one small record beside Flower's own.
+"""The protocol between the strategy and the client's mod, and the numbering of rounds.
+
+One small record beside Flower's own holds a question and its answer:
 
     ask = "identity"    who are you?                    -> name, partition, examples, those of its
-                        tags that the question names; protocol and versions, which older clients
-                        do not say
+                        tags that the question names, and the versions of protocol and packages
     ask = "model"       a train or evaluate message as the app knows it; the model may be left out
                         if the client already holds it  -> the app's own reply, or missing = True
 
 A client without the mod is sent plain train and evaluate messages only, with the model in each.
-The question who it is goes out as a train message, since every ClientApp has a train function: one
-that the app has no function for would not reach the mod.
+The identity question is a train message, since every ClientApp has a train function: one that the
+app has no function for would not reach the mod.
+
+Tags are entries of a node's configuration. The server asks for those that its rules name, or for
+all where a function decides who is eligible; without rules it asks for none. They are what a node
+claims about itself.
+
+Rounds are counted from 0 over the whole run, as selectors and records do. Flower counts from 1, and
+its loop starts at 1 again when a run is resumed:
+
+    round           0, 1, 2, ...           in this package, in the record, in `federation.round`
+    Flower's round  round + 1              what strategies, clients (`server-round`), `evaluate_fn`
+                                           and the result are given, and what messages say
+    server_round    Flower's - `finished`  what Flower's loop passes to us; `finished` rounds were
+                                           done before this start
+
+This is also the only module that imports non-public modules of Flower, which may change with any
+release: `ErrorCode` tells a node that cannot be reached from an app that raised; `NodeInfo` and
+`Run` are types in the signatures of `Grid`.
 """
 
 from __future__ import annotations
@@ -32,12 +50,17 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("flwr.fedcor")
 NOTE = "fedcor"  # the record's key in a message's content
 MISSING = "missing"
-# Of these notes. Another first number: the two sides do not understand each other. Another second
-# number: one side says more than the other reads. A client that names none has 1.0.
+# Version of these notes. With another first number, the two sides do not understand each other;
+# with another second number, one side says more than the other reads.
 PROTOCOL = "1.1"
 # What a client may say in the metrics of its reply, beside its loss: the root mean square of its
 # samples' losses, and how long it took.
 RMS_LOSS, SECONDS = "rms-loss", "train-seconds"
+SAYS_KEYS = hasattr(Grid, "get_nodes")  # whether a grid knows the nodes' keys: since flwr 1.38
+Tag: TypeAlias = bool | int | float | str
+EVERY_TAG = "*"
+_ASKED, _SAID, _PREFIX = "tags", "tags", "tag."
+_MOST, _LONGEST = 32, 200  # tags of a client; characters of a name or a value
 
 
 def identity_note(tags: Sequence[str] = ()) -> ConfigRecord:
@@ -64,19 +87,6 @@ def payload_bytes(content: RecordDict) -> int:
     arrays = sum(record.count_bytes() for record in content.array_records.values())
     rest = [*content.metric_records.values(), *content.config_records.values()]
     return arrays + sum(len(record.deflate()) for record in rest)
-
-
-# A client's tags on their way to the server: the entries of its node's configuration.
-#
-# The server asks for those that its rules name, or for all where a function decides who is eligible;
-# without rules it asks for none. What a node says of itself is its own claim.
-
-
-Tag: TypeAlias = bool | int | float | str
-
-EVERY_TAG = "*"
-_ASKED, _SAID, _PREFIX = "tags", "tags", "tag."
-_MOST, _LONGEST = 32, 200  # tags of a client; characters of a name or a value
 
 
 def write_tags(answer: ConfigRecord, question: ConfigRecord, tags: Mapping[str, Any]) -> None:
@@ -115,18 +125,6 @@ def _fits(name: Any, value: Any) -> bool:
     return isinstance(value, bool) or (isinstance(value, float) and math.isfinite(value))
 
 
-# The one place where rounds change their number.
-#
-# This room counts rounds as the selectors and the record do: from 0, over the whole run. Flower
-# counts from 1, and its loop starts at 1 again when a run is resumed.
-#
-#     round           0, 1, 2, ...           in this room, in the record, in `federation.round`
-#     Flower's round  round + 1              what strategies, clients (`server-round`), `evaluate_fn`
-#                                            and the result are given, and what messages say
-#     server_round    Flower's - `finished`  what Flower's loop passes to us; `finished` rounds were
-#                                            done before this start
-
-
 def own_round(server_round: int, finished: int) -> int:
     """Our number of the round that Flower's loop calls `server_round`; -1 is before the first."""
     return server_round - 1 + finished
@@ -147,16 +145,3 @@ def renumber(result: Result, finished: int) -> Result:
             }
             setattr(result, name, renumbered)
     return result
-
-
-# All that this room uses of Flower's non-public modules, which may change with any release.
-#
-# ErrorCode   tells a node that cannot be reached from an app that raised; `flwr.app.Error` carries
-#             the code, but its values have no public name
-# NodeInfo    what `Grid.get_nodes` returns; a type in the signature of a public abstract method
-# Run         what `Grid.run` and `Grid.set_run` exchange; likewise
-#
-# `SAYS_KEYS` is whether a grid can say which key a node has: Flower can since 1.38.
-
-
-SAYS_KEYS = hasattr(Grid, "get_nodes")

@@ -26,13 +26,12 @@ from typing import TypeAlias, TypeVar
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from fedcor.core.text import one_line
-from fedcor.flower.protocol import LOG
+from fedcor.flower.logs import listed, log_once
 from fedcor.flower.reply_validation import Record, main_metrics, usable_metric
 
 # A metric's name, and its length: -1 for a single number.
 _Metric: TypeAlias = tuple[str, int]
 _Part = TypeVar("_Part", _Metric, str)
-_MOST_NAMES = 5  # clients in a line of the log
 
 
 @dataclass(frozen=True)
@@ -50,17 +49,18 @@ class Signature:
 
     def to_text(self) -> str:
         """As a text, which a checkpoint takes."""
-        return json.dumps([[], sorted(self.metrics), sorted(self.records)])
+        return json.dumps([sorted(self.metrics), sorted(self.records)])
 
     @classmethod
     def from_text(cls, text: str) -> Signature | None:
         """Of what `to_text` returned; None for an empty text."""
         if not text:
             return None
-        # The first part is no longer used; earlier versions had no third one.
-        _, metrics, *more = json.loads(text)
-        records = frozenset(map(str, more[0])) if more else frozenset()
-        return cls(frozenset((str(name), int(length)) for name, length in metrics), records)
+        metrics, records = json.loads(text)
+        return cls(
+            frozenset((str(name), int(length)) for name, length in metrics),
+            frozenset(map(str, records)),
+        )
 
 
 @dataclass(frozen=True)
@@ -158,17 +158,17 @@ def with_common_metrics(
 
     def common(content: RecordDict) -> RecordDict:
         names = _main_names(content, trained)
-        made: dict[str, Record] = {}
+        records_of_reply: dict[str, Record] = {}
         for name, given in zip(usual, names, strict=True):
             one = content[given]
             if isinstance(one, MetricRecord):
                 one = MetricRecord({n: one[n] for n in one if n in metrics})
-            made[name] = one
+            records_of_reply[name] = one
         for name, one in content.items():
             fits = not _is_compared(one, trained) or _shown(name, one) in records
-            if name not in names and name not in made and fits:
-                made[name] = one
-        return RecordDict(made)
+            if name not in names and name not in records_of_reply and fits:
+                records_of_reply[name] = one
+        return RecordDict(records_of_reply)
 
     return [common(content) for content in replies]
 
@@ -180,7 +180,7 @@ def log_left_out(
 
     Args:
         found: What was found in this round.
-        said: What was logged before.
+        said: Keys of what was logged before.
         what: Which replies: `train` or `evaluate`.
         round: Flower's number of the round.
         names: Client -> its name.
@@ -190,26 +190,19 @@ def log_left_out(
     """
     left_out = "it is left out of what the strategy aggregates (this is said once per run)"
     differing = {f"metric {name}": clients for name, clients in found.left_out.items()}
+    logged = set(said)
+
+    def log(part: str, problem: str, clients: Sequence[int]) -> None:
+        whose = listed([f"{client} ({names[client]})" for client in clients])
+        message = f"round {round}: the {one_line(part)} {problem} of clients {whose}): {left_out}"
+        log_once(logged, f"{what} {part}", message)
+
     for part, clients in {**differing, **found.left_records}.items():
-        if f"{what} {part}" in said:
-            continue
-        message = "round %d: the %s is not alike in all %s replies (those of %s have it): %s"
-        have = _some_of(clients, names)
-        LOG.warning(message, round, one_line(part), what, have, left_out)
-    bad = {f"metric {name}": given for name, given in found.unusable.items()}
-    for part, given in bad.items():
-        if f"{what} {part}" in said:
-            continue
-        message = "round %d: the %s is no usable number (%s) in the %s replies of %s: %s"
-        whose, value = _some_of([client for client, _ in given], names), given[0][1]
-        LOG.warning(message, round, one_line(part), value, what, whose, left_out)
-    return said | {f"{what} {part}" for part in [*differing, *found.left_records, *bad]}
-
-
-def _some_of(clients: Sequence[int], names: Sequence[str]) -> str:
-    some = ", ".join(f"{client} ({names[client]})" for client in clients[:_MOST_NAMES])
-    more = f" and {len(clients) - _MOST_NAMES} more" if len(clients) > _MOST_NAMES else ""
-    return f"clients {some}{more}"
+        log(part, f"is not in all {what} replies (only in those", clients)
+    for name, given in found.unusable.items():
+        problem = f"is no usable number ({given[0][1]} in the {what} replies"
+        log(f"metric {name}", problem, [client for client, _ in given])
+    return frozenset(logged)
 
 
 def _main_names(content: RecordDict, trained: bool) -> list[str]:
@@ -294,8 +287,8 @@ def _lacking(
     metrics: Mapping[int, frozenset[_Metric]], usual: frozenset[_Metric], wanted: Collection[str]
 ) -> dict[int, str]:
     """Client -> which metrics it lacks that are usual or wanted, and that most replies have."""
-    there = frozenset().union(*metrics.values())
-    whole, required = _most(metrics, [one for one in there if one in usual or one[0] in wanted])
+    present = frozenset().union(*metrics.values())
+    whole, required = _most(metrics, [one for one in present if one in usual or one[0] in wanted])
     return {
         client: _difference(required, has) for client, has in metrics.items() if client not in whole
     }

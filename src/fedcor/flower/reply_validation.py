@@ -3,10 +3,18 @@
 A usable reply begins with the records that are checked and read here: of a trained model the
 ArrayRecord with its arrays, and the MetricRecord with the weight. What else the client sent follows
 them, for a strategy that knows what it is.
+
+XGBoost's models are one array of bytes that grows with every round. They have no shape to compare
+and cannot be subtracted: a reply is checked to be a model in XGBoost's JSON format, as Flower's
+FedXgbBagging reads it.
+
+A client may say how far it trained, by local steps and learning rate. What one reply says must not
+change what the others mean: an impossible number is replaced by the median of the round.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -18,20 +26,25 @@ from fedcor.core import types
 from fedcor.core.text import one_line
 from fedcor.core.types import BoolArray, FloatArray, IntArray
 from fedcor.flower.protocol import LOG, ErrorCode
-from fedcor.rounds.loss_screening import LARGEST_LOSS
+from fedcor.rounds.loss_screening import LARGEST_LOSS, screen_losses
 
 Record: TypeAlias = ArrayRecord | MetricRecord | ConfigRecord
-
 UNREACHABLE = ("unreachable", "late")  # faults of the connection, not of the answer
 # A parameter or a sample count beyond these is no result of training; it would dominate the mean.
 ABSURD_WEIGHT, ABSURD_EXAMPLES = 1e10, 1e9
 _ABSURD_METRIC = 1e15  # one such number would be the mean of a metric
+# A reply that is so many times larger than the others', and larger by so many bytes, is no tree.
+_ABSURD_RATIO, _ABSURD_BYTES = 64, 2**20
 _GONE = {
     ErrorCode.NODE_UNAVAILABLE,
     ErrorCode.MESSAGE_UNAVAILABLE,
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.CLIENT_APP_CRASHED,
 }
+# How far a client trained: metrics of its reply, if it sends them.
+STEPS, RATE = "local-steps", "learning-rate"
+_MOST_STEPS = 1e9  # beyond this it is not a number of steps
+_MOST_MEDIANS = 10  # a client's steps are at most so many times the round's median
 
 
 class Unusable(Exception):
@@ -104,6 +117,26 @@ def usable_metric(name: str, value: object, loss_keys: tuple[str, ...]) -> bool:
     """Whether all numbers of a metric are finite, and of a size that can be averaged."""
     largest = float(np.max(np.abs(np.asarray(value, dtype=np.float64)), initial=0.0))
     return largest <= (LARGEST_LOSS if name in loss_keys else _ABSURD_METRIC)
+
+
+def loss_fault(metrics: MetricRecord, keys: Sequence[str]) -> str:
+    """Why the metrics of a reply have no usable loss; empty where they have one."""
+    loss = number(metrics, *keys)
+    if np.isfinite(screen_losses(np.array([loss]))[0][0]):
+        return ""
+    present = [key for key in keys if key in metrics]
+    if present:
+        return f"its loss is {shown_loss(metrics, present)}"
+    return f"no loss among its metrics ({', '.join(sorted(metrics)) or 'none'})"
+
+
+def unusable_loss(metrics: MetricRecord, keys: Sequence[str]) -> bool:
+    """Whether there is a loss among the metrics of a reply, and it cannot be used."""
+    return any(key in metrics for key in keys) and bool(loss_fault(metrics, keys))
+
+
+def shown_loss(metrics: MetricRecord, keys: Sequence[str]) -> str:
+    return str(next(metrics[key] for key in keys if key in metrics))[:80]
 
 
 def clean_evaluation(content: RecordDict, terms: Terms) -> RecordDict:
@@ -250,25 +283,74 @@ def trusted_model(
         good: The last one that somebody has trained usably from, if there is one. What is not
             finite in it was meant so.
     """
-    found = dict(model)
+    trusted = dict(model)
     for name, values in model.items():
         if good is not None and name in good and _out_of_bounds(values).any():
             before = good[name].numpy()
             if before.shape == values.shape and before.dtype == values.dtype:
-                found[name] = before
-    return found
+                trusted[name] = before
+    return trusted
 
 
-# How far clients trained, as their replies say it: local steps, and the learning rate of them.
-#
-# What one reply says must not change what the others mean. So an impossible number is replaced by
-# what is usual in the round, and everything is measured by medians.
+def usual_bytes(contents: Mapping[int, RecordDict]) -> dict[int, float]:
+    """Client -> the median size of the other clients' replies; infinite for one that is alone."""
+    sizes = {
+        client: sum(
+            len(array.data) for one in content.array_records.values() for array in one.values()
+        )
+        for client, content in contents.items()
+    }
+    others = {
+        client: [size for other, size in sizes.items() if other != client] for client in sizes
+    }
+    return {client: float(np.median(of)) if of else np.inf for client, of in others.items()}
 
 
-# How far a client trained: metrics of its reply, if it sends them.
-STEPS, RATE = "local-steps", "learning-rate"
-_MOST_STEPS = 1e9  # beyond this it is not a number of steps
-_MOST_MEDIANS = 10  # a client's steps are at most so many times the round's median
+def clean_trees(
+    content: RecordDict, model: Mapping[str, types.Array], terms: Terms, usual: float
+) -> RecordDict:
+    """A reply's trees with their metrics, or Unusable. Others' replies have `usual` bytes."""
+    key, record, others = split_model(content, model, terms)
+    for name, array in record.items():
+        size = len(array.data)
+        if size > _ABSURD_RATIO * usual and size - usual > _ABSURD_BYTES:
+            why = f"{name} has {size} bytes, the others' {usual:.0f}"
+            raise Unusable("unusable", why, doubts_model=True)
+        wrong = trees_fault(array)
+        if wrong:
+            raise Unusable("malformed", f"{name} {wrong}")
+    return RecordDict({key: record, **others})
+
+
+def trees_fault(array: Array) -> str:
+    """What is wrong with bytes that should be trees; empty where nothing is."""
+    try:
+        values = array.numpy()
+    except Exception:  # bytes from outside may fail to be read in any way
+        return "cannot be read"
+    if not isinstance(values, np.ndarray) or values.dtype != np.uint8 or values.ndim != 1:
+        return "is not one row of bytes (uint8)"
+    if _is_bag_of_trees(values.tobytes()):
+        return ""
+    return 'is not a model of trees in XGBoost\'s JSON format: send booster.save_raw("json")'
+
+
+def _is_bag_of_trees(text: bytes) -> bool:
+    """Whether FedXgbBagging can add these trees to others, and others to these."""
+    try:
+        model = json.loads(text)["learner"]["gradient_booster"]["model"]
+        settings, trees = model["gbtree_model_param"], model["trees"]
+        count, parallel = int(settings["num_trees"]), int(settings["num_parallel_tree"])
+        lists = isinstance(trees, list) and isinstance(model["tree_info"], list)
+        ends = model["iteration_indptr"]
+        return (
+            lists
+            and len(trees) == len(model["tree_info"]) == count == int(ends[-1])
+            and 1 <= parallel <= count
+            and all(isinstance(tree, dict) for tree in trees)
+        )
+    except Exception:  # as above
+        return False
 
 
 @dataclass(frozen=True)
@@ -298,8 +380,8 @@ class LocalTraining:
             names: (m) What the clients are called.
         """
         if self.doubts:
-            said = "; ".join(f"{one_line(names[row])}: {what}" for row, what in self.doubts)
-            LOG.warning("in the metrics of replies, %s (this is said once per run)", said)
+            sentences = "; ".join(f"{one_line(names[row])}: {what}" for row, what in self.doubts)
+            LOG.warning("in the metrics of replies, %s (this is said once per run)", sentences)
         return bool(self.doubts)
 
 

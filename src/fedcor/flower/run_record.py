@@ -1,38 +1,50 @@
-"""A Flower run's folder: its header, a line per round, checkpoints, and how it is resumed."""
+"""A Flower run's folder: its header, a line per round, checkpoints, and how it is resumed.
+
+A line has two keys for the metrics of its round:
+
+    metrics         `train/NAME`, `evaluate/NAME`, `server/NAME` -> a number or a list of numbers
+    metric_records  whole records that `metrics` cannot hold as they are: one without any metric,
+                    one with numbers that JSON does not have, and `initial`, the evaluation of the
+                    initial model, which is in the line of the first round
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import time
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp.strategy import Result
 
 from fedcor.core.describe import describe
 from fedcor.core.errors import RecordError
-from fedcor.core.types import Array, Optimiser, Outcome
-from fedcor.flower.checkpoint import Checkpoint, StrategyMemory, flat_metrics, other_records
-from fedcor.flower.federation_state import FederationState
+from fedcor.core.types import Array, Optimiser
+from fedcor.flower.federation_state import Checkpoint, FederationState
 from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.flower.protocol import LOG, flower_round
-from fedcor.flower.reply_filter import known_rate
-from fedcor.flower.reply_validation import number
-from fedcor.flower.server_round import Round
 from fedcor.flower.settings import RoundSettings
-from fedcor.flower.strategy_memory import restore, snapshot
+from fedcor.flower.strategy_memory import StrategyMemory, restore, snapshot
 from fedcor.optimisers import OPTIMISERS
-from fedcor.rounds.aggregation import state_bytes
 from fedcor.rounds.record_line import RoundRecord, run_header
-from fedcor.rounds.selection import told_losses
 from fedcor.runs.folder import RunWriter, open_run, write_client_names
 from fedcor.runs.record import json_line
 from fedcor.runs.tracking.callback import StartedRun
 from fedcor.runs.tracking.session import Session, following
 from fedcor.selectors import selector_name
+
+INITIAL = "initial"
+# What metrics are of -> where Flower's result has them.
+RESULTS = {
+    "train": "train_metrics_clientapp",
+    "evaluate": "evaluate_metrics_clientapp",
+    "server": "evaluate_metrics_serverapp",
+}
 
 
 def describe_run(settings: RoundSettings, num_rounds: int) -> dict[str, Any]:
@@ -63,6 +75,18 @@ def _describe(optimiser: Optimiser) -> dict[str, Any]:
     given = getattr(optimiser, "short_form", optimiser)  # a user's own object with `aggregate`
     options = {key: value for key, value in describe(given).items() if key != "class"}
     return {"name": OPTIMISERS.name_of(given), **options}
+
+
+@dataclass(frozen=True)
+class FinishedRound:
+    """All that is written of a round."""
+
+    record: RoundRecord  # its line
+    arrays: ArrayRecord  # the model after it
+    config: ConfigRecord  # the train configuration after it
+    scores: MetricRecord | None  # the evaluation that the line has its accuracy and loss from
+    metrics: Mapping[str, MetricRecord]  # aggregated: `train`, `evaluate` and `server`
+    faults: Mapping[str, int]  # kind -> how often
 
 
 class Recorder:
@@ -141,7 +165,7 @@ class Recorder:
             raise RecordError(
                 f"the model in {folder} has other arrays than the initial model of this run"
             )
-        if checkpoint.state.good is None:  # as one of an earlier version
+        if checkpoint.state.good is None:  # no round has shown yet that its model is good
             checkpoint.state.good = initial
         self._memory.write(checkpoint.strategy)
         self._finished = snapshot(self._settings.strategy)
@@ -169,29 +193,29 @@ class Recorder:
         self._save()
         self._session.end()
 
-    def write(
-        self, round: Round, state: FederationState, arrays: ArrayRecord, scores: MetricRecord | None
-    ) -> None:
-        """Write the line of a round that ended with `arrays`, and the checkpoint if it is due."""
-        record = self._line(round, MetricRecord() if scores is None else scores)
+    def write(self, finished: FinishedRound, state: FederationState) -> None:
+        """Write the line of a round, and the checkpoint if it is due."""
+        record, scores = finished.record, finished.scores
         if scores is not None and not self._names_checked:
             self._check_names(record, scores)
             self._names_checked = True
         if self._writer is not None:
             initial = self.initial_metrics if record.round == 0 else None
             more = {
-                "faults": dict(round.exchange.faults),
-                "metric_records": other_records(round.metrics, initial),
+                "faults": dict(finished.faults),
+                "metric_records": other_records(finished.metrics, initial),
             }
             changed = {
                 key: value
-                for key, value in round.start.config.items()
+                for key, value in finished.config.items()
                 if value != self._initial_config.get(key)
             }
-            checkpoint = Checkpoint(record.round + 1, arrays, state, self._memory.read(), changed)
-            finished, self._unsaved = checkpoint.to_arrays(), None
+            checkpoint = Checkpoint(
+                record.round + 1, finished.arrays, state, self._memory.read(), changed
+            )
+            arrays, self._unsaved = checkpoint.to_arrays(), None
             self._writer.append({**dataclasses.asdict(record), **more})
-            self._unsaved = finished  # not before: a checkpoint is of all lines that are there
+            self._unsaved = arrays  # not before: a checkpoint is of all lines that are there
             write_client_names(self._writer.folder, state.roster.names)
             if checkpoint.done % self._settings.selection.checkpoint_every == 0:
                 self._save()
@@ -207,40 +231,9 @@ class Recorder:
         if arrays is not None and self._writer is not None:
             self._writer.save(arrays)
 
-    def _line(self, round: Round, scores: MetricRecord) -> RoundRecord:
-        """The round as the record keeps it."""
-        assert round.outcome is not None
-        assert round.attempt is not None
-        exchange, config = round.exchange, round.start.config
-        aggregating = optimiser_strategy_in(self._settings.strategy)
-        return RoundRecord(
-            round=round.number,
-            selected=round.outcome.selected.tolist(),
-            participated=round.outcome.participated.tolist(),
-            test_accuracy=number(scores, *self._settings.accuracy_keys),
-            test_loss=number(scores, *self._settings.loss_keys),
-            learning_rate=known_rate(config),
-            probed=exchange.probed,
-            refused=exchange.refused,
-            clipped=sorted(exchange.clipped),
-            refused_updates=exchange.refused_updates,
-            capped=sorted(exchange.capped),
-            rolled_back=exchange.rolled_back,
-            bytes_down=exchange.bytes_down,
-            bytes_up=exchange.bytes_up,
-            seconds=_seconds_since(round.started),
-            why=round.attempt.decision.why,
-            unmet=round.attempt.decision.unmet,
-            details={**round.attempt.decision.details, **_told(round.outcome)},
-            memory_bytes=0 if aggregating is None else state_bytes(aggregating.memory),
-            quarantined=round.left_alone,
-            metrics=flat_metrics(round.metrics),
-            server_round=flower_round(round.number),
-        )
-
     def _check_names(self, record: RoundRecord, scores: MetricRecord) -> None:
         """Log what the first evaluation does not hold, so that nobody waits for it in vain."""
-        selection, there = self._settings.selection, ", ".join(scores) or "none"
+        selection, names = self._settings.selection, ", ".join(scores) or "none"
         where = f"the evaluation of round {record.server_round}"
         for what, key in (("accuracy", selection.accuracy_key), ("loss", selection.loss_key)):
             if key is None or _is_number(scores.get(key)):
@@ -248,31 +241,18 @@ class Recorder:
             clients = f"evaluate/{key}"
             known = f"; the clients' own evaluation is in it as {clients}"
             LOG.warning(
-                '%s_key = "%s": %s has no such number; its metrics are %s. '
-                "The record has no %s until it comes%s",
-                what,
-                key,
-                where,
-                there,
-                what,
-                known if clients in record.metrics else "",
+                f'{what}_key = "{key}": {where} has no such number; its metrics are {names}. '
+                f"The record has no {what} until it comes"
+                f"{known if clients in record.metrics else ''}"
             )
         if selection.accuracy_key is None and not any(
             _is_number(scores.get(key)) for key in self._settings.accuracy_keys
         ):
+            known = ", ".join(self._settings.accuracy_keys)
             LOG.info(
-                "%s has no accuracy under a known name (%s); its metrics are %s. "
-                "accuracy_key names the one that is it",
-                where,
-                ", ".join(self._settings.accuracy_keys),
-                there,
+                f"{where} has no accuracy under a known name ({known}); its metrics are {names}. "
+                "If one of them is the accuracy, name it with accuracy_key"
             )
-
-
-def _told(outcome: Outcome) -> dict[str, list[float | int | None]]:
-    """The losses in the replies: they came anyway, so they are read for the record."""
-    _ = outcome.losses
-    return told_losses(outcome)
 
 
 def _shapes(arrays: ArrayRecord, grows: bool) -> list[tuple[str, tuple[int, ...] | None]]:
@@ -283,5 +263,88 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _seconds_since(start: float) -> float:
-    return round(time.perf_counter() - start, 6)
+def flat_metrics(parts: Mapping[str, MetricRecord]) -> dict[str, Any]:
+    """All metrics of a round, by what they are of and their name.
+
+    Args:
+        parts: The aggregated records: `train`, `evaluate` and `server`, those that there are.
+    """
+    return {
+        f"{part}/{name}": value
+        for part in RESULTS
+        for name, value in parts.get(part, MetricRecord()).items()
+    }
+
+
+def other_records(
+    parts: Mapping[str, MetricRecord], initial: MetricRecord | None = None
+) -> dict[str, dict[str, Any]]:
+    """The records of which `flat_metrics` does not tell all, in numbers and texts for JSON.
+
+    Args:
+        parts: As in `flat_metrics`.
+        initial: The evaluation of the initial model, if this is the first round and there is one.
+    """
+    others = {} if initial is None else {INITIAL: initial}
+    others |= {part: record for part, record in parts.items() if not _is_plain(record)}
+    return {
+        part: {name: _each(_text_if_odd, value) for name, value in record.items()}
+        for part, record in others.items()
+    }
+
+
+def read_metrics(line: Mapping[str, Any]) -> dict[str, MetricRecord]:
+    """The records of a round's line, exactly as they were put into it; by part, and `initial`."""
+    flat: dict[str, dict[str, Any]] = {}
+    for key, value in (line.get("metrics") or {}).items():
+        part, slash, name = key.partition("/")
+        if slash and part in RESULTS:
+            flat.setdefault(part, {})[name] = value
+    parts = {**flat, **(line.get("metric_records") or {})}
+    return {
+        part: MetricRecord({name: _each(_number, value) for name, value in values.items()})
+        for part, values in parts.items()
+    }
+
+
+def with_earlier(result: Result, lines: Iterable[Mapping[str, Any]]) -> Result:
+    """`result` with the metrics of earlier rounds before its own.
+
+    Args:
+        result: Of the rounds after them, in Flower's numbers over the whole run.
+        lines: Of the earlier rounds, as the record has them.
+    """
+    earlier: dict[str, dict[int, MetricRecord]] = {name: {} for name in RESULTS.values()}
+    for line in lines:
+        records = read_metrics(line)
+        if INITIAL in records:
+            earlier[RESULTS["server"]][0] = records[INITIAL]
+        for part, name in RESULTS.items():
+            if part in records:
+                earlier[name][flower_round(line["round"])] = records[part]
+    for name, records_of in earlier.items():
+        setattr(result, name, {**records_of, **getattr(result, name)})
+    return result
+
+
+def _is_plain(record: MetricRecord) -> bool:
+    """Whether JSON has all its numbers, and there are any."""
+    numbers = [
+        number
+        for value in record.values()
+        for number in (value if isinstance(value, list) else [value])
+    ]
+    return bool(len(record)) and all(math.isfinite(number) for number in numbers)
+
+
+def _each(change: Any, value: Any) -> Any:
+    return [change(item) for item in value] if isinstance(value, list) else change(value)
+
+
+def _text_if_odd(value: float) -> float | str:
+    """`nan`, `inf` and `-inf` as texts, which JSON has."""
+    return value if math.isfinite(value) else str(float(value))
+
+
+def _number(value: float | str | None) -> float:
+    return math.nan if value is None else float(value) if isinstance(value, str) else value

@@ -26,16 +26,21 @@ from fedcor.flower.federation_state import (
     scheduled,
 )
 from fedcor.flower.identify import reachable_clients
-from fedcor.flower.logs import some_of
+from fedcor.flower.logs import counted, listed
+from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.flower.preflight import preflight
 from fedcor.flower.protocol import LOG, flower_round, version_of
-from fedcor.flower.reply_validation import read_local_training
+from fedcor.flower.reply_validation import number, read_local_training
+from fedcor.flower.run_record import FinishedRound, flat_metrics
 from fedcor.flower.settings import RoundSettings
 from fedcor.flower.strategy_memory import snapshot
 from fedcor.flower.training import Doubt, PutAway, RoundStart, Training
+from fedcor.flower.updates import known_rate
+from fedcor.rounds.aggregation import state_bytes
 from fedcor.rounds.defence.guarded_federation import after_round, shield, shield_outcome
 from fedcor.rounds.defence.model_health import Condition, Health, examine
-from fedcor.rounds.selection import Decision, decide, observe, phase_of
+from fedcor.rounds.record_line import RoundRecord
+from fedcor.rounds.selection import Decision, decide, observe, phase_of, told_losses
 
 # In the log of a choice: names up to so many characters, and so many of them.
 _SHORT_NAME, _MOST_NAMES = 40, 10
@@ -87,8 +92,9 @@ class Round:
         eligible = eligible_clients(rules, state.roster)
         self.left_alone = state.roster.left_alone(self.number, eligible)
         selector_state = state.adapt_selector(selector)
-        before = (state.norms, state.good)
-        training = Training(settings, self.exchange, self.start, state.model, *before)
+        training = Training(
+            settings, self.exchange, self.start, state.model, norms=state.norms, good=state.good
+        )
         untried = self._not_failed(available)
         federation = FlowerFederation(training, state.model, untried, retries)
         groups = groups_now(rules, settings.selector, state)
@@ -124,11 +130,12 @@ class Round:
         names, total = self.exchange.roster.names, settings.num_rounds
         number = f"{flower_round(self.number)} of {total}" if total else flower_round(self.number)
         if all(len(names[client]) <= _SHORT_NAME for client in chosen):
-            who = some_of([names[client] for client in chosen], _MOST_NAMES)
+            who = listed([names[client] for client in chosen], _MOST_NAMES)
         else:
-            who = some_of([f"client {client}" for client in chosen], _MOST_NAMES)
+            who = listed([f"client {client}" for client in chosen], _MOST_NAMES)
         alone = f", {len(self.left_alone)} left alone" if self.left_alone else ""
-        asked = f"{self.exchange.probed} losses asked for" if self.exchange.probed else ""
+        probed = self.exchange.probed
+        asked = f"{probed} {'loss' if probed == 1 else 'losses'} asked for" if probed else ""
         facts = "; ".join(filter(None, (*notes, f"{reachable} reachable{alone}", asked)))
         message = "round %s: selected %d of %d clients: %s (%s)"
         LOG.info(message, number, len(chosen), len(names), who, facts)
@@ -164,6 +171,49 @@ class Round:
         self.note("train", metrics)
         # Where a strategy leaves the model as it is, Flower's loop keeps what it had.
         return self.arrays if self.exchange.rolled_back else arrays, metrics
+
+    def finish(
+        self, settings: RoundSettings, arrays: ArrayRecord, scores: MetricRecord | None
+    ) -> FinishedRound:
+        """The round as it is written; it ended with the model `arrays`."""
+        assert self.outcome is not None
+        assert self.attempt is not None
+        exchange, config, decision = self.exchange, self.start.config, self.attempt.decision
+        aggregating = optimiser_strategy_in(settings.strategy)
+        evaluated = MetricRecord() if scores is None else scores
+        _ = self.outcome.losses  # they came anyway, so they are read for the record
+        record = RoundRecord(
+            round=self.number,
+            selected=self.outcome.selected.tolist(),
+            participated=self.outcome.participated.tolist(),
+            test_accuracy=number(evaluated, *settings.accuracy_keys),
+            test_loss=number(evaluated, *settings.loss_keys),
+            learning_rate=known_rate(config),
+            probed=exchange.probed,
+            refused=exchange.refused,
+            clipped=sorted(exchange.clipped),
+            refused_updates=exchange.refused_updates,
+            capped=sorted(exchange.capped),
+            rolled_back=exchange.rolled_back,
+            bytes_down=exchange.bytes_down,
+            bytes_up=exchange.bytes_up,
+            seconds=round(time.perf_counter() - self.started, 6),
+            why=decision.why,
+            unmet=decision.unmet,
+            details={**decision.details, **told_losses(self.outcome)},
+            memory_bytes=0 if aggregating is None else state_bytes(aggregating.memory),
+            quarantined=self.left_alone,
+            metrics=flat_metrics(self.metrics),
+            server_round=flower_round(self.number),
+        )
+        return FinishedRound(
+            record,
+            arrays=arrays,
+            config=config,
+            scores=scores,
+            metrics=self.metrics,
+            faults=exchange.faults,
+        )
 
     def note(self, part: str, metrics: MetricRecord | None) -> None:
         """Keep the aggregated metrics of a part of the round, for the record."""
@@ -216,9 +266,11 @@ class Round:
         if condition is Condition.GOOD:
             state.good = self.start.arrays
         if condition is Condition.BAD or not len(participated):
-            found = {*signs.refused, *signs.unusable_losses}
-            self.doubt.doubters |= doubted | found
-            self.failed |= found | ({*attempt.decision.chosen.tolist()} - {*participated.tolist()})
+            doubters = {*signs.refused, *signs.unusable_losses}
+            self.doubt.doubters |= doubted | doubters
+            self.failed |= doubters | (
+                {*attempt.decision.chosen.tolist()} - {*participated.tolist()}
+            )
         self.doubt.too_long |= attempt.training.judged.too_long
         return condition
 
@@ -232,18 +284,17 @@ class Round:
 
     def _can_go_back(self, state: FederationState) -> bool:
         """Whether there is a good model, not the one that went bad, and somebody new says so."""
-        there = state.good is not None and version_of(state.good) != state.model.version
-        return there and not self.doubt.doubters <= self.doubt.refuted
+        exists = state.good is not None and version_of(state.good) != state.model.version
+        return exists and not self.doubt.doubters <= self.doubt.refuted
 
     def _roll_back(self, settings: RoundSettings, state: FederationState) -> None:
         """Put the last good model back. What the strategy remembers may be bad: it starts over."""
         good, fresh = state.good, settings.fresh
         assert good is not None
         LOG.error(
-            "round %d: the MODEL WENT BAD: nothing usable comes of it. The last good one is put "
-            "back, and %s starts over from it",
-            flower_round(self.number),
-            type(settings.strategy).__name__,
+            f"round {flower_round(self.number)}: the MODEL WENT BAD: no client could train from "
+            "it. The last good model is put back, and "
+            f"{type(settings.strategy).__name__} starts over from it"
         )
         tasks: tuple[Task, ...] = ("train", "probe")
         forgiven = tuple(  # it was the model's fault, not theirs
@@ -253,8 +304,12 @@ class Round:
             if state.roster.forgive(client, task, self.number)
         )
         away = PutAway(
-            *(self.start, self.arrays, state.model, frozenset(self.failed)),
-            *(forgiven, self.doubt.too_long),
+            start=self.start,
+            arrays=self.arrays,
+            model=state.model,
+            failed=frozenset(self.failed),
+            forgiven=forgiven,
+            too_long=self.doubt.too_long,
         )
         self.doubt.put_back(away)
         memory = self.start.memory if fresh is None else fresh
@@ -269,8 +324,8 @@ class Round:
         """Those who doubted the model refuse the last good one as well: it was their fault."""
         away = self.doubt.take_back()
         LOG.warning(
-            "round %d: clients that found nothing usable in the model find nothing in the last "
-            "good one either: it was not at fault, and comes back",
+            "round %d: clients that could not train from the model cannot train from the last "
+            "good model either: the model was not at fault, and is put back",
             flower_round(self.number),
         )
         self.start, self.arrays = away.start, away.arrays
@@ -284,12 +339,12 @@ class Round:
     def _doubt_past(self, settings: RoundSettings, state: FederationState) -> None:
         """Nothing usable comes of a good model: what is thought to be usual may be wrong.
 
-        The refusals still count against those who are not outvoting it: they may be wrong.
+        Clients outside the majority keep their strike.
         """
         if self.doubt.too_long:
             LOG.warning(
                 "round %d: every update is far longer than usual, and the model is not at fault: "
-                "these lengths count from now on",
+                "these norms are added to the history",
                 flower_round(self.number),
             )
             self._correct_past(settings, state, self.doubt.outvoted(self.norms, self.number))
@@ -299,11 +354,9 @@ class Round:
         norms = self.doubt.replaced(len(self.failed), self.number)
         if norms is not None:
             LOG.warning(
-                "round %d: %d of the %d clients that were asked send updates far longer than "
-                "usual, and nobody a usable one: what was usual is forgotten",
-                flower_round(self.number),
-                len(self.doubt.too_long),
-                len(self.failed),
+                f"round {flower_round(self.number)}: {len(self.doubt.too_long)} of the "
+                f"{len(self.failed)} clients that were asked sent updates far longer than usual, "
+                "and none sent a usable one: the history of update norms is reset"
             )
             self._correct_past(settings, state, norms)
         return norms is not None
@@ -341,21 +394,29 @@ class Round:
     ) -> None:
         """Nobody delivered: wait a little, since an outage may pass, or end the run."""
         number, counts = flower_round(self.number), self.exchange.faults
-        faults = (
-            ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "nobody was asked"
-        )
-        lost = f"round {number}: NOBODY delivered a usable update ({faults})"
+        faults = ", ".join(map(_faults_text, counts, counts.values())) or "nobody was asked"
+        lost = f"round {number}: NO CLIENT delivered a usable update ({faults})"
         attempts = settings.selection.attempts
         if tried >= attempts:
             raise FedcorError(
-                f"round {number}: nobody delivered a usable update in {tried} attempts ({faults}); "
+                f"round {number}: no client delivered a usable update in "
+                f"{counted(tried, 'attempt')} ({faults}); "
                 "look at the nodes' logs. Finished rounds are kept: with a checkpoint, the same "
                 "start resumes after them"
             )
         pause = 0.0 if at_once else min(2.0 ** (tried - 1), settings.probe_timeout)
-        LOG.error("%s: attempt %d of %d in %g s", lost, tried + 1, attempts, pause)
+        message = "%s: trying again in %g s (attempt %d of %d)"
+        LOG.error(message, lost, pause, tried + 1, attempts)
         time.sleep(pause)
         self.exchange.gone.clear()
+
+
+def _faults_text(kind: str, count: int) -> str:
+    """How often a fault occurred: `3 errors`, `1 late reply`, `2 unreachable nodes`."""
+    nouns = {"error": "error", "outlier": "outlier", "unreachable": "unreachable node"}
+    if kind in nouns:
+        return counted(count, nouns[kind])
+    return f"{count} {kind} {'reply' if count == 1 else 'replies'}"
 
 
 def _sharing(settings: RoundSettings, state: FederationState) -> int:
@@ -367,10 +428,11 @@ def _sharing(settings: RoundSettings, state: FederationState) -> int:
 def open_round(
     settings: RoundSettings,
     state: FederationState,
+    grid: Grid,
+    *,
     round: int,
     arrays: ArrayRecord,
     config: ConfigRecord,
-    grid: Grid,
 ) -> Round:
     """A round that starts from the model `arrays`."""
     started = time.perf_counter()

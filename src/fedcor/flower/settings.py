@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
-from flwr.app import ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
-    FedXgbCyclic,
     Strategy,
 )
 
@@ -23,13 +22,10 @@ from fedcor.core.config import (
     expand_home,
 )
 from fedcor.core.errors import ConfigError
-from fedcor.core.types import Selector, optimiser_traits, selector_traits
-from fedcor.flower.compatibility import grows_trees
-from fedcor.flower.federation_state import check_minima
-from fedcor.flower.optimiser_strategy import PLAIN, optimiser_strategy_in
-from fedcor.flower.protocol import SAYS_KEYS
+from fedcor.core.types import Selector, selector_traits
+from fedcor.flower.protocol import SAYS_KEYS, flower_round
 from fedcor.flower.reply_validation import Terms
-from fedcor.flower.strategy_memory import Memory, wrapped
+from fedcor.flower.strategy_memory import Memory, grows_trees, strategy_setting, wrapped
 from fedcor.rounds.defence.settings import Defence, as_defence
 from fedcor.rounds.record_line import RoundRecord
 from fedcor.rounds.rules.declaration import (
@@ -37,7 +33,6 @@ from fedcor.rounds.rules.declaration import (
     ClientsPerRound,
     Eligible,
     Rules,
-    check_rules_for,
 )
 from fedcor.runs.tracking.callback import GivenCallback
 from fedcor.runs.tracking.session import check_callbacks
@@ -96,9 +91,9 @@ class SelectionSettings:
             on, or a function of the round. None: the selector's own.
         defence: What is done against clients that err or lie: `fedcor.Defence`, or a table of its
             settings.
-        callbacks: What hears of the run while it goes on: objects with some of the methods of
-            `fedcor.runs.tracking.callback.Callback`, classes of them, functions of a round's record, or names of
-            trackers, such as "mlflow", which need `checkpoint`.
+        callbacks: Called after every round: objects with some of the methods of
+            `fedcor.runs.tracking.callback.Callback`, classes of them, functions of a round's
+            record, or names of trackers, such as "mlflow", which need `checkpoint`.
     """
 
     checkpoint: str | Path | None = None
@@ -133,8 +128,8 @@ class SelectionSettings:
             raise ConfigError("identity", "key", "needs flwr 1.38 or later, which says nodes' keys")
         object.__setattr__(self, "defence", as_defence(self.defence))
         self.rules  # noqa: B018  it is checked when it is made
-        told = check_callbacks(self.callbacks, self.checkpoint, "checkpoint")
-        object.__setattr__(self, "callbacks", told)
+        callbacks = check_callbacks(self.callbacks, self.checkpoint, "checkpoint")
+        object.__setattr__(self, "callbacks", callbacks)
 
     @cached_property
     def rules(self) -> Rules:
@@ -147,56 +142,32 @@ class SelectionSettings:
         return None if self.checkpoint is None else expand_home("checkpoint", self.checkpoint)
 
 
-def check_strategy(strategy: Strategy) -> None:
-    """Refuse no strategy, one with its own loop or choice of clients, one that trains nobody."""
-    if not isinstance(strategy, Strategy):
-        raise ConfigError("strategy", strategy, "must be a flwr.serverapp.strategy.Strategy")
-    for _, one in wrapped(strategy):
-        if type(one).start is not Strategy.start:
-            allowed = "has its own loop (start), which would not be run"
-            raise ConfigError("strategy", type(one).__name__, allowed)
-        if isinstance(one, FedXgbCyclic):
-            allowed = "chooses by itself who trains: one client after the other"
-            hint = "start it alone, without a selector, or select for FedXgbBagging"
-            raise ConfigError("strategy", type(one).__name__, allowed, hint)
-    if _setting(strategy, "fraction_train", 1.0) == 0.0:
-        allowed = "switches training off, so there is nobody to select"
-        raise ConfigError("fraction_train", 0.0, allowed)
+class SelectionKeywords(TypedDict, total=False):
+    """The fields of `SelectionSettings` as keywords; `clients_per_round` is a parameter itself."""
 
-
-def _setting(strategy: Strategy, name: str, default: Any) -> Any:
-    """An attribute of the strategy, or of the first that it wraps and that has it."""
-    found = (getattr(one, name) for _, one in wrapped(strategy) if hasattr(one, name))
-    return next(found, default)
+    checkpoint: str | Path | None
+    checkpoint_every: int
+    seed: int
+    wait_for: int | None
+    probe_timeout: float
+    attempts: int
+    loss_key: str | None
+    accuracy_key: str | None
+    name: str
+    identity: Literal["name", "key"]
+    secure_aggregation: bool
+    on_round: Callable[[RoundRecord], None] | None
+    preflight: bool
+    eligible: Eligible | None
+    at_least: Mapping[str, Bounds] | None
+    at_most: Mapping[str, Bounds] | None
+    defence: Defence | Mapping[str, Any]
+    callbacks: Iterable[GivenCallback]
 
 
 def _is_own(verb: Callable[..., Any]) -> bool:
     """Whether a user wrote this method of a strategy: it may read whatever the clients send."""
     return str(getattr(verb, "__module__", "")).partition(".")[0] not in ("flwr", "fedcor")
-
-
-def check_selector(selector: Selector, settings: SelectionSettings) -> None:
-    """Refuse what is no selector, and one that reads what `settings` hide from it."""
-    if not isinstance(selector, Selector):
-        raise ConfigError("selector", selector, "must have the methods init, select and observe")
-    if settings.secure_aggregation and selector_traits(selector).needs_updates:
-        allowed = "reads single updates, which secure aggregation hides"
-        hint = "choose one that does not, such as random, power_of_choice or fedcor"
-        raise ConfigError("selector", selector, allowed, hint)
-    check_rules_for(settings.rules, selector)
-    check_minima(settings.rules, selector)
-
-
-def check_optimiser(strategy: Strategy, settings: SelectionSettings) -> None:
-    """Refuse a strategy whose optimiser reads what `settings` hide from it."""
-    aggregating = optimiser_strategy_in(strategy)
-    if aggregating is None or not settings.secure_aggregation:
-        return
-    optimiser = aggregating.optimiser
-    if optimiser_traits(optimiser).needs_updates:
-        allowed = "reads single updates, which secure aggregation hides"
-        hint = "choose one that reads the mean alone, such as fedavg, or a strategy of Flower's"
-        raise ConfigError("optimiser", optimiser, allowed, hint)
 
 
 @dataclass(frozen=True)
@@ -206,6 +177,7 @@ class RoundSettings:
     strategy: Strategy
     selector: Selector
     selection: SelectionSettings
+    plain: tuple[str, ...]  # patterns of the names of arrays that are no weights
     num_rounds: int = 0  # of the whole run
     train_timeout: float = 3600.0  # seconds
     evaluate_config: ConfigRecord = field(default_factory=ConfigRecord)
@@ -220,7 +192,7 @@ class RoundSettings:
     @property
     def wait_for(self) -> int:
         """Nodes that must be connected before the first round."""
-        least = int(_setting(self.strategy, "min_available_nodes", 1))
+        least = int(strategy_setting(self.strategy, "min_available_nodes", 1))
         chosen = self.selection.rules.clients_at(1)
         chosen = chosen or selector_traits(self.selector).clients_per_round
         return self.selection.wait_for or max(least, 1 if chosen is None else int(chosen))
@@ -240,23 +212,17 @@ class RoundSettings:
     @property
     def arrays_key(self) -> str:
         """Where the strategy puts the model in a message."""
-        return str(_setting(self.strategy, "arrayrecord_key", "arrays"))
+        return str(strategy_setting(self.strategy, "arrayrecord_key", "arrays"))
 
     @property
     def config_key(self) -> str:
         """Where the strategy puts the configuration in a message."""
-        return str(_setting(self.strategy, "configrecord_key", "config"))
-
-    @property
-    def plain(self) -> tuple[str, ...]:
-        """Patterns of the names of arrays that are no weights: no update has them."""
-        aggregating = optimiser_strategy_in(self.strategy)
-        return PLAIN if aggregating is None else aggregating.plain
+        return str(strategy_setting(self.strategy, "configrecord_key", "config"))
 
     @property
     def weight_key(self) -> str:
         """The metric by which the strategy weights replies."""
-        return str(_setting(self.strategy, "weighted_by_key", "num-examples"))
+        return str(strategy_setting(self.strategy, "weighted_by_key", "num-examples"))
 
     @property
     def recorded_metrics(self) -> tuple[str, ...]:
@@ -269,15 +235,16 @@ class RoundSettings:
 
         A single reply that has one gets those refused that lack it, so nothing else is in here.
         """
-        strategies = [one for _, one in wrapped(self.strategy)]
+        strategies = [strategy for _, strategy in wrapped(self.strategy)]
         named = {
             value
-            for one in strategies
-            for name, value in vars(one).items()
+            for strategy in strategies
+            for name, value in vars(strategy).items()
             if name.endswith("_key") and name not in _RECORDS and isinstance(value, str)
         }
         clips = any(
-            isinstance(one, DifferentialPrivacyClientSideAdaptiveClipping) for one in strategies
+            isinstance(strategy, DifferentialPrivacyClientSideAdaptiveClipping)
+            for strategy in strategies
         )
         return {self.weight_key, *named, *([_NORM_BIT] if clips else [])}
 
@@ -293,10 +260,22 @@ class RoundSettings:
         several = _is_own(self.strategy.aggregate_evaluate)
         return Terms(self.weight_key, self.loss_keys, frozenset(read), several=several)
 
+    def probe_message(self, round: int, node: int, model: ArrayRecord) -> Message:
+        """The question for a loss, as an evaluate message that any ClientApp understands."""
+        number = flower_round(round)
+        config = ConfigRecord({**self.evaluate_config, "server-round": number})
+        return Message(
+            RecordDict({self.arrays_key: model, self.config_key: config}),
+            dst_node_id=node,
+            message_type=MessageType.EVALUATE,
+            ttl=self.probe_timeout,
+            group_id=str(number),
+        )
+
     @property
     def weighted(self) -> bool:
         """Whether the strategy is known to weight replies."""
-        return _setting(self.strategy, "weighted_by_key", None) is not None
+        return strategy_setting(self.strategy, "weighted_by_key", None) is not None
 
     @property
     def judges_updates(self) -> bool:

@@ -7,34 +7,36 @@ Flower's own loop runs (`Strategy.start`). This module adapts its verbs to a rou
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from fedcor.core.errors import FedcorError
-from fedcor.core.types import Selector
-from fedcor.flower.checkpoint import with_earlier
-from fedcor.flower.compatibility import check_compatibility
+from fedcor import selectors
+from fedcor.core.config import suggests
+from fedcor.core.errors import ConfigError, FedcorError
+from fedcor.core.types import Selector, selector_traits
+from fedcor.flower.compatibility import check_setup
 from fedcor.flower.evaluation import configure_evaluation
 from fedcor.flower.federation_state import FederationState
-from fedcor.flower.logs import true_rounds
+from fedcor.flower.logs import counted, true_rounds
+from fedcor.flower.optimiser_strategy import OptimiserStrategy, plain_arrays
 from fedcor.flower.protocol import LOG, flower_round, own_round, renumber
-from fedcor.flower.run_record import Recorder, describe_run
+from fedcor.flower.run_record import Recorder, describe_run, with_earlier
 from fedcor.flower.server_round import Round, open_round
-from fedcor.flower.settings import (
-    RoundSettings,
-    SelectionSettings,
-    check_optimiser,
-    check_selector,
-    check_strategy,
-)
+from fedcor.flower.settings import RoundSettings, SelectionKeywords, SelectionSettings
 from fedcor.flower.strategy_memory import snapshot
+from fedcor.rounds.rules.declaration import ClientsPerRound, Rules
+from fedcor.selectors import build_selector
+from fedcor.selectors.fedcor import FedCor
 
 _VERBS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class SelectingStrategy(Strategy):
@@ -54,12 +56,9 @@ class SelectingStrategy(Strategy):
         self, strategy: Strategy, selector: Selector, settings: SelectionSettings | None = None
     ) -> None:
         settings = SelectionSettings() if settings is None else settings
-        check_strategy(strategy)
-        check_selector(selector, settings)
-        check_optimiser(strategy, settings)
-        check_compatibility(strategy, selector)
+        check_setup(strategy, selector, settings)
         self.strategy, self.selector, self.settings = strategy, selector, settings
-        self._round_settings = RoundSettings(strategy, selector, settings)
+        self._round_settings = RoundSettings(strategy, selector, settings, plain_arrays(strategy))
         self._recorder = Recorder(self._round_settings)
         self._state = FederationState()
         self._round: Round | None = None  # the one under way
@@ -106,18 +105,18 @@ class SelectingStrategy(Strategy):
             finished, before = self._state.finished, self._recorder.before
             self._recorder.tell_start()
             if finished >= num_rounds:
-                LOG.info("all %d rounds were finished before: %s", num_rounds, self.settings.folder)
+                LOG.info("nothing to do: %s", _nothing_to_do(num_rounds, self.settings.folder))
                 self._recorder.tell_end()
                 return with_earlier(Result(arrays=arrays), before)
             with true_rounds(finished, num_rounds):
                 result = super().start(
                     grid,
                     arrays,
-                    num_rounds - finished,
-                    timeout,
-                    train_config,
-                    evaluate_config,
-                    None if evaluate_fn is None else self._recorded(evaluate_fn),
+                    num_rounds=num_rounds - finished,
+                    timeout=timeout,
+                    train_config=train_config,
+                    evaluate_config=evaluate_config,
+                    evaluate_fn=None if evaluate_fn is None else self._recorded(evaluate_fn),
                 )
             self._recorder.tell_end()
         if finished and not result.arrays:  # all these rounds left the model as it was
@@ -138,8 +137,8 @@ class SelectingStrategy(Strategy):
         LOG.info("\t├──> Aggregation: %s (%s)", type(self.strategy).__name__, unused)
         timeout = self._round_settings.probe_timeout
         LOG.info(
-            "\t├──> Waits for %d nodes; probe timeout %g s",
-            self._round_settings.wait_for,
+            "\t├──> Waits for %s; probe timeout %g s",
+            counted(self._round_settings.wait_for, "node"),
             timeout,
         )
         self.strategy.summary()
@@ -150,7 +149,9 @@ class SelectingStrategy(Strategy):
         """Select clients: the messages that have them train."""
         self._check_started()
         round = own_round(server_round, self._state.finished)
-        self._round = open_round(self._round_settings, self._state, round, arrays, config, grid)
+        self._round = open_round(
+            self._round_settings, self._state, grid, round=round, arrays=arrays, config=config
+        )
         return self._round.select(self._round_settings, self._state)
 
     def aggregate_train(
@@ -169,9 +170,14 @@ class SelectingStrategy(Strategy):
         grid: Grid,
     ) -> Iterable[Message]:
         """The strategy's evaluation, among the nodes that can be reached."""
-        round, model = self._current(), self._state.model
+        round = self._current()
         round.evaluation = configure_evaluation(
-            self._round_settings, round.exchange, model, arrays, config, grid
+            self._round_settings,
+            round.exchange,
+            grid,
+            model=self._state.model,
+            arrays=arrays,
+            config=config,
         )
         return list(round.evaluation.sent.values())
 
@@ -186,7 +192,8 @@ class SelectingStrategy(Strategy):
         metrics, self._state.model = round.evaluation.aggregate(replies, self._state.model)
         round.note("evaluate", metrics)
         if not self._round_settings.server_evaluates:
-            self._recorder.write(round, self._state, round.arrays, metrics)
+            finished = round.finish(self._round_settings, round.arrays, metrics)
+            self._recorder.write(finished, self._state)
         return metrics
 
     def _recorded(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
@@ -200,8 +207,10 @@ class SelectingStrategy(Strategy):
             if server_round == 0:
                 self._recorder.initial_metrics = metrics
             else:
-                self._current().note("server", metrics)
-                self._recorder.write(self._current(), self._state, arrays, metrics)
+                current = self._current()
+                current.note("server", metrics)
+                finished = current.finish(self._round_settings, arrays, metrics)
+                self._recorder.write(finished, self._state)
             return metrics
 
         return evaluate
@@ -220,3 +229,157 @@ class SelectingStrategy(Strategy):
                 f"start of the {name} itself. A wrapper goes inside, around the strategy that "
                 "aggregates: select_with(Wrapper(FedAvg(), ...), selector)"
             )
+
+
+def _spell_out(keywords: type, *defaults: type) -> Callable[[_Function], _Function]:
+    """Show the keywords that a function takes as `Unpack[keywords]` in its signature, for `help`.
+
+    Args:
+        keywords: A TypedDict.
+        defaults: Dataclasses that have these keywords as fields, with their defaults.
+    """
+    fields = {field.name: field for one in defaults for field in dataclasses.fields(one)}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    spelled = [
+        inspect.Parameter(name, kind, default=fields[name].default, annotation=fields[name].type)
+        for name in inspect.get_annotations(keywords)
+    ]
+
+    def decorate(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        parameters = [*list(signature.parameters.values())[:-1], *spelled]
+        vars(function)["__signature__"] = signature.replace(parameters=parameters)
+        return function
+
+    return decorate
+
+
+class FedCorKeywords(SelectionKeywords, total=False):
+    """The keywords of `FedCorStrategy`: settings of `fedcor.FedCor`, and `SelectionSettings`."""
+
+    warmup: int
+    interval: int
+    samples_per_refit: int
+    warmup_history: int
+    history: int
+    discount: float
+    dimension: int
+    noise: float
+    warmup_steps: int
+    refit_steps: int
+    gp_learning_rate: float
+    beta: float
+
+
+class FedCorStrategy(SelectingStrategy):
+    """A Flower strategy whose clients are chosen by FedCor.
+
+    Args:
+        clients_per_round: C, clients that train in each round; or round, from 1 -> C from then on;
+            or a function of the round.
+        strategy: Aggregates their updates; `FedAvg()` unless another is given.
+        keywords: Any of `warmup`, `interval`, `samples_per_refit`, `warmup_history`, `history`,
+            `discount`, `dimension`, `noise`, `warmup_steps`, `refit_steps`, `gp_learning_rate` and
+            `beta`, as in `fedcor.FedCor`; and every field of `SelectionSettings`.
+
+    Example:
+        strategy = FedCorStrategy(5, warmup=10, checkpoint="runs/mine")
+        strategy.start(grid, initial_arrays, num_rounds=100)
+    """
+
+    selector: FedCor
+
+    @suggests
+    @_spell_out(FedCorKeywords, FedCor, SelectionSettings)
+    def __init__(
+        self,
+        clients_per_round: int | ClientsPerRound,
+        strategy: Strategy | None = None,
+        **keywords: Unpack[FedCorKeywords],
+    ) -> None:
+        first, schedule = _first_number(clients_per_round)
+        settings: dict[str, Any] = {**keywords, "clients_per_round": schedule}
+        options = {key: settings.pop(key) for key in keywords if hasattr(FedCor, key)}
+        super().__init__(
+            FedAvg() if strategy is None else strategy,
+            build_selector("fedcor", first, options),
+            SelectionSettings(**settings),
+        )
+
+
+@suggests
+@_spell_out(SelectionKeywords, SelectionSettings)
+def select_with(
+    strategy: Strategy,
+    selector: Selector | str | None = None,
+    *,
+    clients_per_round: int | ClientsPerRound | None = None,
+    **keywords: Unpack[SelectionKeywords],
+) -> SelectingStrategy:
+    """`strategy` as it is, with its clients chosen by `selector`.
+
+    Without a selector, the package's default one chooses. It goes with an optimiser of its own,
+    which then aggregates in place of Flower's plain `FedAvg`. Any other strategy, and one that is
+    given with a selector, keeps its own aggregation. The log of `start` says which selector and
+    which aggregation are used.
+
+    Args:
+        strategy: Any strategy of `flwr.serverapp.strategy`, `OptimiserStrategy`, or your own.
+        selector: A selector, or the name of one with `clients_per_round`. None: the default one,
+            `fedcor.selectors.DEFAULT_SELECTOR`.
+        clients_per_round: C, clients that train in each round; or round, from 1 -> C from then on;
+            or a function of the round. Must be given unless `selector` is an object, which sets
+            it itself.
+        keywords: The other fields of `SelectionSettings`.
+
+    Returns:
+        A strategy to `start` as any other.
+
+    Example:
+        strategy = select_with(FedAvg(), clients_per_round=5)
+        strategy = select_with(FedAdam(eta=0.05), PowerOfChoice(5), checkpoint="runs/mine")
+        strategy.start(grid, initial_arrays, num_rounds=100)
+    """
+    first, schedule = (
+        (None, None) if clients_per_round is None else _first_number(clients_per_round)
+    )
+    given: dict[str, Any] = {**keywords, "clients_per_round": schedule}
+    settings = SelectionSettings(**given)
+    if selector is None or isinstance(selector, str):
+        if first is None:
+            where = "where no selector is" if selector is None else "with a selector's name"
+            raise ConfigError("clients_per_round", None, f"must be given {where}")
+        chosen = build_selector(selector or selectors.DEFAULT_SELECTOR, first)
+    elif clients_per_round is not None and schedule is None:
+        allowed = "is set by the selector that you gave"
+        raise ConfigError("clients_per_round", clients_per_round, allowed)
+    else:
+        chosen = selector
+    if selector is None and type(strategy) is FedAvg:
+        strategy = _with_optimiser(strategy, selector_traits(chosen).optimiser)
+    return SelectingStrategy(strategy, chosen, settings)
+
+
+def _nothing_to_do(num_rounds: int, folder: Path | None) -> str:
+    """Why no round is left."""
+    if num_rounds < 1:
+        return f"num_rounds is {num_rounds}"
+    return f"the run in {folder} already has {counted(num_rounds, 'round')}"
+
+
+def _first_number(given: int | ClientsPerRound) -> tuple[int, ClientsPerRound | None]:
+    """Clients in the first round, and how they change if they do."""
+    if not isinstance(given, Mapping) and not callable(given):
+        return given, None
+    first = Rules(clients_per_round=given).clients_at(1)
+    if first is None:
+        allowed = "must say how many clients there are in round 1, the first one"
+        raise ConfigError("clients_per_round", given, allowed)
+    return first, given
+
+
+def _with_optimiser(strategy: FedAvg, optimiser: str) -> OptimiserStrategy:
+    """`strategy` with all its settings, but aggregating with `optimiser`."""
+    aggregating = OptimiserStrategy(optimiser)
+    vars(aggregating).update(vars(strategy))
+    return aggregating

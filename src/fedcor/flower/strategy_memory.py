@@ -3,6 +3,12 @@
 Flower has no such notion, so it is read from the strategy's attributes, and those of the strategies
 that it wraps. Large arrays that are replaced and never changed are held in `Frozen`, which is not
 copied.
+
+A *candidate* is a model that a strategy makes for a selector's question. The strategy's attributes
+are put back after it; they are adopted with the candidate if it becomes the model.
+
+A release of a model under differential privacy cannot be taken back. So what an accountant has
+counted is not put back after a candidate, and a checkpoint carries it to the next start.
 """
 
 from __future__ import annotations
@@ -17,13 +23,37 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedXgbBagging, Strategy
 
 from fedcor.core import types
 from fedcor.core.errors import RecordError
+from fedcor.flower.logs import log_once
 from fedcor.rounds.aggregation import read_only
 
 _SCALARS = (bool, int, float, str, type(None))
+_SPENT = "privacy spent: "  # begins a key of `read_spent`; an attribute's name has no space
+_TRIAL: ContextVar[bool] = ContextVar("fedcor_trial", default=False)
+
+
+def wrapped(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
+    """The strategy and all that it wraps (as differential privacy does), with dotted prefixes."""
+    strategies: list[tuple[str, Strategy]] = [("", strategy)]
+    for path, owner in strategies:
+        for name, value in vars(owner).items():
+            if isinstance(value, Strategy) and not any(value is known for _, known in strategies):
+                strategies.append((f"{path}{name}.", value))
+    yield from strategies
+
+
+def strategy_setting(strategy: Strategy, name: str, default: Any) -> Any:
+    """An attribute of the strategy, or of the first that it wraps and that has it."""
+    values = (getattr(owner, name) for _, owner in wrapped(strategy) if hasattr(owner, name))
+    return next(values, default)
+
+
+def grows_trees(strategy: Strategy) -> bool:
+    """Whether the model of `strategy` is a bag of XGBoost's trees."""
+    return any(isinstance(one, FedXgbBagging) for _, one in wrapped(strategy))
 
 
 class Frozen(Mapping[str, types.Array]):
@@ -56,22 +86,6 @@ class Memory:
     # copied.
     values: dict[str, Any]
     names: frozenset[str]  # of all attributes
-
-
-def wrapped(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
-    """The strategy and all that it wraps (as differential privacy does), with dotted prefixes."""
-    found: list[tuple[str, Strategy]] = [("", strategy)]
-    for path, one in found:
-        for name, value in vars(one).items():
-            if isinstance(value, Strategy) and not any(value is known for _, known in found):
-                found.append((f"{path}{name}.", value))
-    yield from found
-
-
-def is_accountant(value: Any) -> bool:
-    """Whether it counts releases of a model for differential privacy. They cannot be taken back."""
-    verbs = ("compose", "would_exceed", "state_dict", "load_state_dict")
-    return all(callable(getattr(value, verb, None)) for verb in verbs)
 
 
 def snapshot(strategy: Strategy) -> Memory:
@@ -107,23 +121,61 @@ def restore(strategy: Strategy, memory: Memory) -> None:
             setattr(owner, name, copy.deepcopy(value))
 
 
-def same(one: Any, other: Any) -> bool:
+def same(first: Any, second: Any) -> bool:
     """Whether two values are the same, to the last bit of their arrays; False where in doubt."""
-    if one is other:
+    if first is second:
         return True
-    if type(one) is not type(other):
+    if type(first) is not type(second):
         return False
-    if isinstance(one, np.ndarray):
-        alike = one.dtype == other.dtype and one.shape == other.shape and not one.dtype.hasobject
-        return bool(alike and one.tobytes() == other.tobytes())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(first, np.ndarray):
+        alike = (
+            first.dtype == second.dtype
+            and first.shape == second.shape
+            and not first.dtype.hasobject
+        )
+        return bool(alike and first.tobytes() == second.tobytes())
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    if isinstance(first, dict):
+        return list(first) == list(second) and all(same(first[key], second[key]) for key in first)
     try:
-        return bool(one == other)
+        return bool(first == second)
     except Exception:  # a value that cannot be compared
         return False
+
+
+class StrategyMemory:
+    """What the rounds change in a strategy. Its settings may be changed between two starts."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._initial = snapshot(strategy).values
+        self._reported: set[str] = set()
+
+    def read(self) -> dict[str, Any]:
+        """By dotted attribute, all that changed and can be written; what cannot is logged once."""
+        changed = {
+            key: value
+            for key, value in snapshot(self._strategy).values.items()
+            if key not in self._initial or not same(value, self._initial[key])
+        }
+        lost = {key for key, value in changed.items() if not writable(value)}
+        for key in sorted(lost):
+            log_once(
+                self._reported,
+                key,
+                f"the strategy's attribute {key} (a {type(changed[key]).__name__}) cannot be "
+                "written to the checkpoint: if rounds depend on it, a resumed run will differ",
+            )
+        kept = {key: value for key, value in changed.items() if key not in lost}
+        return {**kept, **read_spent(self._strategy)}
+
+    def write(self, memory: Mapping[str, Any]) -> None:
+        """Put back what `read` returned."""
+        owners = dict(wrapped(self._strategy))
+        for key, value in restore_spent(self._strategy, memory).items():
+            path, dot, name = key.rpartition(".")
+            setattr(owners[path + dot], name, value)
 
 
 def writable(value: Any) -> bool:
@@ -188,10 +240,49 @@ def unpack(arrays: Mapping[str, types.Array], prefix: str) -> dict[str, Any]:
         raise RecordError(f"the checkpoint's {prefix} is damaged: {error!r}") from error
 
 
-# Candidates: models that a strategy makes for a selector's question, and may be asked to adopt.
+def is_accountant(value: Any) -> bool:
+    """Whether it counts releases of a model for differential privacy. They cannot be taken back."""
+    verbs = ("compose", "would_exceed", "state_dict", "load_state_dict")
+    return all(callable(getattr(value, verb, None)) for verb in verbs)
 
 
-_TRIAL: ContextVar[bool] = ContextVar("fedcor_trial", default=False)
+def read_spent(strategy: Strategy) -> dict[str, Any]:
+    """What the accountants in `strategy` have counted, for a checkpoint."""
+    return {name: one.state_dict() for name, one in _accountants(strategy).items()}
+
+
+def restore_spent(strategy: Strategy, memory: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the accountants back what `read_spent` put into `memory`; the rest of `memory`.
+
+    One that has counted more by now keeps it: the same object may be started again after a round
+    that failed.
+    """
+    accountants = _accountants(strategy)
+    spent = {key: value for key, value in memory.items() if key.startswith(_SPENT)}
+    if spent.keys() != accountants.keys():
+        raise RecordError(
+            "privacy was accounted for before and is not now, or the other way round: "
+            "the sum would be wrong; choose another folder"
+        )
+    for key, one in accountants.items():
+        counted, state = one.num_releases, one.state_dict()
+        try:
+            one.load_state_dict(spent[key])
+        except ValueError as error:
+            raise RecordError(f"the privacy spent before cannot be counted: {error}") from error
+        if one.num_releases < counted:
+            one.load_state_dict(state)
+    return {key: value for key, value in memory.items() if key not in spent}
+
+
+def _accountants(strategy: Strategy) -> dict[str, Any]:
+    """The accountants of the strategy and of all that it wraps, by key."""
+    return {
+        f"{_SPENT}{path}{name}": value
+        for path, one in wrapped(strategy)
+        for name, value in vars(one).items()
+        if is_accountant(value)
+    }
 
 
 def is_candidate() -> bool:

@@ -1,4 +1,4 @@
-"""Training in one attempt at a round: who was asked, who delivered, what the strategy makes of it.
+"""Training in one attempt at a round: who was asked, who delivered, and the strategy's aggregate.
 
 The strategy's own configure_train and aggregate_train do all the configuring and averaging. They
 may be called several times in a round, for candidates and for the choice; each call finds the
@@ -22,25 +22,27 @@ from fedcor.core.errors import FedcorError
 from fedcor.core.text import one_line
 from fedcor.core.types import FloatArray, IntArray, Population, State, selector_traits
 from fedcor.flower.client_registry import Task
-from fedcor.flower.compatibility import clean_trees, trees_fault, usual_bytes
-from fedcor.flower.exchange import Exchange, Holders, SomeNodes, limited, renewed, slim
+from fedcor.flower.exchange import Exchange, Holders, SomeNodes, cap_replies, limited, renewed, slim
 from fedcor.flower.federation_state import CurrentModel, eligible_clients
-from fedcor.flower.logs import private_call, some_of, true_numbers
-from fedcor.flower.missing_loss import unusable_loss
+from fedcor.flower.logs import listed, private_call, true_numbers
 from fedcor.flower.optimiser_strategy import Company, introduced
 from fedcor.flower.protocol import LOG, flower_round
-from fedcor.flower.reply_filter import JudgedReplies, cap_replies, known_rate
 from fedcor.flower.reply_schema import compare_replies, log_left_out, with_common_metrics
 from fedcor.flower.reply_validation import (
     Unusable,
     clean_model,
+    clean_trees,
     main_metrics,
     number,
     numbers_fault,
+    trees_fault,
     trusted_model,
+    unusable_loss,
+    usual_bytes,
 )
 from fedcor.flower.settings import RoundSettings
 from fedcor.flower.strategy_memory import Candidate, Memory, adopt, restore, snapshot, trial
+from fedcor.flower.updates import JudgedReplies, known_rate
 from fedcor.rounds.aggregation import members
 from fedcor.rounds.defence.model_health import Condition, Signs
 from fedcor.rounds.defence.update_norms import PARTS, NormLimits, judge, no_norms, remember
@@ -49,6 +51,7 @@ from fedcor.rounds.selection import blame
 # The clients of a selection, sorted, and those of them whose results there are. One that was drawn
 # twice is in both twice.
 _Key: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+_ENOUGH = 2  # clients, to clear a model, or to say that the past is wrong
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Training:
         exchange: Exchange,
         start: RoundStart,
         model: CurrentModel,
+        *,
         norms: State,
         good: ArrayRecord | None = None,
     ) -> None:
@@ -98,8 +102,8 @@ class Training:
         """As `train`, but the caller sends the messages, and brings the replies to `receive`."""
         # The candidate of this selection is there: everyone was asked, and configuring anew would
         # draw a second time in a strategy that draws.
-        made = self._key(selection) in self._candidates
-        messages = {} if made else self._configure(selection)
+        aggregated = self._key(selection) in self._candidates
+        messages = {} if aggregated else self._configure(selection)
         gone = self.exchange.gone
         self._sent = {client: m for client, m in messages.items() if client not in gone}
         self._sent_at = time.monotonic()
@@ -115,16 +119,16 @@ class Training:
         """(m,) sorted clients of `selection` whose results can be averaged together."""
         wanted = sorted(set(selection.tolist()))
         results = {client: self.results[client] for client in wanted if client in self.results}
-        found = compare_replies(
+        comparison = compare_replies(
             {client: reply.content for client, reply in results.items()},
             self.replies.trained,
             needed=self.settings.needed_metrics,
             loss_keys=self.settings.loss_keys,
         )
         round, roster = flower_round(self.exchange.round), self.exchange.roster
-        said = log_left_out(found, self.replies.left_out, "train", round, roster.names)
-        self.replies = dataclasses.replace(self.replies, trained=found.usual, left_out=said)
-        for client, why in found.refused.items():
+        logged = log_left_out(comparison, self.replies.left_out, "train", round, roster.names)
+        self.replies = dataclasses.replace(self.replies, trained=comparison.usual, left_out=logged)
+        for client, why in comparison.refused.items():
             self.exchange.refuse(client, "malformed", why, task="train")
             del self.results[client], results[client]
         self.exchange.accept(results, task="train")
@@ -142,21 +146,21 @@ class Training:
         if key not in self._candidates:
             with trial(strategy), private_call():
                 arrays, metrics = self._aggregate(selection)
-                made = Candidate(arrays, metrics, snapshot(strategy), self.config)
-            self._candidates[key] = made
+                candidate = Candidate(arrays, metrics, snapshot(strategy), self.config)
+            self._candidates[key] = candidate
         return self._candidates[key].arrays
 
     def aggregate(self, selection: IntArray) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """What the strategy makes of the results of `selection`: the candidate, if there is one."""
-        made = self._candidates.get(self._key(selection))
+        candidate = self._candidates.get(self._key(selection))
         self._candidates = {}
         round, strategy = flower_round(self.exchange.round), self.settings.strategy
-        if made is None:
+        if candidate is None:
             with true_numbers(failures=len(set(selection.tolist()) - self.results.keys())):
                 arrays, metrics = self._aggregate(selection)
         else:
-            adopt(strategy, made, round)
-            self.config, arrays, metrics = made.config, made.arrays, made.metrics
+            adopt(strategy, candidate, round)
+            self.config, arrays, metrics = candidate.config, candidate.arrays, candidate.metrics
             # As the strategy said when it tried the candidate, which was not logged.
             came = len(set(self._key(selection)[1]))
             lost = len(set(selection.tolist())) - came
@@ -219,18 +223,17 @@ class Training:
         failed = f"round {round}: {type(strategy).__name__} failed in configure_train"
         with limited(strategy, len(nodes), everyone=True), private_call(), blame(failed):
             messages = list(strategy.configure_train(round, start.arrays, self.config, grid))
-        found = {
+        requests = {
             nodes[m.metadata.dst_node_id]: m for m in messages if m.metadata.dst_node_id in nodes
         }
-        if len(found) < len(nodes):
+        if len(requests) < len(nodes):
             LOG.warning(
-                "round %d: %s has no message for %d of the %d chosen clients: they do not train",
-                round,
-                type(strategy).__name__,
-                len(nodes) - len(found),
-                len(nodes),
+                f"round {round}: {type(strategy).__name__} has no message for "
+                f"{len(nodes) - len(requests)} of {len(nodes)} chosen clients: they do not train"
             )
-        new = {client: found[client] for client in sorted(found.keys() - self._requests.keys())}
+        new = {
+            client: requests[client] for client in sorted(requests.keys() - self._requests.keys())
+        }
         self._requests |= new
         version = self.holders.current
         return {
@@ -285,7 +288,7 @@ class Training:
             limits = self.settings.selection.defence.norm_limits
             most = limits.clip or limits.refuse
             message = "round %d: updates longer than %g times the usual length were scaled down: %s"
-            LOG.warning(message, flower_round(self.exchange.round), most, some_of(who, 5))
+            LOG.warning(message, flower_round(self.exchange.round), most, listed(who))
             self.exchange.clipped.update(new)
         return used
 
@@ -313,24 +316,6 @@ class Training:
                 )
 
 
-# Nothing usable comes of a model: is it the model's fault, the clients', or that of the past?
-#
-# Two broken clients that are chosen together find every model unusable, and a selector that prefers
-# clients which never delivered chooses them together again and again. So, within one round:
-#
-# 1. *Others* are asked, who were not asked yet. The model is cleared where two of them deliver (one,
-#    if one is chosen), and more of them than are refused.
-# 2. Where they do not clear it, or nobody is left to ask, the last good model is put back. Those who
-#    doubted train from it first.
-# 3. Where they refuse the good model as well, the doubt was theirs: the model comes back, and so does
-#    what the strategy remembers. Nobody has a model put away twice in a round.
-# 4. Where that happens to everyone who is asked, because their updates are far longer than usual, the
-#    past is wrong: these lengths replace it. It takes two, and more than half of those asked.
-
-
-_ENOUGH = 2  # clients, to clear a model, or to say that the past is wrong
-
-
 @dataclass(frozen=True)
 class PutAway:
     """A model that was replaced by the last good one, and all that belongs to it."""
@@ -345,7 +330,20 @@ class PutAway:
 
 @dataclass
 class Doubt:
-    """What the attempts at one round say of its model, of the clients and of the past.
+    """Decide whether to roll back, retry with other clients, or reset the norm history.
+
+    Two broken clients that are chosen together find every model unusable, and a selector that
+    prefers clients which never delivered chooses them together again and again. So, within a round:
+
+    1. Other clients are asked, who were not asked yet. The model is cleared where two of them
+       deliver (one, if one is chosen), and more of them than are refused.
+    2. Where they do not clear it, or nobody is left to ask, the last good model is put back. The
+       clients that doubted train from it first.
+    3. Where they refuse the good model as well, they were at fault: the model comes back, and so
+       does the strategy's memory. No client has a model put away twice in a round.
+    4. Where that happens to everyone who is asked, because their updates are far longer than usual,
+       the norm history is wrong: these norms replace it. It takes two clients, and more than half
+       of those asked.
 
     Attributes:
         doubters: Who found the model unusable that the round starts from now.

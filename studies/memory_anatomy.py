@@ -1,19 +1,19 @@
-"""How far is a step from the one that everyone would make? Measured, where everyone can be asked.
+"""How far is a round's step from the step of all clients? Measured, where all can be asked.
 
-On one run of our pair, every few rounds, all clients train from the same model. Then each way to
-choose a group, with each way to make a step of what it sends, is held against the true mean:
+On one run of `aligned` with FedRecall, every few rounds, all clients train from the same model.
+Then each way to choose a group, with each way to make a step of its updates, is compared with the
+true mean:
 
     error     |d - D|^2 / |D|^2
     cosine    of d and D
     length    |d| / |D|
 
-where D = sum_i p_i u_i over everyone, and d is the estimate. No run is changed by the question.
+where D = sum_i p_i u_i over all clients, and d is the estimate. Measuring does not change the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -26,47 +26,50 @@ from fedcor.selectors.matching_objective import Criterion
 from fedcor.simulation.build import build_simulation, one_thread
 from fedcor.simulation.loop import Simulation
 from fedcor.simulation.state import SimulationState
-from studies.memory.runs import OURS, experiment_of
-from studies.memory.scenarios import DIGITS, FMNIST, TABLES, MemoryScenario
+from studies.memory_scenarios import DIGITS, FMNIST, OURS, TABLES
 from studies.plan import Plan
+from studies.runs import build_experiment
+from studies.scaffold import Result, Runs, Scenario, Study
 
-_TIMES = 9  # questions per run
-_DRAWS = 10  # random groups per question
+_TIMES = 9  # measured rounds per run
+_DRAWS = 10  # random groups per measured round
 _STEPS = ("mean of the group", "FedVARP's", "gain .3", "memory alone")
 
 
-def anatomy(plan: Plan) -> list[Path]:
+def _evaluate(plan: Plan, runs: Runs) -> Iterator[Result]:
     """Tables for three scenarios: one of the digits, one generated, one of the paper's."""
     fast = [DIGITS[2], TABLES[0]]
     scenarios = fast if plan.dataset == "digits" else [*fast, FMNIST[0]]
+    experiments = [build_experiment(plan, scenario, OURS) for scenario in scenarios]
     numbers, tables = {}, []
-    with plan.progress("rounds", sum(s.rounds for s in scenarios)) as update, one_thread():
+    with plan.progress("rounds", sum(e.rounds for e in experiments)) as update, one_thread():
         done = 0
-        for scenario in scenarios:
-            experiment = experiment_of(plan, scenario, OURS)
-            found: dict[str, dict[str, list[FloatArray]]] = {}
+        for scenario, experiment in zip(scenarios, experiments, strict=True):
+            measured: dict[str, dict[str, list[FloatArray]]] = {}
             simulation = build_simulation(experiment, plan.seeds[0])
             every = max(experiment.rounds // (_TIMES + 1), 1)
             for _, state in simulation.run(experiment.rounds):
                 done += 1
                 update(done, scenario.title)
                 if state.round % every == 0 and (state.optimiser["seen"] >= 0).all():
-                    for group, step, values in _estimates(simulation, state):
-                        found.setdefault(group, {}).setdefault(step, []).append(values)
-            means = {g: {s: np.mean(v, axis=0) for s, v in by.items()} for g, by in found.items()}
+                    for group, step, values in estimates(simulation, state):
+                        measured.setdefault(group, {}).setdefault(step, []).append(values)
+            means = {
+                group: {step: np.mean(values, axis=0) for step, values in by_step.items()}
+                for group, by_step in measured.items()
+            }
             numbers[scenario.name] = {
-                g: {s: v.round(4).tolist() for s, v in by.items()} for g, by in means.items()
+                group: {step: value.round(4).tolist() for step, value in by_step.items()}
+                for group, by_step in means.items()
             }
             tables.append(_table(plan, scenario, means))
-    return [
-        plan.save("memory-anatomy", {"values": ["error", "cosine", "length"], **numbers}),
-        plan.save_page("memory-anatomy", tables),
-    ]
+    yield Result({"values": ["error", "cosine", "length"], **numbers}, tables)
 
 
-def _table(
-    plan: Plan, scenario: MemoryScenario, means: Mapping[str, Mapping[str, FloatArray]]
-) -> str:
+STUDY = Study(_evaluate)
+
+
+def _table(plan: Plan, scenario: Scenario, means: Mapping[str, Mapping[str, FloatArray]]) -> str:
     rows = [
         [
             group,
@@ -78,7 +81,7 @@ def _table(
     return markdown(title, ["group", *_STEPS], rows)
 
 
-def _estimates(
+def estimates(
     simulation: Simulation, state: SimulationState
 ) -> Iterator[tuple[str, str, FloatArray]]:
     """Every group and step: error, cosine and length against everyone's true mean."""

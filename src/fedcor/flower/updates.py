@@ -1,27 +1,78 @@
-"""Updates of a usual length: longer ones are scaled down or refused before anyone sees them.
+"""Updates as vectors: which arrays of a model are weights, and which updates are too long.
 
-The rule is that of `fedcor.rounds.defence.update_norms`. The arrays that an optimiser works on are judged by one
-length, all other float arrays (a running variance, say) by another.
+An optimiser works on one flat vector; `Layout` converts Flower's named arrays to it and back.
+
+Updates that are longer than usual are scaled down or refused, by the rule of
+`fedcor.rounds.defence.update_norms`. The arrays that an optimiser works on are judged by one norm,
+all other float arrays (a running variance, say) by another.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedcor.core import types
-from fedcor.core.text import one_line
 from fedcor.core.types import FloatArray, State
-from fedcor.flower.client_registry import SIZE, cap_sizes
-from fedcor.flower.exchange import Exchange
-from fedcor.flower.optimiser_strategy import layout_of
-from fedcor.flower.protocol import LOG, flower_round
-from fedcor.flower.reply_validation import main_arrays, main_metrics, number
+from fedcor.flower.reply_validation import main_arrays
 from fedcor.rounds.defence.update_norms import PARTS, NormLimits, judge, no_norms, remember
 
+# Names of arrays that are not weights: the running statistics of a batch normalisation in torch.
+PLAIN = ("*running_mean", "*running_var", "*num_batches_tracked")
 _RATES = ("lr", "learning-rate", "learning_rate")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which arrays of a model an optimiser works on, and where they are in its vector.
+
+    Attributes:
+        parts: (name, shape, type) of each of them, in the order of the model.
+        dtype: Type of the vector's numbers.
+    """
+
+    parts: tuple[tuple[str, tuple[int, ...], np.dtype[np.generic]], ...]
+    dtype: np.dtype[np.generic]
+
+    def flatten(self, arrays: Mapping[str, types.Array]) -> types.Array:
+        """(P,) these arrays in one vector."""
+        vectors = [arrays[name].astype(self.dtype).ravel() for name, _, _ in self.parts]
+        return np.concatenate([*vectors, np.empty(0, self.dtype)])
+
+    def unflatten(self, vector: types.Array) -> dict[str, types.Array]:
+        """The arrays in `vector`, each with its own shape and type."""
+        arrays, start = {}, 0
+        for name, shape, dtype in self.parts:
+            end = start + math.prod(shape)
+            arrays[name] = vector[start:end].reshape(shape).astype(dtype)
+            start = end
+        return arrays
+
+
+def layout_of(model: Mapping[str, types.Array], plain: tuple[str, ...] = PLAIN) -> Layout:
+    """The layout of a model's float arrays, except those whose name matches a pattern of `plain`.
+
+    An array with numbers that are not finite, such as a mask of -inf, is no weight either. The
+    vector is of float32, or of float64 where one of these arrays is.
+
+    Example:
+        >>> model = {"w": np.ones((2, 2)), "norm.running_var": np.ones(2), "steps": np.array(3)}
+        >>> [name for name, _, _ in layout_of(model).parts]
+        ['w']
+    """
+    parts = tuple(
+        (name, values.shape, values.dtype)
+        for name, values in model.items()
+        if values.dtype.kind == "f"
+        and not any(fnmatchcase(name, pattern) for pattern in plain)
+        and np.isfinite(values).all()
+    )
+    return Layout(parts, np.result_type(np.float32, *(dtype for _, _, dtype in parts)))
 
 
 def known_rate(config: ConfigRecord) -> float:
@@ -119,61 +170,7 @@ class JudgedReplies:
         for names, factor in zip(self._parts, factors, strict=True):
             for name in names if factor < 1.0 else ():
                 start = self._model[name]
-                made = start + factor * self._change(name, record[name])
-                arrays[name] = Array(made.astype(start.dtype))
+                scaled = start + factor * self._change(name, record[name])
+                arrays[name] = Array(scaled.astype(start.dtype))
         key = next(iter(content.array_records))  # other records stay as they are, after it
         return RecordDict({**dict(content.items()), key: ArrayRecord(arrays)})
-
-
-# Replies whose weight in the mean is not believed get the one that is; see `sizes.py`.
-
-
-def cap_replies(exchange: Exchange, replies: Mapping[int, RecordDict], key: str) -> None:
-    """Bound the weights of clients' trained models by the population's and by their own past.
-
-    Args:
-        exchange: Counts who is not believed.
-        replies: Client -> its usable reply; its metric `key` is changed in place.
-        key: The metric that holds the weight.
-    """
-    said = _said(replies, key)
-    _use(exchange, replies, key, exchange.roster.believe(said, sizes=key == SIZE))
-
-
-def cap_evaluations(exchange: Exchange, replies: Mapping[int, RecordDict], key: str) -> None:
-    """As `cap_replies`, but by those of this round alone: a client may evaluate on other data."""
-    said = _said(replies, key)
-    capped = cap_sizes(np.array(list(said.values())))
-    _use(exchange, replies, key, dict(zip(said, capped.tolist(), strict=True)))
-
-
-def _said(replies: Mapping[int, RecordDict], key: str) -> dict[int, float]:
-    return {client: number(main_metrics(content), key) for client, content in replies.items()}
-
-
-def _use(
-    exchange: Exchange,
-    replies: Mapping[int, RecordDict],
-    key: str,
-    believed: Mapping[int, float],
-) -> None:
-    roster = exchange.roster
-    for client, weight in believed.items():
-        metrics = main_metrics(replies[client])
-        said = number(metrics, key)
-        if weight >= said:
-            continue
-        metrics[key] = max(1, int(weight)) if isinstance(metrics[key], int) else weight
-        exchange.capped.add(client)
-        if client not in roster.not_believed:
-            roster.not_believed.add(client)
-            LOG.warning(
-                "round %d: client %d (%s) says %s = %g: %g is used, by what others say and what "
-                "it said before (this is said once per client)",
-                flower_round(exchange.round),
-                client,
-                one_line(roster.names[client], 40),
-                one_line(key, 40),
-                said,
-                number(metrics, key),
-            )

@@ -1,4 +1,4 @@
-"""What pairs are compared by: the values of each run, and pairs within a scenario, seed by seed."""
+"""Pairs of selector and optimiser compared: the values of each run, and differences by seed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from fedcor.core.errors import RecordError
 from fedcor.reporting.estimates import Estimate, mean_estimate
 from fedcor.reporting.series import read_curve
 from fedcor.runs.record import RunRecord
-from studies.beyond.shared import METRIC
-from studies.comparison import times_chosen
-from studies.memory.runs import OURS, PAIRS, RANDOM
-from studies.memory.scenarios import MemoryScenario
+from studies.memory_scenarios import OURS, PAIRS, RANDOM
+from studies.scaffold import Scenario
+from studies.summaries import METRIC, times_chosen
 
-# Both are compared with random's.
+# Both are compared with random selection's.
 ACCURACIES = ("mean_accuracy", "last_tenth")
 RIVALS = tuple(pair.label for pair in PAIRS if pair not in (RANDOM, OURS))
 
@@ -33,10 +32,10 @@ class RunValues:
         spread: Standard deviation of the accuracy of the last 50 rounds; None for one round.
         bytes_down: Bytes sent to clients.
         bytes_up: Bytes that came back.
-        most_chosen: How often the client was chosen that was chosen most often.
-        least_chosen: How often the client was chosen that was chosen least often.
-        longest_wait: Of a client, in rounds; see `longest_wait`.
-        memory_bytes: Bytes of what the optimiser remembers, at most.
+        most_chosen: How often the most chosen client was chosen.
+        least_chosen: How often the least chosen client was chosen.
+        longest_wait: Longest wait of a client, in rounds; see `longest_wait`.
+        memory_bytes: Most bytes that the optimiser remembered.
     """
 
     mean_accuracy: float
@@ -65,7 +64,7 @@ class Comparison:
         rounds: Of each run.
         clients: N.
         clients_per_round: C.
-        reliable: Whether every client is always there, and delivers.
+        reliable: Whether every client is always available, and delivers.
         runs: Pair's label -> seed -> values. Everyone training may have fewer seeds than others.
     """
 
@@ -108,11 +107,11 @@ class Comparison:
 
     def difference(self, label: str, other: str, key: str = "mean_accuracy") -> Estimate:
         """One pair minus another, seed by seed."""
-        one, two = (
+        ours, theirs = (
             [getattr(self.runs[of][seed], key) for seed in self.common_seeds(label, other)]
             for of in (label, other)
         )
-        pairs = zip(one, two, strict=True)
+        pairs = zip(ours, theirs, strict=True)
         return mean_estimate(None if a is None or b is None else a - b for a, b in pairs)
 
     def gain(self, label: str) -> float:
@@ -124,18 +123,17 @@ class Comparison:
     def bytes_ratio(self, label: str, key: str = "all_bytes") -> float:
         """Its bytes divided by random's."""
         seeds = self.common_seeds(label, RANDOM.label)
-        own, random = (
+        ours, random = (
             sum(getattr(self.runs[of][seed], key) for seed in seeds) for of in (label, RANDOM.label)
         )
-        return float(own / random)
+        return float(ours / random)
 
     def turns_waited(self, label: str) -> float:
         """The longest wait in any of its runs, in units of N / C rounds."""
         return max(run.longest_wait for run in self.runs[label].values()) / self.turn
 
     def numbers(self) -> dict[str, Any]:
-        """What a file keeps of it; each seed's values as well, so that later comparisons need no
-        new run."""
+        """Numbers to save, with each seed's values for later comparisons."""
         return {
             "title": self.title,
             "rounds": self.rounds,
@@ -176,26 +174,24 @@ def average_difference(
     return mean_estimate(map(fmean, zip(*by_scenario, strict=True)))
 
 
-def compare(
-    scenario: MemoryScenario, rounds: int, runs: Mapping[str, Sequence[RunRecord]]
-) -> Comparison:
-    """The pairs in a scenario; a run with fewer rounds is refused.
+def compare(scenario: Scenario, runs: Mapping[str, Sequence[RunRecord]]) -> Comparison:
+    """The pairs in a scenario.
 
     Args:
         scenario: What was run.
-        rounds: That each run must have.
         runs: Pair's label -> one run per seed.
     """
     values = {
-        label: {int(run.header["seed"]): measure(run, rounds) for run in of_pair}
+        label: {int(run.header["seed"]): measure(run) for run in of_pair}
         for label, of_pair in runs.items()
     }
-    config = runs[RANDOM.label][0].header["config"]
+    first = runs[RANDOM.label][0]
+    config = first.header["config"]
     faults = config["faults"]
     return Comparison(
         name=scenario.name,
         title=scenario.title,
-        rounds=rounds,
+        rounds=len(first.rounds),
         clients=int(config["partition"]["clients"]),
         clients_per_round=int(config["training"]["clients_per_round"]),
         reliable=faults["availability"] == 1 and not faults["dropout"],
@@ -203,25 +199,20 @@ def compare(
     )
 
 
-def measure(run: RunRecord, rounds: int) -> RunValues:
-    """The values of a run; refused if it does not have so many rounds, or no accuracy."""
-    if len(run.rounds) != rounds:
-        raise RecordError(
-            f"{run.path}: {len(run.rounds)} of {rounds} rounds are there; start the experiment "
-            "again to finish it"
-        )
+def measure(run: RunRecord) -> RunValues:
+    """The values of a run; refused if a round has no accuracy."""
     curve = read_curve(run)
     if np.isnan(curve.accuracy).any():
         raise RecordError(f"{run.path}: rounds have no accuracy; delete this run, and run it again")
-    found = {
+    values = {
         key: METRIC[key].measure(curve) or 0.0
         for key in ("mean_accuracy", "bytes_down", "bytes_up")
     }
     counts = times_chosen([run])
     clients = int(run.header["config"]["partition"]["clients"])
     return RunValues(
-        **found,
-        last_tenth=float(curve.accuracy[-max(1, rounds // 10) :].mean()),
+        **values,
+        last_tenth=float(curve.accuracy[-max(1, len(run.rounds) // 10) :].mean()),
         spread=METRIC["spread"].measure(curve),
         most_chosen=int(counts[0]),
         least_chosen=int(counts[-1]),

@@ -1,4 +1,4 @@
-"""What was to be reached, and whether it was: one verdict with its figures for each goal."""
+"""The goals of `aligned` with FedRecall: whether each was met, and the figures behind it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from dataclasses import dataclass
 
 from fedcor.reporting.estimates import Estimate, judge
 from fedcor.reporting.metrics import ROUNDING, percent
-from studies.memory.runs import EVERYONE, OURS, RANDOM
-from studies.memory.values import ACCURACIES, Comparison, average_difference
+from studies.memory_comparison import ACCURACIES, Comparison, average_difference
+from studies.memory_scenarios import EVERYONE, EVERYONE_SCENARIOS, OURS, RANDOM
 
 NEGLIGIBLE = 0.005  # difference of accuracy
 MOST_SPREAD = 1.5  # times everyone's
 MOST_TURNS = 4  # of N / C rounds
 LEAST_SHARE = 0.9  # of the best rival's gain
-EVERYONE_SCENARIOS = ("2spc", "1spc", "dir")
 COMPLEMENT = "complement"
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A goal and what came of it.
+    """A goal, and whether it was met.
 
     Attributes:
-        title: What was to be reached.
+        title: The goal.
         met: None where the runs do not tell.
         figures: The numbers behind it, in words.
     """
@@ -40,7 +39,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Share:
-    """How much of the best rival's gain over random ours has, in one scenario.
+    """Our gain over random relative to the best rival's, in one scenario.
 
     Attributes:
         rival: The rival with the largest gain.
@@ -68,7 +67,7 @@ class Share:
 
 
 def share_of_gain(comparison: Comparison) -> Share:
-    """How much of the best rival's gain over random ours has."""
+    """Our gain over random relative to the best rival's."""
     rival = comparison.best_rival
     possible = comparison.gain(rival)
     share = None if possible <= NEGLIGIBLE else comparison.gain(OURS.label) / possible
@@ -96,10 +95,10 @@ def goals(comparisons: Sequence[Comparison]) -> list[Goal]:
 def _never_below_random(comparisons: Sequence[Comparison]) -> Goal:
     below, lowest = [], []
     for key, name in zip(ACCURACIES, ("mean accuracy", "last tenth"), strict=True):
-        found = {c.title: c.difference(OURS.label, RANDOM.label, key) for c in comparisons}
-        below += [f"{title} ({name})" for title, paired in found.items() if is_below(paired)]
-        where = min(found, key=lambda title: found[title].mean or 0.0)
-        lowest.append(f"{name} {paired_text(found[where])} ({where})")
+        gains = {c.title: c.difference(OURS.label, RANDOM.label, key) for c in comparisons}
+        below += [f"{title} ({name})" for title, gain in gains.items() if is_below(gain)]
+        where = min(gains, key=lambda title: gains[title].mean or 0.0)
+        lowest.append(f"{name} {paired_text(gains[where])} ({where})")
     # Titles have commas in them.
     figures = f"Lowest: {'; '.join(lowest)}. Below random: {'; '.join(below) or 'nowhere'}"
     return Goal("(1) never below random", not below, figures)

@@ -1,1 +1,0 @@
-"""One memory for the choice and for the step: our selector and optimiser beside their rivals."""

@@ -1,1 +1,0 @@
-"""Time to accuracy: selectors on devices of unequal speed, which is tied to the data or not."""
