@@ -186,7 +186,7 @@ def _add_run(actions: Any) -> None:
         f"(default: the experiment's, else {DEFAULT_SELECTOR})",
     )
     parser.add_argument(
-        "--seed", type=parse_count, default=1, help="fixes everything random (default: 1)"
+        "--seed", type=parse_count, default=1, help="random seed for everything (default: 1)"
     )
     parser.add_argument(
         "--engine",
@@ -382,8 +382,7 @@ def _add_explain(actions: Any) -> None:
     parser.add_argument(
         "--round",
         type=parse_count,
-        help="number of the round, from 0; of a run on Flower, Flower's own, from 1 (default: "
-        "the last)",
+        help="round number (from 0; for Flower runs, Flower's number, from 1; default: the last)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(command=explain)

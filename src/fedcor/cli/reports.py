@@ -1,4 +1,4 @@
-"""What commands print: finished runs, verdicts and tables, warnings."""
+"""The commands that read runs (report, watch, explain), and what all commands print."""
 
 from __future__ import annotations
 
@@ -107,9 +107,6 @@ def warn_about_warmup(experiment: Experiment) -> None:
 
 def _warn(message: str) -> None:
     print(f"fedcor: {one_line(message, None)}", file=sys.stderr)
-
-
-# The commands that read runs: `report` and `explain`; and what a comparison ends with.
 
 
 DEFAULT_PLOT = Path("DIR/curves.png")  # in the folder of the runs

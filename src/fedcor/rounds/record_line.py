@@ -22,6 +22,7 @@ def run_header(
     seed: int,
     config: Mapping[str, Any],
     versions: Mapping[str, str],
+    *,
     engine: str | None = None,
 ) -> dict[str, Any]:
     """The header of a run.

@@ -9,7 +9,7 @@ A run is a folder:
     clients.tsv             the number and name of each client, where clients have names
     run.lock                held by the process that writes
 
-`run_folder.py` writes it.
+`fedcor.runs.folder` writes it.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def read_runs(folder: Path) -> list[RunRecord]:
 def read_checkpoint(folder: Path) -> dict[str, Array] | None:
     """The named arrays of a run's newest checkpoint; None when it has none yet.
 
-    Raises RecordError for a damaged one. `run_folder.open_run` then takes the one before it.
+    Raises RecordError for a damaged one; `folder.open_run` then takes the one before it.
     """
     path = folder / CHECKPOINT
     try:

@@ -57,15 +57,15 @@ def run(
     in_memory: bool = False,
     wait: float = 0.0,
 ) -> None:
-    """Run an experiment in a folder. A finished run is left as it is, but callbacks are told of it.
+    """Run an experiment in a folder. A finished run is left as it is; callbacks are still called.
 
     Args:
         experiment: All settings but the seed.
-        seed: Fixes everything that is drawn.
+        seed: Random seed for everything.
         out: The run's folder.
         resume: Whether to resume a run that is in the folder already; else it is refused.
         on_round: Called after each round with its record.
-        callbacks: What else hears of the run; see `fedcor.runs.tracking.callback.Callback`.
+        callbacks: Callbacks notified during the run; see `fedcor.Callback`.
         root: The folder of all runs that belong together; None for `out`.
         in_memory: Whether the folder is a temporary one, which callbacks are not told.
         wait: For how many seconds to wait for another process that writes to the folder.
@@ -128,9 +128,9 @@ def run_in_memory(
 
     Args:
         experiment: All settings but the seed.
-        seed: Fixes everything that is drawn.
+        seed: Random seed for everything.
         on_round: Called after each round with its record.
-        callbacks: What else hears of the run; see `fedcor.runs.tracking.callback.Callback`.
+        callbacks: Callbacks notified during the run; see `fedcor.Callback`.
     """
     with one_thread(), following(callbacks) as session:
         given = {"kind": "header", **experiment_header(experiment, seed)}

@@ -1,4 +1,7 @@
-"""Trackers by name, and callbacks ready to hear of one run."""
+"""The callbacks of one run: trackers by name, checks, and the calls in order.
+
+An error in a user's callback ends the run. An error in a tracker is logged, and the run goes on.
+"""
 
 from __future__ import annotations
 
@@ -110,14 +113,11 @@ def check_callbacks(
     return given
 
 
-# The callbacks of one run: told in order, each kept from failing if it only looks on.
-
-
 LOG = logging.getLogger("fedcor")
 
 
 class Session:
-    """Tells callbacks of one run. Made by `following`."""
+    """Calls the callbacks of one run. Made by `following`."""
 
     def __init__(self, callbacks: Iterable[GivenCallback]) -> None:
         self._callbacks = [build_callback(one) for one in callbacks]
