@@ -187,7 +187,7 @@ def test_compare_report_and_resume(capsys, small_data):
     assert "vs random [95 %]" in table
     assert max(map(len, table.splitlines())) <= 80
     assert fedcor("report c --full") == 0
-    assert "paired difference to random" in capsys.readouterr().out
+    assert "paired difference from random" in capsys.readouterr().out
     assert fedcor("report c --metric loss") == 0
     assert "test loss over 4 rounds" in capsys.readouterr().out
     assert fedcor("report c --metric los") == 2
@@ -292,7 +292,7 @@ def test_report_of_a_metric_and_its_direction(better, capsys):
     assert [line.split()[0] for line in table.splitlines()[:3]] == order[better].split()
     head = " ".join(head.split())
     start = {
-        None: "mean mae, to random's: fedcor -0.4",
+        None: "The difference in mean mae from random: fedcor -0.4",
         "lower": "fedcor is ahead of random on both seeds (mean mae -0.4",
         "higher": "No selector is ahead of random. random is ahead of afl on both seeds",
     }[better]

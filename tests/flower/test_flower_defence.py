@@ -112,7 +112,7 @@ def test_a_client_that_sends_next_to_nothing_does_not_end_a_federation(seed, tmp
     assert [len(line["participated"]) for line in rounds[4:]] == [2] * 8
     assert not any(line.get("clipped") or line.get("quarantined") for line in rounds[4:])
     assert np.abs(vector(result.arrays)).max() > 0.1
-    said = any("these lengths count from now on" in line for line in our_lines(caplog))
+    said = any("these norms are added to the history" in line for line in our_lines(caplog))
     assert said == (sum(line["refused"] for line in rounds) >= 2)
 
 
@@ -337,7 +337,7 @@ def test_a_strategy_keeps_its_memory_where_the_doubt_was_the_clients(count, tmp_
     with logged(caplog):
         run(chosen, grid, 8, strategy=strategy, folder=tmp_path / "a")
     assert not any(line.get("rolled_back") for line in lines(tmp_path / "a"))
-    took_back = [line for line in our_lines(caplog) if "comes back" in line]
+    took_back = [line for line in our_lines(caplog) if "was not at fault, and is put back" in line]
     assert bool(took_back) == (count == 4)
     # As if those who delivered had been chosen alone.
     alone = [line["participated"] for line in lines(tmp_path / "a")]
@@ -402,7 +402,7 @@ def test_losses_that_no_client_can_tell_any_more_do_not_freeze_the_model(tmp_pat
     rounds = lines(tmp_path)
     assert not any(line.get("rolled_back") for line in rounds)
     assert all(line["participated"] for line in rounds)
-    assert sum("comes back" in line for line in our_lines(caplog)) == 1
+    assert sum("was not at fault, and is put back" in line for line in our_lines(caplog)) == 1
 
 
 # --- data that change -----------------------------------------------------------------------------

@@ -284,7 +284,7 @@ def test_the_report_shows_any_metric(tmp_path, capsys):
 def test_which_direction_of_a_flower_apps_metric_is_better(name, better):
     from fake_runs import fake_run
 
-    from fedcor.reporting.series import read_curve
+    from fedcor.reporting.curves import read_curve
 
     assert read_curve(fake_run([0.1], metrics={name: [0.5]})).better(name) == better
 

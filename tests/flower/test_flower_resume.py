@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import logging
 import shutil
 import tempfile
 from pathlib import Path
@@ -254,7 +255,7 @@ def test_what_counts_as_unchanged(one, other, equal):
 def test_a_finished_run_is_left_as_it_is(tmp_path, caplog):
     run(Random(2), MemoryGrid(numpy_app(), 4), rounds=3, folder=tmp_path)
     before = (tmp_path / "rounds.jsonl").read_bytes()
-    with logged(caplog):
+    with logged(caplog, logging.INFO):
         _, result = run(Random(2), grid := MemoryGrid(numpy_app(), 4), rounds=3, folder=tmp_path)
         run(Random(2), grid, rounds=0, folder=None)
     assert not grid.sent

@@ -75,10 +75,12 @@ def test_agreement_is_the_cosine_of_what_was_foretold_and_what_came(record):
 
 def test_what_cannot_be_shown_is_said(record):
     nothing = health(RunRecord(None, record.header, []))
-    assert nothing["note"].startswith("this selector learns no process")
+    assert nothing["note"].startswith("this selector learns no Gaussian process")
     assert nothing["calibration"] is nothing["each"] is None
     first = health(RunRecord(None, record.header, record.rounds[:1]))
-    assert first["note"] == "the process has been fitted, but has not foretold anything yet"
+    assert (
+        first["note"] == "the Gaussian process has been fitted, but has not predicted anything yet"
+    )
 
 
 @given(st.lists(st.integers(0, 50), min_size=20, max_size=20))

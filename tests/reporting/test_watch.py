@@ -47,7 +47,7 @@ def ask(server, path="/", method="GET", **headers):
 
 
 def rounds(data):
-    return len(data["experiments"][0]["runs"][0]["there"]["selected"])
+    return len(data["experiments"][0]["runs"][0]["attendance"]["selected"])
 
 
 def test_the_page_and_its_data_are_served(server):

@@ -35,7 +35,7 @@ from fedcor.runs.processes import count_processes
 from fedcor.runs.record import count_rounds
 from fedcor.simulation.build import experiment_header
 from fedcor.simulation.experiment_files import load_experiment
-from studies import measuring
+from studies import loss_changes
 
 PRESET = Path(fedcor.__file__).parent / "simulation" / "presets" / "digits.toml"
 
@@ -576,7 +576,7 @@ def test_measurements_come_back_as_those_made_here(tmp_path, cluster):
             address=address,
         )
         experiment = plan.experiment("2spc", "random")
-        measurement = measuring.plan_measurement(plan, "x", experiment, [0, 2])
-        measuring.measure(plan, [measurement])
+        measurement = loss_changes.plan_measurement(plan, "x", experiment, [0, 2])
+        loss_changes.measure(plan, [measurement])
         found.append([measurement.read(round) for round in (0, 2)])
     assert np.array_equal(*found)

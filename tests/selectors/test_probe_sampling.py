@@ -396,7 +396,7 @@ def test_the_reasons_say_who_was_explored():
     assert len(new) == 2
     for row in new:
         assert row["parts"]["others"] == 0
-        assert "explored, since no loss change of it was ever measured" in row["sentence"]
+        assert "explored, since none of its loss changes was ever measured" in row["sentence"]
     assert "explored" in found["reasons"]
 
 

@@ -141,8 +141,8 @@ def report(options: argparse.Namespace) -> None:
 
 def _print_faults(folder: Path) -> None:
     """What went wrong with clients, and who lied: a line for each run or simulated selector."""
-    from fedcor.reporting.names import clean
     from fedcor.reporting.notes import byzantine_note, faults_note, missing_notes
+    from fedcor.reporting.series import clean
 
     runs = read_runs(folder)
     found = [note for run in runs for say in (faults_note, byzantine_note) if (note := say(run))]

@@ -21,6 +21,7 @@ from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 
 from fedcor.core.errors import FedcorError
 from fedcor.core.rng import stream
+from fedcor.core.text import bytes_text
 from fedcor.core.types import (
     IntArray,
     Questions,
@@ -37,7 +38,6 @@ from fedcor.flower.protocol import LOG, NOTE, flower_round, identity_note, paylo
 from fedcor.flower.reply_validation import UNREACHABLE, loss_fault, metrics_of, number, reply_fault
 from fedcor.flower.settings import RoundSettings
 from fedcor.flower.updates import layout_of
-from fedcor.reporting.metrics import bytes_text
 from fedcor.rounds.aggregation import optimiser_class
 from fedcor.rounds.ledger import ANSWER_BYTES
 from fedcor.selectors import DEFAULT_SELECTOR, selector_name

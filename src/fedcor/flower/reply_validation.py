@@ -136,6 +136,7 @@ def unusable_loss(metrics: MetricRecord, keys: Sequence[str]) -> bool:
 
 
 def shown_loss(metrics: MetricRecord, keys: Sequence[str]) -> str:
+    """The first of `keys` that is there, as a short text."""
     return str(next(metrics[key] for key in keys if key in metrics))[:80]
 
 
