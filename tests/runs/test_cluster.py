@@ -575,7 +575,7 @@ def test_measurements_come_back_as_those_made_here(tmp_path, cluster):
             backend=backend,
             address=address,
         )
-        experiment = plan.experiment("2spc", "random")
+        experiment = load_experiment("digits", ["training.rounds=3"], "random")
         measurement = loss_changes.plan_measurement(plan, "x", experiment, [0, 2])
         loss_changes.measure(plan, [measurement])
         found.append([measurement.read(round) for round in (0, 2)])
