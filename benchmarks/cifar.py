@@ -67,9 +67,7 @@ def _layouts(repeats: int) -> list[Result]:
     """Why convolutions are trained client by client in channels-last layout."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((250, 3, 32, 32)).astype(np.float32), rng.integers(10, size=250)
-    data = Dataset(
-        name="invented", train_x=x, train_y=y, test_x=x[:50], test_y=y[:50], classes=10
-    )
+    data = Dataset(name="invented", train_x=x, train_y=y, test_x=x[:50], test_y=y[:50], classes=10)
     training = LocalTraining(50, 2, 0.01, 3e-4)
     module = build_model("cnn", (3, 32, 32), 10, 1)
     plain = copy.deepcopy(module)

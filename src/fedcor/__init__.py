@@ -130,7 +130,7 @@ _MODULES = {
     "experiment": "fedcor.simulation.experiment_files",
     "Faults": "fedcor.simulation.faults",
 }
-__all__ = ["__version__", *_MODULES]  # noqa: PLE0604
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> _Any:

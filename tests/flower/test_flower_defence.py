@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,7 @@ from fedcor.flower.client_registry import Claim, Roster, cap_sizes, largest_beli
 from fedcor.flower.reply_validation import Terms, Unusable, clean_model
 from fedcor.flower.updates import JudgedReplies
 from fedcor.rounds.defence.update_norms import no_norms
-from fedcor.runs.checkpoints import save_checkpoint
+from fedcor.runs.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
 from fedcor.runs.record import read_checkpoint
 from fedcor.selectors.aligned import Aligned
 from fedcor.selectors.baselines import Full, Random
@@ -221,11 +222,11 @@ def test_a_number_that_does_not_fit_float16_is_refused():
 
 def poison(folder, value):
     """The checkpoint's model gets these numbers, as an earlier version accepted them."""
-    arrays = dict(read_checkpoint(folder))
+    saved = load_checkpoint(folder / CHECKPOINT)
+    arrays = dict(saved.arrays)
     for name in [name for name in arrays if name.startswith("model/")]:
         arrays[name] = np.full_like(arrays[name], value)
-    header = (folder / "rounds.jsonl").read_text().splitlines()[0] + "\n"
-    save_checkpoint(folder, arrays, header, keep=False)
+    save_checkpoint(folder, arrays, json.dumps(saved.header), rounds=saved.rounds, keep=False)
 
 
 @pytest.mark.parametrize(
@@ -251,13 +252,10 @@ def test_a_poisoned_model_in_a_checkpoint_is_rolled_back_at_restart(
 
 def test_a_checkpoint_without_a_good_model_goes_back_to_the_initial_one(tmp_path):
     run(Full(), MemoryGrid(numpy_app(), 8), 3, folder=tmp_path)
-    arrays = {
-        name: array
-        for name, array in read_checkpoint(tmp_path).items()
-        if not name.startswith("good")
-    }
-    header = (tmp_path / "rounds.jsonl").read_text().splitlines()[0] + "\n"
-    save_checkpoint(tmp_path, arrays, header, keep=False)
+    saved = load_checkpoint(tmp_path / CHECKPOINT)
+    arrays = {name: a for name, a in saved.arrays.items() if not name.startswith("good")}
+    header = json.dumps(saved.header)
+    save_checkpoint(tmp_path, arrays, header, rounds=saved.rounds, keep=False)
     poison(tmp_path, np.nan)
     _, result = run(Full(), MemoryGrid(numpy_app(), 8), 4, folder=tmp_path, attempts=1)
     _, first = run(Full(), MemoryGrid(numpy_app(), 8), 1)

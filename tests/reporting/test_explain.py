@@ -10,6 +10,7 @@ import pytest
 from fedcor.cli import main
 from fedcor.reporting.explanations import LossHistory, explanation, explanations
 from fedcor.reporting.reason_texts import PARTS
+from fedcor.rounds.record_line import FORMAT
 from fedcor.runs.folder import write_client_names
 from fedcor.runs.record import RunRecord, read_run
 from fedcor.runs.runner import run
@@ -98,7 +99,7 @@ def test_a_round_that_is_not_there(folder, tmp_path, capsys):
     assert main(["explain", str(folder), "--round", "99"]) == 2
     assert "there is no round 99" in capsys.readouterr().err
     assert main(["explain", str(tmp_path)]) == 2
-    (tmp_path / "rounds.jsonl").write_text(json.dumps({"kind": "header"}) + "\n")
+    (tmp_path / "rounds.jsonl").write_text(json.dumps({"kind": "header", "format": FORMAT}) + "\n")
     assert main(["explain", str(tmp_path)]) == 2
     assert "no finished round" in capsys.readouterr().err
 

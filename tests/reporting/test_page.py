@@ -35,6 +35,7 @@ from fedcor.reporting.page.run_data import (
 from fedcor.reporting.results import Result
 from fedcor.reporting.summary import summarise
 from fedcor.reporting.verdict import experiment_verdict
+from fedcor.runs.checkpoints import CHECKPOINT
 from fedcor.runs.record import read_run, read_runs
 from fedcor.runs.runner import run as simulate_run
 from fedcor.selectors.update_memory import ROWS
@@ -121,6 +122,7 @@ def test_nothing_of_a_record_becomes_markup(tmp_path):
     text = (path / "rounds.jsonl").read_text()
     text = text.replace('"toy"', json.dumps(EVIL)).replace('"gain"', json.dumps(EVIL))
     (path / "rounds.jsonl").write_text(text)
+    (path / CHECKPOINT).unlink()  # whose checksum no longer fits
     page = render_page(page_data(read_runs(tmp_path)))
     found = Elements(page.decode())
     assert [tag for tag, _ in found.tags].count("script") == 2

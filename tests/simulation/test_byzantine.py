@@ -206,4 +206,7 @@ def test_the_report_says_how_often_they_were_chosen(capsys, tmp_path):
     who = set(np.flatnonzero(Byzantine(0.1).who(1, N)).tolist())
     share = sum(k in who for k in picked) / len(picked) / 0.1
     assert main(["report", str(tmp_path)]) == 0
-    assert f"5 of 50 clients are Byzantine (inflate): chosen {share:.2f} times" in capsys.readouterr().out
+    assert (
+        f"5 of 50 clients are Byzantine (inflate): chosen {share:.2f} times"
+        in capsys.readouterr().out
+    )

@@ -170,7 +170,7 @@ def test_a_label_is_the_name_in_the_record_and_of_the_folder(tmp_path):
         ({"selectors": ["afll"]}, 'did you mean "afl"'),
         ({"selectors": [Newest(5)]}, "chooses 5 clients per round.*clients_per_round = 4"),
         ({"seeds": 3}, r"range\(1, 4\)"),
-        ({"seeds": [1, 1]}, "each only once"),
+        ({"seeds": [1, 1]}, "without repeats"),
         ({"seeds": [-1]}, "seeds = -1"),
         ({"jobs": 0}, "jobs = 0"),
         ({"resume": True}, "needs out"),

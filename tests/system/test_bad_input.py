@@ -23,6 +23,7 @@ from fedcor.core.errors import ConfigError, DataError, FedcorError, RecordError
 from fedcor.data.cache import read_npz
 from fedcor.data.formats import READERS
 from fedcor.reporting.gp_calibration import health
+from fedcor.rounds.record_line import FORMAT
 from fedcor.runs.folder import open_run
 from fedcor.runs.record import RECORD, read_run
 from fedcor.simulation.experiment_files import load_experiment, parse_experiment
@@ -171,10 +172,6 @@ def test_a_users_selector_that_cannot_be_made(name, about, monkeypatch):
     refused("run", "digits", "--selector", f"bad_selectors:{name}", about=about)
 
 
-def test_stationarity_needs_two_measured_rounds():
-    refused("reproduce", "stationarity", "--quick", "--rounds", "1", about="--rounds = 1: must be")
-
-
 @pytest.mark.parametrize("size", [0, 8, 12, 16, 18, 23, 24, 40])
 def test_a_picture_that_is_cut_short(tmp_path, size):
     whole = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\4\0\0\0\x27\x10\x08\x02\0\0\0" + bytes(20)
@@ -251,6 +248,7 @@ def test_seeds_may_be_larger_than_counts():
 
 HEADER = {
     "kind": "header",
+    "format": FORMAT,
     "experiment": "e",
     "selector": "random",
     "seed": 1,
@@ -327,7 +325,7 @@ def garbled(draw, tree, most=3):
 def records(draw):
     count = draw(st.integers(0, 3))
     rounds = [{"round": t, **draw(garbled(ROUND, 1))} for t in range(count)]
-    return [{"kind": "header", **draw(garbled(HEADER))}, *rounds]
+    return [{**draw(garbled(HEADER)), "kind": "header", "format": FORMAT}, *rounds]
 
 
 def check_record(folder, lines):

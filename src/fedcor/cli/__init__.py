@@ -1,6 +1,6 @@
-"""What the command line says when a command cannot finish.
+"""The command line: one call, from its arguments to its exit code and its error message.
 
-Errors of the library name parameters; here the flags of the command line are added.
+Errors of the library name parameters; the messages here name the flags of the command line.
 """
 
 from __future__ import annotations
@@ -74,9 +74,6 @@ def missing_package(module: str) -> FedcorError | None:
                 f"this needs {package}, which is not installed: pip install {wanted}"
             )
     return None
-
-
-# One call of the command line, from its arguments to its exit code.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import sys
 import threading
 import time
@@ -67,6 +68,14 @@ def show_rounds(title: str, total: int) -> Iterator[Callable[[int, str], None]]:
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=total, note="")
         yield lambda done, note: bar.update(task, completed=done, note=note)
+
+
+def score_note(accuracy: float | None, loss: float | None) -> str:
+    """`accuracy 0.812`, or the loss if there is no accuracy."""
+    for name, value, digits in (("accuracy", accuracy, ".3f"), ("loss", loss, ".4g")):
+        if value is not None and math.isfinite(value):
+            return f"{name} {value:{digits}}"
+    return "loss not finite"
 
 
 @contextmanager

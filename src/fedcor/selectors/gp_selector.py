@@ -38,7 +38,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedcor.core.config import check_at_least, check_fraction, check_positive
-from fedcor.core.describe import NEWER
 from fedcor.core.types import (
     Array,
     BoolArray,
@@ -156,8 +155,8 @@ class ProcessSelector(ABC):
     warmup_steps: int = 150
     refit_steps: int = 100
     gp_learning_rate: float = 0.01
-    probe_fraction: float = field(default=1.0, kw_only=True, metadata={NEWER: True})
-    probe_clients: int | None = field(default=None, kw_only=True, metadata={NEWER: True})
+    probe_fraction: float = field(default=1.0, kw_only=True)
+    probe_clients: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         for key in ("clients_per_round", "interval", "samples_per_refit", "dimension"):

@@ -214,7 +214,8 @@ def experiment_header(
         clients = len(split_data(experiment, load_data(experiment), seed))
         config["partition"]["clients"] = clients
     versions = {"torch": torch.__version__}
-    return run_header(experiment.name, experiment.selector_label, seed, config, versions, engine)
+    selector = experiment.selector_label
+    return run_header(experiment.name, selector, seed, config, versions, engine=engine)
 
 
 def use_one_thread() -> None:

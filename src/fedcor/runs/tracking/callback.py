@@ -1,4 +1,8 @@
-"""What hears of a run while it goes on: the protocol of callbacks, and which ones are accepted."""
+"""Callbacks, called after every round: their protocol, and what trackers share.
+
+A tracker is a callback that logs a run elsewhere. The helpers here keep what a tracker needs to
+continue (`remember`), attach files, and turn a round into named numbers (`scalars`, `Tally`).
+"""
 
 from __future__ import annotations
 
@@ -51,7 +55,9 @@ class StartedRun:
 
 
 class Callback(Protocol):
-    """Hears of a run. Every method may be left out; a function of a round's record will do, too.
+    """An object that is notified during a run. Every method is optional.
+
+    A function of a round's record is a callback, too.
 
     A callback must change nothing of what it is given.
     """
@@ -111,11 +117,6 @@ def _is_iterable(given: object) -> bool:
     return isinstance(given, Iterable)
 
 
-
-
-# The files of trackers in a run's folder: what they remember, and what they attach.
-
-
 REPORT = "report.html"
 
 
@@ -163,11 +164,6 @@ def copy_attachments(folder: Path, to: Path) -> list[Path]:
     for name, path in found.items():
         shutil.copyfile(folder / name, path)
     return list(found.values())
-
-
-
-
-# What trackers write: a round as named numbers, who was chosen how often, a header's settings.
 
 
 HISTOGRAM_EVERY = 10  # rounds: a histogram has a number per client
