@@ -21,7 +21,7 @@ demo: .venv/ready
 	$(BIN)/fedcor demo
 
 test: .venv/ready
-	$(BIN)/fedcor data fetch fmnist
+	scripts/fetch-data fmnist
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not browser"
 
 # The slow tests too.
@@ -30,7 +30,7 @@ test-all: test
 
 # Both with branch coverage, which takes about half as long again.
 coverage: .venv/ready
-	$(BIN)/fedcor data fetch fmnist
+	scripts/fetch-data fmnist
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not browser" --cov --cov-report=term
 
 # Most of the Flower tests, on the oldest and the newest Flower that we promise.
@@ -74,14 +74,14 @@ format: .venv/ready
 # Every benchmark as one table of ratios: benchmarks/results.md and .json, and the page that shows
 # them. FedLab and Flower get environments of their own when they are first needed.
 bench: .venv/ready
-	$(BIN)/fedcor data fetch fmnist
-	$(BIN)/fedcor data fetch cifar10
+	scripts/fetch-data fmnist
+	scripts/fetch-data cifar10
 	$(BIN)/python -m benchmarks.run
 
 # Counted trials of crashes, disks, damaged files and bad input, one process per core: what was tried,
 # how often, what was lost. Also written to runs/torture.md and runs/torture.json.
 torture: .venv/ready
-	$(BIN)/fedcor data fetch fmnist
+	scripts/fetch-data fmnist
 	mkdir -p runs
 	$(BIN)/python -m torture --out runs/torture
 

@@ -67,7 +67,7 @@ def _layouts(repeats: int) -> list[Result]:
     """Why convolutions are trained client by client in channels-last layout."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((250, 3, 32, 32)).astype(np.float32), rng.integers(10, size=250)
-    data = Dataset("invented", x, y, x[:50], y[:50], 10)
+    data = Dataset(name="invented", train_x=x, train_y=y, test_x=x[:50], test_y=y[:50], classes=10)
     training = LocalTraining(50, 2, 0.01, 3e-4)
     module = build_model("cnn", (3, 32, 32), 10, 1)
     plain = copy.deepcopy(module)
@@ -80,7 +80,7 @@ def _layouts(repeats: int) -> list[Result]:
         return engine.train(start, range(5), 0, 0.01)
 
     def default() -> torch.Tensor:
-        return train_plainly(plain, start, work, xs, ys, training)
+        return train_plainly(plain, start, work, xs, ys, training=training)
 
     check("CNN", ours(), default(), 1e-4)
     fast, slow, vmapped = best(

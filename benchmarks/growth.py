@@ -40,11 +40,20 @@ def simulation(
     x = rng.standard_normal((clients * SAMPLES, FEATURES)).astype(np.float32)
     y = rng.integers(CLASSES, size=len(x))
     test = min(test, len(x))
-    data = Dataset("invented", x, y, x[:test], y[:test], CLASSES)
+    data = Dataset(
+        name="invented", train_x=x, train_y=y, test_x=x[:test], test_y=y[:test], classes=CLASSES
+    )
     module = build_model("mlp", (FEATURES,), CLASSES, 1, {"hidden": list(hidden)})
     parts = np.split(np.arange(len(x)), clients)
     engine = Engine(data, parts, module, LocalTraining(30, 20, 0.01), 1)
-    return Simulation(engine, selector, FedAvg(), Faults(), 0.01, 1)
+    return Simulation(
+        engine=engine,
+        selector=selector,
+        optimiser=FedAvg(),
+        faults=Faults(),
+        learning_rate=0.01,
+        seed=1,
+    )
 
 
 def fedcor(chosen: int, dimension: int = 15) -> FedCor:

@@ -32,7 +32,9 @@ def results(quick: bool) -> list[Result]:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((clients * samples, LENGTH, FEATURES)).astype(np.float32)
     y = rng.integers(CLASSES, size=len(x))
-    data = Dataset("invented", x, y, x[:50], y[:50], CLASSES)
+    data = Dataset(
+        name="invented", train_x=x, train_y=y, test_x=x[:50], test_y=y[:50], classes=CLASSES
+    )
     training = LocalTraining(50, steps, 0.1)
     module = build_model(Recurrent, x.shape[1:], CLASSES, 1)
     engine = Engine(data, np.split(np.arange(len(x)), clients), module, training, 1)
@@ -44,7 +46,7 @@ def results(quick: bool) -> list[Result]:
         return engine.train(start, range(clients), 0, 0.1)
 
     def plain() -> Tensor:
-        return train_plainly(engine.module, start, work, xs, ys, training)
+        return train_plainly(engine.module, start, work, xs, ys, training=training)
 
     check("GRU", ours(), plain(), 1e-4)
     fast, slow = best(1 if quick else 8, ours, plain)

@@ -135,7 +135,7 @@ class PlainLoop:
             Assignment(k, round.number, self._seed, self._rows[k], training.local_steps)
             for k in sorted(round.chosen)
         ]
-        models = train_plainly(self._module, model, work, self._x, self._y, training)
+        models = train_plainly(self._module, model, work, self._x, self._y, training=training)
         return models.mean(dim=0)
 
     def rows(self, client: int) -> Tensor:

@@ -36,10 +36,10 @@ from fedcor.rounds.selection import decide, observe
 from fedcor.selectors import matching_blocks
 from fedcor.selectors.gp import posterior
 from fedcor.selectors.gp.fit import Samples, fit
-from fedcor.selectors.gp.greedy import select, take_apart
+from fedcor.selectors.gp.greedy import Prior, select, take_apart
 from fedcor.selectors.gp.posterior import blocks
 from fedcor.selectors.matching import match
-from fedcor.selectors.matching_objective import Criterion
+from fedcor.selectors.matching_blocks import Criterion
 from fedcor.selectors.update_memory import ROWS
 
 S2, D, SKETCH, PICKS, SAMPLES = 1e-4, 15, 16, 100, 11
@@ -72,11 +72,11 @@ class Problem:
 
     def select(self, count: int = PICKS) -> Array:
         everyone = np.arange(len(self.X))
-        return select(self.X, self.p, self.alpha, S2, count, everyone).clients
+        return select(Prior(self.X, self.p, self.alpha, S2), count, everyone).clients
 
     def reasons(self, picks: Array) -> object:
         everyone = np.arange(len(self.X))
-        return take_apart(self.X, self.p, self.alpha, S2, picks, everyone)
+        return take_apart(Prior(self.X, self.p, self.alpha, S2), picks, everyone)
 
     def read(self, times: int = PICKS) -> None:
         flat = self.X.reshape(-1)
@@ -217,7 +217,7 @@ def matching(large: int, repeats: int) -> list[Result]:
     for criterion, name in criteria.items():
 
         def choose(count: int, swaps: int, criterion: Criterion = criterion) -> Array:
-            return match(U, target, first, count, swaps, weights, criterion)
+            return match(U, target, first, count, swaps=swaps, weights=weights, criterion=criterion)
 
         group = choose(10, 3)
         with_numpy = plainly(lambda choose=choose: choose(10, 3))  # type: ignore[misc]

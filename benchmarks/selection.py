@@ -11,7 +11,7 @@ from benchmarks.measure import Result, best, check
 from fedcor.core.types import Delivery, Population
 from fedcor.optimisers.recall import FedRecall
 from fedcor.selectors.gp.fit import Samples, fit, log_likelihood_gradient
-from fedcor.selectors.gp.greedy import Picks, select
+from fedcor.selectors.gp.greedy import Picks, Prior, select
 from fedcor.selectors.matching import match
 
 
@@ -40,7 +40,7 @@ def gaussian_process(repeats: int, many: int) -> list[Result]:
 
     def choose(N: int) -> Callable[[], Picks]:
         X, p, _ = problem(N)
-        return lambda: select(X, p, np.ones(N), 1e-4, 10, np.arange(N))
+        return lambda: select(Prior(X, p, np.ones(N), 1e-4), 10, np.arange(N))
 
     def refit(N: int) -> Callable[[], object]:
         X, _, Y = problem(N)
@@ -123,7 +123,7 @@ def mean_matching(repeats: int, many: int) -> list[Result]:
 
     def choose(N: int, swaps: int = 20) -> Callable[[], np.ndarray]:
         U, target = problem(N)
-        return lambda: match(U, target, np.array([0]), 10, swaps)
+        return lambda: match(U, target, np.array([0]), 10, swaps=swaps)
 
     fixed = problem(500)
     check("matching", np.sort(choose(500, 0)()), np.sort(obvious_choice(*fixed, 10)), 0)

@@ -11,8 +11,8 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+from fedcor.core.text import bytes_text
 from fedcor.reporting.estimates import mean_estimate
-from fedcor.reporting.metrics import bytes_text
 from fedcor.reporting.plots import PALETTE, Figure, line_style, panel_row, write_caption
 from fedcor.reporting.tables import markdown
 from studies.memory_comparison import ACCURACIES, Comparison, average_difference, compare

@@ -22,7 +22,7 @@ from fedcor.core.types import FloatArray, IntArray
 from fedcor.optimisers.memory import recall
 from fedcor.reporting.tables import markdown
 from fedcor.selectors.matching import match
-from fedcor.selectors.matching_objective import Criterion
+from fedcor.selectors.matching_blocks import Criterion
 from fedcor.simulation.build import build_simulation, one_thread
 from fedcor.simulation.loop import Simulation
 from fedcor.simulation.state import SimulationState
@@ -89,7 +89,7 @@ def estimates(
     everyone = np.arange(len(weights))
     rate, steps = simulation.learning_rate.at(state.round), engine.local_training.local_steps
     results = engine.train(
-        state.model, everyone.tolist(), state.round, rate, [steps] * len(everyone)
+        state.model, everyone.tolist(), state.round, rate, steps=[steps] * len(everyone)
     )
     fresh = (results - state.model).cpu().numpy().astype(np.float64) / (rate * steps)  # (N, P) u_k
     last = recall(state.optimiser, everyone)[0].astype(np.float64)  # (N, P) y_k
@@ -122,4 +122,4 @@ def _groups(
     heads = last[:, simulation.engine.vector.head]
     criteria: tuple[Criterion, ...] = ("distance", "direction")
     for by in criteria:
-        yield f"by {by}", match(heads, weights @ heads, oldest[:1], count, 20, criterion=by)
+        yield f"by {by}", match(heads, weights @ heads, oldest[:1], count, swaps=20, criterion=by)

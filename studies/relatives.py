@@ -22,7 +22,7 @@ from fedcor.core.config import check_at_least, check_fraction, check_positive
 from fedcor.core.types import Federation, FloatArray, IntArray, Outcome, Population, Reasons, State
 from fedcor.selectors.base import extend_clients, uniform
 from fedcor.selectors.complement import Complement
-from fedcor.selectors.gp.greedy import select
+from fedcor.selectors.gp.greedy import Prior, select
 from fedcor.selectors.gp_selector import ProcessSelector
 from fedcor.selectors.matching import match
 from fedcor.selectors.update_memory import table_rows
@@ -143,14 +143,13 @@ class UpdateProcess(Complement):
         everyone = np.flatnonzero(state["seen"] >= 0)
         weights = federation.weights[everyone]
         total = float(weights.sum())
-        picks = select(
-            _at_unit_scale(table_rows(state, "directions", everyone)),
-            weights / total if total > 0 else weights,
-            self.beta ** state["picked"][everyone].astype(np.float64),
-            self.noise**2,
-            wanted,
-            np.searchsorted(everyone, known),
+        prior = Prior(
+            X=_at_unit_scale(table_rows(state, "directions", everyone)),
+            p=weights / total if total > 0 else weights,
+            alpha=self.beta ** state["picked"][everyone].astype(np.float64),
+            s2=self.noise**2,
         )
+        picks = select(prior, wanted, np.searchsorted(everyone, known))
         return everyone[picks.clients]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from fedcor.reporting.compact import seed_means
+from fedcor.reporting.curves import seed_means
 from fedcor.reporting.plots import Figure, line_style, panel_row, write_caption
 from fedcor.reporting.summary import ExperimentSummary
 from fedcor.reporting.tables import difference_text, display_name, estimate_text, markdown

@@ -26,7 +26,7 @@ import numpy as np
 from fedcor.core.rng import stream
 from fedcor.core.types import FloatArray, IntArray
 from fedcor.reporting.plots import PALETTE, Figure, panel_row, write_caption
-from fedcor.selectors.gp.greedy import select
+from fedcor.selectors.gp.greedy import Prior, select
 from studies.plan import Plan
 from studies.scaffold import Result, Runs, Study
 
@@ -160,7 +160,7 @@ def play(
     values, vectors = np.linalg.eigh(np.cov(changes, rowvar=False))
     X = vectors * np.sqrt(np.maximum(values, 0.0))
     weights = np.full(clients, 1 / clients)
-    picks = select(X, weights, np.ones(clients), 1e-4, 2, np.arange(clients))
+    picks = select(Prior(X, weights, np.ones(clients), 1e-4), 2, np.arange(clients))
     return Toy(
         samples,
         labels,

@@ -1,13 +1,13 @@
-"""The front door: run, compare, simulate and load, from five lines of Python.
+"""Run, compare, simulate and load: the one way to run experiments, also for the command line.
 
-What needs PyTorch is imported when it is called, so that mistakes are refused at once.
+Modules that need PyTorch are imported after the arguments are checked, so that mistakes are refused
+at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,25 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcor.core.config import LARGEST_SEED, check_at_least, check_one_of, expand_home, suggests
-from fedcor.core.errors import ConfigError, DataError, FedcorError, MissingExtraError
+from fedcor.core.errors import ConfigError, MissingExtraError
 from fedcor.core.types import Selector
 from fedcor.reporting.results import Result
 from fedcor.rounds.record_line import RoundRecord
-from fedcor.runs.cluster.address import CLUSTERS, check_place
-from fedcor.runs.processes import check_backend, count_processes, map_each
-from fedcor.runs.progress import refresh, show_rounds
-from fedcor.runs.record import RunRecord, count_rounds, read_run, read_runs
+from fedcor.runs.progress import score_note, show_rounds
+from fedcor.runs.record import RunRecord, read_run, read_runs
 from fedcor.runs.tracking.callback import GivenCallback
 from fedcor.runs.tracking.session import check_callbacks
 from fedcor.simulation.experiment import Experiment
 from fedcor.simulation.experiment_files import Selectors, variants
-from fedcor.simulation.experiment_files import experiment as change
+from fedcor.simulation.experiment_files import experiment as override
 
 if TYPE_CHECKING:
-    from fedcor.runs.runner import Job
     from fedcor.simulation.state import SimulationState
-
-Update = Callable[[int, str], None]
 
 
 @suggests
@@ -42,6 +37,7 @@ def run(
     selector: str | Selector | None = None,
     seed: int = 1,
     out: str | Path | None = None,
+    *,
     resume: bool = False,
     rounds: int | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
@@ -54,19 +50,19 @@ def run(
 
     Args:
         experiment: An `Experiment`, the name of a preset, or the path of a TOML file.
-        selector: An object, with its own hyper-parameters; or a name or `module:Class`, with those
-            that the experiment sets; None for the experiment's own.
-        seed: Fixes everything that is drawn.
+        selector: An object, with its own hyper-parameters; or a name or `module:Class`, with the
+            hyper-parameters that the experiment sets; None for the experiment's selector.
+        seed: Random seed for everything.
         out: The run's folder; None to keep the run in memory.
-        resume: Whether a run that is in the folder already is resumed; else it is refused.
-        rounds: None for the experiment's own.
+        resume: Whether to resume a run that is in the folder already; else it is refused.
+        rounds: Number of rounds; None for the experiment's.
         on_round: Called after each round with its record.
         engine: "simulator", or "flower" for Flower's simulation.
-        address: Of a Ray cluster that runs, for Flower's simulation; None for `RAY_ADDRESS`, else
-            for this machine.
-        progress: False shows no progress; it is shown on a terminal and in a notebook.
-        callbacks: What hears of the run while it goes on: objects with some of the methods of
-            `fedcor.runs.tracking.callback.Callback`, classes of them, functions of a round's record, or names of
+        address: Address of a running Ray cluster, for Flower's simulation; None for `RAY_ADDRESS`,
+            else for this machine.
+        progress: False shows no progress; else it is shown on a terminal and in a notebook.
+        callbacks: Callbacks notified during the run: objects with some of the methods of
+            `fedcor.Callback`, classes of such objects, functions of a round's record, or names of
             trackers, such as "mlflow".
 
     Example:
@@ -76,34 +72,29 @@ def run(
         [0, 1, 2]
     """
     check_one_of("engine", engine, ("simulator", "flower"))
-    made = _experiment(experiment, rounds, selector)
-    made.build_selector()
+    resolved = _experiment(experiment, rounds, selector)
+    resolved.build_selector()
     folder = _folder(out, resume)
-    told = check_callbacks(callbacks, folder)
+    checked = check_callbacks(callbacks, folder)
     check_at_least("seed", seed, 0, LARGEST_SEED)
-    run_on_flower = _flower(address) if engine == "flower" else None
-    if address is not None and run_on_flower is None:
-        allowed = 'is of a cluster for Flower: choose engine="flower", or compare(backend=...)'
-        raise ConfigError("address", address, allowed)
-    from fedcor.runs.runner import run as run_on_simulator  # imports torch: after the checks
-    from fedcor.runs.runner import run_in_memory
-
-    with _bar(f"{made.name} {made.selector}", made.rounds, progress) as update:
+    run_on_engine = _engine(engine, address)
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        _bar(f"{resolved.name} {resolved.selector}", resolved.rounds, progress) as update,
+    ):
 
         def show(record: RoundRecord) -> None:
-            accuracy, loss = record.test_accuracy, record.test_loss
-            score = f"loss {loss:.3g}" if math.isnan(accuracy) else f"accuracy {accuracy:.3f}"
-            update(record.round + 1, score)
+            update(record.round + 1, score_note(record.test_accuracy, record.test_loss))
             if on_round is not None:
                 on_round(record)
 
-        if run_on_flower is None and folder is None:
-            return Result([run_in_memory(made, seed, show, told)])
-        with tempfile.TemporaryDirectory() as temporary:
-            where = folder or Path(temporary) / "run"
-            run_it = run_on_flower or run_on_simulator
-            run_it(made, seed, where, resume=resume, on_round=show, callbacks=told)
-            return Result([_read(where, made.rounds, in_memory=folder is None)])
+        if engine == "simulator" and folder is None:
+            from fedcor.runs.runner import run_in_memory
+
+            return Result([run_in_memory(resolved, seed, show, checked)])
+        where = folder or Path(temporary) / "run"
+        run_on_engine(resolved, seed, where, resume=resume, on_round=show, callbacks=checked)
+        return Result([_read(where, resolved.rounds, in_memory=folder is None)])
 
 
 @suggests
@@ -113,33 +104,39 @@ def compare(
     seeds: Iterable[int] = (1, 2, 3),
     rounds: int | None = None,
     out: str | Path | None = None,
+    *,
     resume: bool = False,
     jobs: int | None = None,
     backend: str = "loky",
     address: str | None = None,
     progress: bool | None = None,
+    on_run: Callable[[RunRecord], None] | None = None,
     callbacks: Iterable[GivenCallback] = (),
 ) -> Result:
-    """Run several selectors on the same seeds: with one seed, all meet the same federation.
+    """Run several selectors on the same seeds, for a paired comparison.
+
+    For a given seed, all selectors see the same federation.
 
     Args:
         experiment: An `Experiment`, the name of a preset, or the path of a TOML file.
         selectors: Names and objects; or a dictionary of labels and selectors. A name takes the
             hyper-parameters that the experiment sets for it, an object has its own.
         seeds: The seeds, each for every selector.
-        rounds: Of each run; None for the experiment's own.
+        rounds: Number of rounds of each run; None for the experiment's.
         out: Folder of the runs, each in `out/<selector>/seed-<n>`; None to keep them in memory.
-        resume: Whether runs that are in the folder already are resumed; else they are refused.
-        jobs: How many processes work at once; -1 for as many as there are processors. By default
-            one; on a cluster, as many as it can run.
+        resume: Whether to resume runs that are in the folder already; else they are refused.
+        jobs: How many processes work at once; -1 for one per processor. The default is one; on a
+            cluster, as many as it can run.
         backend: A backend of joblib. The default needs no `if __name__ == "__main__"` in a script.
-            "ray" and "dask" are clusters that run already.
-        address: Of the cluster; None for `RAY_ADDRESS` or `DASK_SCHEDULER_ADDRESS`, else for the
-            one that this process is connected to.
-        progress: False shows no progress; it is shown on a terminal and in a notebook.
-        callbacks: What hears of the runs, as in `run`. Of a name or a class, each run has an object
-            of its own; another object hears of all runs. In several processes, each has a copy; on
-            a cluster, they are called here, when a part of a run has come back.
+            "ray" and "dask" are clusters that are running already.
+        address: Address of the cluster; None for `RAY_ADDRESS` or `DASK_SCHEDULER_ADDRESS`, else
+            for the cluster that this process is connected to.
+        progress: False shows no progress; else it is shown on a terminal and in a notebook.
+        on_run: Called in this process with the record of each run when it is finished.
+        callbacks: Callbacks notified during the runs, as in `run`. For a name or a class, each run
+            gets its own object; any other object is shared by all runs. With several processes,
+            each has a copy. On a cluster, callbacks are called in this process, when a run is
+            finished.
 
     Example:
         >>> import fedcor
@@ -147,27 +144,30 @@ def compare(
         >>> [(run.header["selector"], run.header["seed"]) for run in result.runs]
         [('random', 1), ('afl', 1), ('random', 2), ('afl', 2)]
     """
-    made, seeds = _experiment(experiment, rounds), _check_seeds(seeds)
-    check_backend(backend)
-    check_place(backend, address)
-    chosen, processes = variants(made, selectors), count_processes(jobs, backend)
-    place = _Place(processes, backend, address)
-    folder = _folder(out, resume)
-    told = check_callbacks(callbacks, folder)
-    total = sum(one.rounds for one in chosen) * len(seeds)
-    with _bar("rounds", total, progress) as update:
-        if folder is None and backend not in CLUSTERS:
-            work = [(one, seed) for seed in seeds for one in chosen]
-            return Result(_run_in_memory(work, place, update, told))
-        from fedcor.runs.runner import compare_jobs
+    from fedcor.runs.processes import check_backend, count_processes
 
-        # What comes back from a cluster is kept in files, here, until all of it is there.
-        with tempfile.TemporaryDirectory() as temporary:
-            where = folder or Path(temporary)
-            todo = compare_jobs(made, selectors, seeds, where, resume=resume, callbacks=told)
-            return Result(
-                _run_in_folder(todo, made.rounds, place, update, in_memory=folder is None)
-            )
+    resolved, seeds = _experiment(experiment, rounds), _check_seeds(seeds)
+    check_backend(backend, address)
+    chosen, processes = variants(resolved, selectors), count_processes(jobs, backend)
+    folder = _folder(out, resume)
+    checked = check_callbacks(callbacks, folder)
+    from fedcor.runs.runner import compare_jobs, run_jobs  # imports torch: after the checks
+
+    in_memory, total = folder is None, sum(one.rounds for one in chosen) * len(seeds)
+    with tempfile.TemporaryDirectory() as temporary, _bar("rounds", total, progress) as update:
+        todo = compare_jobs(
+            resolved,
+            selectors,
+            seeds,
+            folder or Path(temporary),
+            resume=resume,
+            callbacks=checked,
+            in_memory=in_memory,
+        )
+        for job in run_jobs(todo, processes, backend, address, update=update):
+            if on_run is not None:
+                on_run(_read(job.out, resolved.rounds, in_memory=in_memory))
+        return Result([_read(job.out, resolved.rounds, in_memory=in_memory) for job in todo])
 
 
 @suggests
@@ -181,14 +181,14 @@ def simulate(
 
     Args:
         experiment: An `Experiment`, the name of a preset, or the path of a TOML file.
-        selector: An object, with its own hyper-parameters; or a name or `module:Class`, with those
-            that the experiment sets; None for the experiment's own.
-        seed: Fixes everything that is drawn.
-        rounds: None for the experiment's own.
+        selector: An object, with its own hyper-parameters; or a name or `module:Class`, with the
+            hyper-parameters that the experiment sets; None for the experiment's selector.
+        seed: Random seed for everything.
+        rounds: Number of rounds; None for the experiment's.
 
     Returns:
-        An iterator over the record of each round, and the state after it: the model, the losses
-        that are known, and the selector's state.
+        An iterator over the record of each round and the state after it: the model, the known
+        losses, and the selector's state.
 
     Example:
         >>> import fedcor
@@ -197,17 +197,17 @@ def simulate(
         0 10 (2410,)
         1 10 (2410,)
     """
-    made = _experiment(experiment, rounds, selector)
-    made.build_selector()
+    resolved = _experiment(experiment, rounds, selector)
+    resolved.build_selector()
     check_at_least("seed", seed, 0, LARGEST_SEED)
-    return _rounds(made, seed)
+    return _rounds(resolved, seed)
 
 
 def load(folder: str | Path) -> Result:
     """The runs in a folder and below it, finished or still running.
 
     Args:
-        folder: Of one run, or of many.
+        folder: Folder of one run, or of several.
 
     Example:
         >>> import fedcor
@@ -221,20 +221,20 @@ def load(folder: str | Path) -> Result:
 def _experiment(
     given: str | Path | Experiment, rounds: int | None, selector: str | Selector | None = None
 ) -> Experiment:
-    made = change(given) if rounds is None else change(given, rounds=rounds)
-    return made if selector is None else made.with_selector(selector)
+    changed = override(given) if rounds is None else override(given, rounds=rounds)
+    return changed if selector is None else changed.with_selector(selector)
 
 
-def _rounds(made: Experiment, seed: int) -> Iterator[tuple[RoundRecord, SimulationState]]:
+def _rounds(experiment: Experiment, seed: int) -> Iterator[tuple[RoundRecord, SimulationState]]:
     from fedcor.simulation.build import build_simulation, one_thread
 
     with one_thread():
-        yield from build_simulation(made, seed).run(made.rounds)
+        yield from build_simulation(experiment, seed).run(experiment.rounds)
 
 
 def _folder(out: str | Path | None, resume: bool) -> Path | None:
     if out is None and resume:
-        raise ConfigError("resume", resume, "needs out, the folder of what is resumed")
+        raise ConfigError("resume", resume, "needs out, the folder of the run to resume")
     return None if out is None else expand_home("out", out)
 
 
@@ -242,95 +242,22 @@ def _check_seeds(seeds: Iterable[int]) -> list[int]:
     try:
         numbers = list(seeds)
     except TypeError:
-        allowed = "must be several whole numbers, such as range(1, 4)"
+        allowed = "must be several integers, such as range(1, 4)"
         raise ConfigError("seeds", seeds, allowed) from None
     for seed in numbers:
         check_at_least("seeds", seed, 0, LARGEST_SEED)
     if not numbers or len(set(numbers)) < len(numbers):
-        raise ConfigError("seeds", numbers, "must be at least one, and each only once")
+        raise ConfigError("seeds", numbers, "give at least one seed, without repeats")
     return [int(seed) for seed in numbers]
 
 
 @contextmanager
-def _bar(title: str, total: int, progress: bool | None) -> Iterator[Update]:
+def _bar(title: str, total: int, progress: bool | None) -> Iterator[Callable[[int, str], None]]:
     if progress is False:
         yield lambda *_: None
         return
     with show_rounds(title, total) as update:
         yield update
-
-
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    """Where runs go: how many at once, and to which backend."""
-
-    processes: int | None
-    backend: str
-    address: str | None
-
-
-def _run_in_folder(
-    todo: list[Job], rounds: int, place: _Place, update: Update, *, in_memory: bool
-) -> list[RunRecord]:
-    from fedcor.runs.runner import run_jobs
-
-    finished: list[Job] = []
-
-    def show() -> None:
-        done = sum(min(count_rounds(job.out), rounds) for job in todo)
-        update(done, f"{len(finished)}/{len(todo)} runs")
-
-    with refresh(show):
-        finished.extend(run_jobs(todo, place.processes, place.backend, place.address))
-    return [_read(job.out, rounds, in_memory=in_memory) for job in todo]
-
-
-def _run_in_memory(
-    work: list[tuple[Experiment, int]],
-    place: _Place,
-    update: Update,
-    callbacks: tuple[GivenCallback, ...],
-) -> list[RunRecord]:
-    """The runs, in the order of `work`. Each notes its rounds in a file, for the progress."""
-    runs: dict[int, RunRecord] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        notes = [Path(folder) / str(index) for index in range(len(work))]
-        tasks = [_Task(index, *one, notes[index], callbacks) for index, one in enumerate(work)]
-
-        def show() -> None:
-            done = sum(note.stat().st_size for note in notes if note.exists())
-            update(done, f"{len(runs)}/{len(work)} runs")
-
-        with refresh(show):
-            for task, run in map_each(_run_task, tasks, place.processes, place.backend):
-                runs[task.index] = run
-    return [runs[index] for index in range(len(work))]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Task:
-    index: int
-    experiment: Experiment
-    seed: int
-    note: Path
-    callbacks: tuple[GivenCallback, ...]
-
-
-def _run_task(task: _Task) -> RunRecord:
-    from fedcor.runs.runner import run_in_memory
-
-    def note(record: RoundRecord) -> None:  # noqa: ARG001
-        if task.note.parent.exists():  # not on another machine
-            with task.note.open("ab") as file:
-                file.write(b".")
-
-    try:
-        return run_in_memory(task.experiment, task.seed, note, task.callbacks)
-    except (ConfigError, DataError):
-        raise
-    except FedcorError as error:  # of many runs, say which
-        which = f"{task.experiment.selector}, seed {task.seed}"
-        raise FedcorError(f"{which}: {error}") from error
 
 
 def _read(folder: Path, rounds: int, *, in_memory: bool = False) -> RunRecord:
@@ -346,11 +273,19 @@ def _read(folder: Path, rounds: int, *, in_memory: bool = False) -> RunRecord:
     )
 
 
-def _flower(address: str | None) -> Callable[..., None]:
+def _engine(name: str, address: str | None) -> Callable[..., None]:
+    """The function that runs an experiment in a folder, on the engine of this name."""
+    if name == "simulator":
+        if address is not None:
+            allowed = "needs the engine flower; to run on a cluster, compare with a backend"
+            raise ConfigError("address", address, allowed)
+        from fedcor.runs.runner import run as run_on_simulator  # imports torch: after the checks
+
+        return run_on_simulator
     try:
         from fedcor.flower.bridge import run_on_flower
     except (MissingExtraError, ModuleNotFoundError) as error:
-        # One extra has all that it needs, whatever was missing first.
+        # One extra has everything it needs, whichever package is missing.
         package = error.package if isinstance(error, MissingExtraError) else error.name
         raise MissingExtraError(package or "flwr", "flower-sim") from error
     return functools.partial(run_on_flower, address=address)

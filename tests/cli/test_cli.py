@@ -22,14 +22,13 @@ from fake_runs import fake_run, regression_run
 
 from fedcor.cli import main
 from fedcor.cli.commands import _how_long
-from fedcor.cli.reports import last_score, print_finished
-from fedcor.core.errors import DataError, NoSourceError
+from fedcor.cli.reports import print_finished
 from fedcor.data.cache import cache_dir
+from fedcor.runs.progress import score_note
 from fedcor.runs.record import RunRecord, json_line, read_run
 from fedcor.runs.runner import compare_jobs
 from fedcor.selectors import selector_names
 from fedcor.simulation.experiment_files import load_experiment, preset_names
-from studies import NAMES
 
 FAST = "--rounds 4 --set selectors.fedcor.warmup=2 --set selectors.fedcor.warmup_steps=5"
 
@@ -82,8 +81,6 @@ def test_a_run_that_ends_in_the_warmup_is_noted(capsys):
         ("run digits --set selectors.fedcor.beta=1.5", "strictly between 0 and 1"),
         ("run digits --rounds 0", "at least 1"),
         ("compare digits --selectors random,afll", 'did you mean "afl"'),
-        ("reproduce table1 --dataset fmnits", '--dataset = .*did you mean "fmnist"'),
-        ("reproduce table1 --settings 3spc", '--settings = .*did you mean "2spc"|"1spc"'),
         ("report nowhere", "there is no folder"),
         ("compare digits --plot x.gif", "--plot = 'x.gif': must end in one of .png, .svg, .pdf"),
         ("demo --plot x", "--plot = 'x': must end in one of"),
@@ -115,7 +112,6 @@ def test_bad_input_is_code_2_and_a_sentence(command, message, capsys):
         "compare digits --seeds a",
         "compare digits --seeds 0-2000000000",
         "report x --json --csv",
-        "reproduce nonsense",
     ],
 )
 def test_a_wrong_command_line_is_code_2(command, capsys):
@@ -132,9 +128,7 @@ def help_of(command: str, capsys) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "command", ["", "demo", "run", "compare", "report", "explain", "reproduce"]
-)
+@pytest.mark.parametrize("command", ["", "demo", "run", "compare", "report", "explain"])
 def test_help_has_examples(command, capsys):
     assert "examples:\n  fedcor " in help_of(command, capsys)
 
@@ -146,10 +140,6 @@ def test_help_names_what_there_is(capsys, monkeypatch):
     assert ", ".join(selector_names()) in run
     assert {"aligned", "round_robin"} < set(selector_names())
     assert "(default: the experiment's, else aligned)" in run
-    reproduce = help_of("reproduce", capsys)
-    assert ", ".join(NAMES) in reproduce
-    assert "digits, fmnist, cifar10" in reproduce
-    assert "1spc,2spc,dir" in reproduce
 
 
 def test_help_and_refusals_import_neither_torch_nor_scipy():
@@ -196,7 +186,7 @@ def test_compare_report_and_resume(capsys, small_data):
     assert "vs random [95 %]" in table
     assert max(map(len, table.splitlines())) <= 80
     assert fedcor("report c --full") == 0
-    assert "paired difference to random" in capsys.readouterr().out
+    assert "paired difference from random" in capsys.readouterr().out
     assert fedcor("report c --metric loss") == 0
     assert "test loss over 4 rounds" in capsys.readouterr().out
     assert fedcor("report c --metric los") == 2
@@ -272,12 +262,12 @@ def test_report_of_runs_without_accuracy_and_of_a_users_metric(capsys):
     assert "the same mean mae on both seeds" in " ".join(capsys.readouterr().out.split())
     assert fedcor("report o --full") == 0
     assert "accuracy" not in capsys.readouterr().out
-    print_finished(Path("o/0"), terminal=False)
+    print_finished(read_run(Path("o/0")), terminal=False)
     line = json.loads(capsys.readouterr().out)
     assert (line["mean_loss"], line["test_loss"], "test_accuracy" in line) == (2.0, 2.0, False)
-    print_finished(Path("o/0"), terminal=True)
+    print_finished(read_run(Path("o/0")), terminal=True)
     assert capsys.readouterr().out == "o/0: 2 rounds, test loss 2\n"
-    assert last_score(None, None) == last_score(float("nan"), float("inf")) == "loss not finite"
+    assert score_note(None, None) == score_note(float("nan"), float("inf")) == "loss not finite"
 
 
 @pytest.mark.parametrize("better", [None, "lower", "higher"])
@@ -301,7 +291,7 @@ def test_report_of_a_metric_and_its_direction(better, capsys):
     assert [line.split()[0] for line in table.splitlines()[:3]] == order[better].split()
     head = " ".join(head.split())
     start = {
-        None: "mean mae, to random's: fedcor -0.4",
+        None: "The difference in mean mae from random: fedcor -0.4",
         "lower": "fedcor is ahead of random on both seeds (mean mae -0.4",
         "higher": "No selector is ahead of random. random is ahead of afl on both seeds",
     }[better]
@@ -454,20 +444,6 @@ def test_data_fetch_from_local_files(capsys, tmp_path, monkeypatch):
     assert capsys.readouterr().out.strip() == str(tmp_path / "fresh" / "fmnist.npz")
 
 
-@pytest.mark.parametrize("error", [NoSourceError, DataError])
-def test_a_failed_download_says_how_to_use_local_files(error, capsys, monkeypatch):
-    def fail(*_):
-        raise error("no source worked")
-
-    monkeypatch.setattr("fedcor.data.downloads.fetch", fail)
-    assert fedcor("data fetch fmnist") == 2
-    hint = "if you have the files: fedcor data fetch fmnist --from PATH\n"
-    assert (
-        capsys.readouterr().err
-        == f"fedcor: no source worked\n{hint if error is NoSourceError else ''}"
-    )
-
-
 def test_what_the_system_refuses_is_a_sentence(capsys, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
@@ -498,9 +474,13 @@ def test_too_little_memory_is_a_sentence_and_a_bug_is_a_traceback(capsys, monkey
 @pytest.mark.parametrize(
     ("command", "function", "message"),
     [
-        ("run digits", "runner.run", "interrupted; add --resume to the same command to continue"),
-        ("reproduce toy", "reproduce.reproduce", "interrupted; run the same command again"),
-        ("data list", "data.available", "interrupted\n"),
+        (
+            "run digits",
+            "runs.runner.run",
+            "interrupted; add --resume to the same command to continue",
+        ),
+        ("demo", "runs.runner.run_jobs", "interrupted; run the same command again"),
+        ("data list", "data.datasets.available", "interrupted\n"),
     ],
 )
 def test_an_interrupt_is_code_130_and_says_how_to_continue(

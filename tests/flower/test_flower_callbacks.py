@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
 from flower_grid import MemoryGrid, initial, numpy_app, quiet, server_score
+from round_log import NAME, read_log
 
 from fedcor import Random
 from fedcor.core.errors import ConfigError
@@ -56,26 +56,25 @@ def test_a_resumed_run_continues_its_tracker(tmp_path):
 
     first, second, third = Listener(), Listener(), Listener()
     with pytest.raises(KeyboardInterrupt):
-        start(4, checkpoint=tmp_path, callbacks=["csv", first, stop])
+        start(4, checkpoint=tmp_path, callbacks=[NAME, first, stop])
     assert first.words == ["start", 0, 1, "close"]
-    start(4, checkpoint=tmp_path, callbacks=["csv", second])
+    start(4, checkpoint=tmp_path, callbacks=[NAME, second])
     assert second.words == ["start", 2, 3, "end", "close"]
     run = read_run(tmp_path)
     assert second.start.rounds == run.rounds[:2]
     assert second.end.rounds == run.rounds
-    with (tmp_path / "rounds.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [int(row["round"]) for row in rows] == [0, 1, 2, 3]
+    rows = read_log(tmp_path)
+    assert [row["round"] for row in rows] == [0, 1, 2, 3]
     for row, entry in zip(rows, run.rounds, strict=True):
-        assert float(row["accuracy"]) == entry["test_accuracy"]
-        assert int(row["bytes_up"]) == entry["bytes_up"]
-        assert float(row["server/accuracy"]) == entry["metrics"]["server/accuracy"]
+        assert row["accuracy"] == entry["test_accuracy"]
+        assert row["bytes_up"] == entry["bytes_up"]
+        assert row["server/accuracy"] == entry["metrics"]["server/accuracy"]
     start(4, checkpoint=tmp_path, callbacks=[third])
     assert third.words == ["start", "end", "close"]
 
 
 def test_a_tracker_needs_the_checkpoints_folder():
     with pytest.raises(ConfigError, match="folder of its run: give checkpoint"):
-        select_with(quiet(), Random(2), callbacks=["csv"])
-    with pytest.raises(ConfigError, match='did you mean "csv"'):
-        FedCorStrategy(2, callbacks=["cvs"], checkpoint=Path("run"))
+        select_with(quiet(), Random(2), callbacks=[NAME])
+    with pytest.raises(ConfigError, match='did you mean "mlflow"'):
+        FedCorStrategy(2, callbacks=["mlfow"], checkpoint=Path("run"))

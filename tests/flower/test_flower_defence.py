@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,7 @@ from fedcor.flower.client_registry import Claim, Roster, cap_sizes, largest_beli
 from fedcor.flower.reply_validation import Terms, Unusable, clean_model
 from fedcor.flower.updates import JudgedReplies
 from fedcor.rounds.defence.update_norms import no_norms
-from fedcor.runs.checkpoints import save_checkpoint
+from fedcor.runs.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
 from fedcor.runs.record import read_checkpoint
 from fedcor.selectors.aligned import Aligned
 from fedcor.selectors.baselines import Full, Random
@@ -111,7 +112,7 @@ def test_a_client_that_sends_next_to_nothing_does_not_end_a_federation(seed, tmp
     assert [len(line["participated"]) for line in rounds[4:]] == [2] * 8
     assert not any(line.get("clipped") or line.get("quarantined") for line in rounds[4:])
     assert np.abs(vector(result.arrays)).max() > 0.1
-    said = any("these lengths count from now on" in line for line in our_lines(caplog))
+    said = any("these norms are added to the history" in line for line in our_lines(caplog))
     assert said == (sum(line["refused"] for line in rounds) >= 2)
 
 
@@ -221,11 +222,11 @@ def test_a_number_that_does_not_fit_float16_is_refused():
 
 def poison(folder, value):
     """The checkpoint's model gets these numbers, as an earlier version accepted them."""
-    arrays = dict(read_checkpoint(folder))
+    saved = load_checkpoint(folder / CHECKPOINT)
+    arrays = dict(saved.arrays)
     for name in [name for name in arrays if name.startswith("model/")]:
         arrays[name] = np.full_like(arrays[name], value)
-    header = (folder / "rounds.jsonl").read_text().splitlines()[0] + "\n"
-    save_checkpoint(folder, arrays, header, keep=False)
+    save_checkpoint(folder, arrays, json.dumps(saved.header), rounds=saved.rounds, keep=False)
 
 
 @pytest.mark.parametrize(
@@ -251,13 +252,10 @@ def test_a_poisoned_model_in_a_checkpoint_is_rolled_back_at_restart(
 
 def test_a_checkpoint_without_a_good_model_goes_back_to_the_initial_one(tmp_path):
     run(Full(), MemoryGrid(numpy_app(), 8), 3, folder=tmp_path)
-    arrays = {
-        name: array
-        for name, array in read_checkpoint(tmp_path).items()
-        if not name.startswith("good")
-    }
-    header = (tmp_path / "rounds.jsonl").read_text().splitlines()[0] + "\n"
-    save_checkpoint(tmp_path, arrays, header, keep=False)
+    saved = load_checkpoint(tmp_path / CHECKPOINT)
+    arrays = {name: a for name, a in saved.arrays.items() if not name.startswith("good")}
+    header = json.dumps(saved.header)
+    save_checkpoint(tmp_path, arrays, header, rounds=saved.rounds, keep=False)
     poison(tmp_path, np.nan)
     _, result = run(Full(), MemoryGrid(numpy_app(), 8), 4, folder=tmp_path, attempts=1)
     _, first = run(Full(), MemoryGrid(numpy_app(), 8), 1)
@@ -339,7 +337,7 @@ def test_a_strategy_keeps_its_memory_where_the_doubt_was_the_clients(count, tmp_
     with logged(caplog):
         run(chosen, grid, 8, strategy=strategy, folder=tmp_path / "a")
     assert not any(line.get("rolled_back") for line in lines(tmp_path / "a"))
-    took_back = [line for line in our_lines(caplog) if "comes back" in line]
+    took_back = [line for line in our_lines(caplog) if "was not at fault, and is put back" in line]
     assert bool(took_back) == (count == 4)
     # As if those who delivered had been chosen alone.
     alone = [line["participated"] for line in lines(tmp_path / "a")]
@@ -404,7 +402,7 @@ def test_losses_that_no_client_can_tell_any_more_do_not_freeze_the_model(tmp_pat
     rounds = lines(tmp_path)
     assert not any(line.get("rolled_back") for line in rounds)
     assert all(line["participated"] for line in rounds)
-    assert sum("comes back" in line for line in our_lines(caplog)) == 1
+    assert sum("was not at fault, and is put back" in line for line in our_lines(caplog)) == 1
 
 
 # --- data that change -----------------------------------------------------------------------------

@@ -18,7 +18,6 @@ import fedcor
 from fedcor.cli import main
 from fedcor.flower import FedCorStrategy, select_with
 from fedcor.flower.run_record import flat_metrics, other_records, read_metrics, with_earlier
-from fedcor.runs.checkpoints import CHECKPOINT, PREVIOUS, load_checkpoint, save_checkpoint
 from fedcor.runs.record import json_line, read_run
 from fedcor.selectors.baselines import Random
 
@@ -238,24 +237,6 @@ def test_a_model_that_resumed_rounds_left_as_it_is_is_in_the_result(tmp_path):
     )
 
 
-def test_a_folder_without_metrics_still_resumes(tmp_path):
-    start(tmp_path, 3)
-    header, *rounds = (tmp_path / "rounds.jsonl").read_text().splitlines()
-    new = ("metrics", "metric_records", "server_round")
-    old = [{k: v for k, v in json.loads(line).items() if k not in new} for line in rounds]
-    text = "\n".join([header, *map(json.dumps, old)]) + "\n"
-    (tmp_path / "rounds.jsonl").write_text(text)
-    # Nor did the checkpoints of that time know the record.
-    saved = load_checkpoint(tmp_path / CHECKPOINT)
-    save_checkpoint(tmp_path, saved.arrays, json.dumps(saved.header), keep=False)
-    (tmp_path / PREVIOUS).unlink()
-    finished = start(tmp_path, 3)
-    assert all(not getattr(finished, name) for name in FIELDS)
-    resumed = start(tmp_path, 5)
-    assert list(resumed.train_metrics_clientapp) == [4, 5]
-    assert [line.get("server_round") for line in lines(tmp_path)] == [None] * 3 + [4, 5]
-
-
 def test_earlier_rounds_stand_before_those_of_the_loop():
     entries = [{"round": 0, "metrics": {"train/a": 1}}, {"round": 1, "metrics": {"train/a": 2}}]
     result = with_earlier(Result(train_metrics_clientapp={3: MetricRecord({"a": 3})}), entries)
@@ -303,7 +284,7 @@ def test_the_report_shows_any_metric(tmp_path, capsys):
 def test_which_direction_of_a_flower_apps_metric_is_better(name, better):
     from fake_runs import fake_run
 
-    from fedcor.reporting.series import read_curve
+    from fedcor.reporting.curves import read_curve
 
     assert read_curve(fake_run([0.1], metrics={name: [0.5]})).better(name) == better
 

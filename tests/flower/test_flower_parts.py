@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import threading
 
@@ -27,12 +28,11 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from fedcor.core.errors import FedcorError, RecordError
-from fedcor.core.files import save_arrays
 from fedcor.flower import select_with
 from fedcor.flower.client_registry import Claim, Roster
 from fedcor.flower.exchange import Exchange, SomeNodes, limited
 from fedcor.flower.federation import _head
-from fedcor.runs.record import read_checkpoint
+from fedcor.runs.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
 from fedcor.selectors.baselines import Full, Random
 
 
@@ -212,9 +212,10 @@ def test_a_strategy_that_is_not_known_to_weight_replies_counts_them_alike():
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     run(Random(2), MemoryGrid(numpy_app(), 3), rounds=1, folder=tmp_path)
-    arrays = read_checkpoint(tmp_path)
-    del arrays["known_losses"]
-    save_arrays(tmp_path / "checkpoint" / "state.npz", arrays)
+    saved = load_checkpoint(tmp_path / CHECKPOINT)
+    del saved.arrays["known_losses"]
+    header = json.dumps(saved.header)
+    save_checkpoint(tmp_path, saved.arrays, header, rounds=saved.rounds, keep=False)
     with pytest.raises(RecordError, match="does not fit this run.*choose another folder"):
         run(Random(2), MemoryGrid(numpy_app(), 3), rounds=2, folder=tmp_path)
 

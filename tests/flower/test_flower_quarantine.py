@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import logging
 
 import numpy as np
@@ -31,11 +32,11 @@ from hypothesis import strategies as st
 
 from fedcor.cli import main
 from fedcor.core.errors import RecordError
-from fedcor.core.files import save_arrays
 from fedcor.flower import select_with
 from fedcor.flower.client_registry import LONGEST_SILENT, LONGEST_USELESS, Quarantine, rounds_alone
 from fedcor.reporting.notes import faults_note
-from fedcor.runs.record import read_checkpoint, read_run
+from fedcor.runs.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
+from fedcor.runs.record import read_run
 from fedcor.selectors.baselines import Full, Random
 from fedcor.selectors.fedcor import FedCor
 from fedcor.selectors.power_of_choice import PowerOfChoice
@@ -337,9 +338,10 @@ def test_a_resumed_run_leaves_the_same_clients_alone(tmp_path):
 def test_a_checkpoint_of_another_form_is_refused(change, tmp_path):
     grid = MemoryGrid(numpy_app(), 4)
     run(Full(), grid, rounds=1, folder=tmp_path)
-    arrays = read_checkpoint(tmp_path)
-    change(arrays)
-    save_arrays(tmp_path / "checkpoint" / "state.npz", arrays)
+    saved = load_checkpoint(tmp_path / CHECKPOINT)
+    change(saved.arrays)
+    header = json.dumps(saved.header)
+    save_checkpoint(tmp_path, saved.arrays, header, rounds=saved.rounds, keep=False)
     with pytest.raises(RecordError, match=r"does not fit this run.*delete it to start over"):
         run(Full(), grid, rounds=4, folder=tmp_path)
 

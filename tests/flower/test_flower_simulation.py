@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fedcor.cli import main
+from fedcor.rounds.record_line import FORMAT
 from fedcor.runs.record import count_rounds, read_run
 from fedcor.runs.runner import run
 from fedcor.simulation.experiment_files import load_experiment
@@ -112,6 +113,6 @@ def test_what_flower_cannot_run_is_refused_at_once(more, said, tmp_path, capsys)
 
 
 def test_a_folder_with_a_run_is_refused_at_once(tmp_path, capsys):
-    (tmp_path / "rounds.jsonl").write_text(json.dumps({"kind": "header"}) + "\n")
+    (tmp_path / "rounds.jsonl").write_text(json.dumps({"kind": "header", "format": FORMAT}) + "\n")
     assert main(arguments(tmp_path)) == 2
     assert "already holds a run" in capsys.readouterr().err

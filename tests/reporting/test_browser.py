@@ -122,7 +122,7 @@ def test_text_of_records_is_only_text(open_page, file):
     shown = page.evaluate("Page.running.clients.names[2]")
     assert shown == EVIL
     # Chosen in some round, the client stands in the table, as text.
-    rounds = page.evaluate("Page.running.there.selected.findIndex(list => list.includes(2))")
+    rounds = page.evaluate("Page.running.attendance.selected.findIndex(list => list.includes(2))")
     page.evaluate("round => Page.step(round)", rounds)
     assert EVIL in page.locator("#why-table").inner_text()
     assert page.title() == "toy · fedcor report"
@@ -180,7 +180,7 @@ def test_another_run_can_be_chosen(open_page, file):
     page.locator("#stepper select").select_option(label="random, seed 2")
     assert "random chose" in page.locator("#why-text").inner_text()
     assert "learns no map" in page.locator("#map").inner_text()
-    assert "learns no process" in page.locator("#health-body").inner_text()
+    assert "learns no Gaussian process" in page.locator("#health-body").inner_text()
 
 
 def test_it_opens_with_the_best_selector_that_gives_reasons(open_page, folder, file, tmp_path):
@@ -200,7 +200,7 @@ def test_it_opens_with_the_best_selector_that_gives_reasons(open_page, folder, f
         "has none."
     )
     # The health is that of the selector that learns a process.
-    assert "learns no process, so this is a run of fedcor" in (
+    assert "learns no Gaussian process, so this is a run of fedcor" in (
         page.locator("#health-body").inner_text()
     )
     assert page.locator("#health-body svg").count() == 4
@@ -244,7 +244,7 @@ def test_equally_frequent_labels_share_a_dot(open_page, folder, tmp_path):
     assert all(text in key for text in ("label 0", "label 3", "many, equally"))
     assert page.locator("#map circle").count() == 30
     page.evaluate("Page.step(20)")
-    chosen = page.evaluate("Page.running.there.selected[20]")
+    chosen = page.evaluate("Page.running.attendance.selected[20]")
     shown = page.locator("#map text.number").all_text_contents()
     assert sorted(map(int, shown)) == sorted(chosen)
 

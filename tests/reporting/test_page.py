@@ -17,25 +17,25 @@ from page_runs import write_run
 
 import fedcor
 from fedcor.cli import main
-from fedcor.reporting.clients import (
-    attendance,
+from fedcor.reporting.curves import SeedMeans, bucket_ends, downsample
+from fedcor.reporting.explanations import explanation
+from fedcor.reporting.page.data import page_data, repeat_command
+from fedcor.reporting.page.render import SCRIPTS, _asset, escaped_json, render_page
+from fedcor.reporting.page.run_data import (
     checkpoint_of,
+    client_losses,
     client_map,
-    clients_of,
     count_clients,
     distribution,
     label_mix,
     principal_components,
+    rounded,
+    run_data,
 )
-from fedcor.reporting.compact import SeedMeans, bucket_ends, thinned
-from fedcor.reporting.explanations import explanation
-from fedcor.reporting.notes import repeat_command
-from fedcor.reporting.page.data import page_data
-from fedcor.reporting.page.render import SCRIPTS, _asset, render_page
-from fedcor.reporting.page.why import compact, escaped_json
 from fedcor.reporting.results import Result
 from fedcor.reporting.summary import summarise
 from fedcor.reporting.verdict import experiment_verdict
+from fedcor.runs.checkpoints import CHECKPOINT
 from fedcor.runs.record import read_run, read_runs
 from fedcor.runs.runner import run as simulate_run
 from fedcor.selectors.update_memory import ROWS
@@ -122,6 +122,7 @@ def test_nothing_of_a_record_becomes_markup(tmp_path):
     text = (path / "rounds.jsonl").read_text()
     text = text.replace('"toy"', json.dumps(EVIL)).replace('"gain"', json.dumps(EVIL))
     (path / "rounds.jsonl").write_text(text)
+    (path / CHECKPOINT).unlink()  # whose checksum no longer fits
     page = render_page(page_data(read_runs(tmp_path)))
     found = Elements(page.decode())
     assert [tag for tag, _ in found.tags].count("script") == 2
@@ -144,8 +145,8 @@ def test_templates_in_a_name_stay_as_they_are():
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True))
-def test_compact_numbers_are_close_or_none(value):
-    found = compact(value)
+def test_rounded_numbers_are_close_or_none(value):
+    found = rounded(value)
     if np.isfinite(value):
         assert found == pytest.approx(value, rel=1e-3, abs=1e-300)
     else:
@@ -182,7 +183,9 @@ def test_why_is_what_explain_says(folder, data):
         record = read_run(folder / names[run["series"]] / f"seed-{run['seed']}")
         for number, shown in enumerate(run["why"]["rounds"]):
             said = explanation(record, number)
-            assert run["there"]["selected"][number] == [row["client"] for row in said["chosen"]]
+            assert run["attendance"]["selected"][number] == [
+                row["client"] for row in said["chosen"]
+            ]
             if "parts" in shown:
                 sums = np.sum(shown["parts"], axis=0)
                 gains = [row["gain"] for row in said["chosen"]]
@@ -190,7 +193,7 @@ def test_why_is_what_explain_says(folder, data):
                 assert shown["rivals"] == [row["runner_up"]["client"] for row in said["chosen"]]
             note = run["why"]["notes"][shown["note"]] if "note" in shown else ""
             assert note == said["note"]
-        failed = {int(t): clients for t, clients in run["there"]["failed"].items()}
+        failed = {int(t): clients for t, clients in run["attendance"]["failed"].items()}
         assert [*failed] == [3, 10]
         for t, clients in failed.items():
             kept = set(record.rounds[t]["participated"])
@@ -221,10 +224,10 @@ def test_a_run_on_flower_says_who_failed_and_how(tmp_path):
     write_run(tmp_path, "fedcor", flower=True, names={1: "north"})
     (run,) = page_data(read_runs(tmp_path))["experiments"][0]["runs"]
     assert run["first_round"] == 1
-    assert run["there"]["faults"] == {"3": {"late": 1}, "10": {"late": 1}}
-    assert run["there"]["alone"] == {"5": [1]}
+    assert run["attendance"]["faults"] == {"3": {"late": 1}, "10": {"late": 1}}
+    assert run["attendance"]["alone"] == {"5": [1]}
     assert run["clients"]["names"][1] == "north"
-    assert [*run["there"]["failed"]] == ["3", "10"]
+    assert [*run["attendance"]["failed"]] == ["3", "10"]
 
 
 def test_a_run_with_faults_says_why_each_client_failed(tmp_path):
@@ -232,12 +235,12 @@ def test_a_run_with_faults_says_why_each_client_failed(tmp_path):
     simulate_run(load_experiment("digits", changes, "random"), 1, tmp_path)
     record = read_run(tmp_path)
     (run,) = page_data([record])["experiments"][0]["runs"]
-    told = run["there"]["reasons"]
+    told = run["attendance"]["reasons"]
     assert told == {
         str(t): one["missing"] for t, one in enumerate(record.rounds) if "missing" in one
     }
     assert told
-    for t, clients in run["there"]["failed"].items():
+    for t, clients in run["attendance"]["failed"].items():
         assert sorted(clients) == sorted(c for who in told[t].values() for c in who)
 
 
@@ -258,32 +261,34 @@ def test_many_series_have_colours_of_their_own():
 
 def test_clients_are_counted_as_chosen(folder):
     run = read_run(folder / "fedcor" / "seed-1")
-    there = attendance(run)
-    clients = clients_of(run, there, checkpoint_of(run))
-    assert there.clients == count_clients(run) == 20
+    shown = run_data(run, 0)
+    clients = shown["clients"]
+    assert shown["attendance"]["clients"] == count_clients(run) == 20
     for client in range(20):
         rows = [row for row in run.rounds if client in row["selected"]]
-        assert clients.chosen[client] == len(rows)
-        assert clients.failed[client] == sum(client not in row["participated"] for row in rows)
-    assert clients.losses.tolist() == run.rounds[10]["details"]["losses"]
+        assert clients["chosen"][client] == len(rows)
+        assert clients["failed"][client] == sum(client not in row["participated"] for row in rows)
+    losses, _ = client_losses(run, checkpoint_of(run), 20)
+    assert losses.tolist() == run.rounds[10]["details"]["losses"]
+    assert clients["losses"] == pytest.approx(losses, rel=1e-3)
 
 
 def test_root_mean_squares_are_not_shown_as_losses(tmp_path):
     fedcor.run(load_experiment("digits", ["training.rounds=3"], "oort"), seed=1, out=tmp_path)
     run = read_run(tmp_path)
     kept = checkpoint_of(run)
-    shown = clients_of(run, attendance(run), kept)
+    losses, _ = client_losses(run, kept, count_clients(run))
     remembered = kept["selector/rms_losses"]
     assert np.isfinite(remembered).any()
-    assert not np.isin(shown.losses, remembered[np.isfinite(remembered)]).any()
+    assert not np.isin(losses, remembered[np.isfinite(remembered)]).any()
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=60))
 def test_the_worst_tenth_is_the_mean_of_the_largest(values):
     found = distribution(np.array([*values, np.nan]))
-    assert found.known == sum(found.counts) == len(values)
+    assert found["known"] == sum(found["counts"]) == len(values)
     worst = sorted(values)[-max(1, round(len(values) / 10)) :]
-    assert found.worst == pytest.approx(np.mean(worst), abs=1e-6)
+    assert found["worst"] == pytest.approx(np.mean(worst), abs=1e-6)
 
 
 def test_principal_components_are_the_best_plane():
@@ -301,8 +306,8 @@ def test_a_map_leaves_out_clients_that_are_not_known():
     rows = np.eye(5)
     rows[2] = 0
     found = client_map({"selector/directions": rows, "round": np.array(7)})
-    assert found.clients == (0, 1, 3, 4)
-    assert (found.what, found.round) == ("remembered updates", 7)
+    assert found["clients"] == [0, 1, 3, 4]
+    assert (found["what"], found["round"]) == ("remembered updates", 7)
     assert client_map({}) is None
     assert client_map({"selector/embedding": np.empty((0, 3))}) is None
 
@@ -312,9 +317,8 @@ def test_a_map_of_many_clients_is_that_of_the_whole_table():
     rows[ROWS + 1] = 0
     blocks = {f"selector/directions/{i}": rows[i * ROWS :][:ROWS] for i in range(2)}
     whole, found = client_map({"selector/directions": rows}), client_map(blocks)
-    assert found.clients == whole.clients
-    assert len(found.clients) == ROWS + 8
-    assert np.array_equal(found.points, whole.points)
+    assert found == whole
+    assert len(found["clients"]) == ROWS + 8
     damaged = {**blocks, "selector/directions/1": rows[ROWS:, :2]}
     assert client_map(damaged) is None
 
@@ -377,13 +381,13 @@ def test_buckets_end_with_the_last_round_and_are_never_empty(rounds, most):
     assert (np.diff([0, *ends]) >= 1).all()
 
 
-def test_thinned_bands_keep_their_peaks():
+def test_downsampled_bands_keep_their_peaks():
     rng = np.random.default_rng(0)
     values = rng.random(2000)
     values[77], values[5:9] = 9.0, np.nan
     times = [np.arange(2000.0)] * 3
-    means = SeedMeans(values, values - 1, values + 1, *times, 2)
-    ends, few = thinned(means, 100)
+    means = SeedMeans(values, values - 1, values + 1, *times, seeds=2)
+    ends, few = downsample(means, 100)
     assert len(ends) == len(few.mean) == 100
     assert np.nanmax(few.high) == 10.0
     start = 0
@@ -428,26 +432,28 @@ def test_compare_writes_the_page_on_request(tmp_path, capsys):
     assert command["command"] == "fedcor run digits --selector random --seed 1 --rounds 2"
 
 
-def test_reproduce_writes_the_page_on_request(tmp_path, capsys):
+def test_a_study_writes_the_page_on_request(tmp_path, capsys):
     """Two variants of one selector are two rows."""
-    from studies.page import write_page
+    from studies.__main__ import write_page
 
-    assert write_page(tmp_path, tmp_path / "a.html") is None
+    assert not write_page(tmp_path / "runs", tmp_path / "a.html")
     runs = tmp_path / "runs" / "toy"
     for seed in (1, 2):
         write_run(runs, "fedcor", seed)
         (runs / "fedcor-beta").mkdir(exist_ok=True)
         write_run(runs / "other", "fedcor", seed).rename(runs / "fedcor-beta" / f"seed-{seed}")
         write_run(runs, "random", seed)
-    page = write_page(tmp_path, tmp_path / "a.html").read_bytes()
+    assert write_page(tmp_path / "runs", tmp_path / "a.html")
+    page = (tmp_path / "a.html").read_bytes()
     names = {series["name"] for series in held_data(page)["experiments"][0]["series"]}
     assert names == {"fedcor", "fedcor-beta", "random"}
 
 
 @pytest.mark.slow
-def test_reproduce_quick_writes_the_page(tmp_path, capsys):
-    command = f"reproduce table1 --quick --out {tmp_path} --html"
-    assert main(command.split()) == 0
+def test_a_quick_study_writes_the_page(tmp_path, capsys):
+    from studies.__main__ import main as run_study
+
+    assert run_study(f"table1 --quick --out {tmp_path} --html".split()) == 0
     assert capsys.readouterr().out.strip().endswith("report.html")
 
 

@@ -12,11 +12,10 @@ import fedcor
 from fedcor.cli import main
 from fedcor.core.errors import RecordError
 from fedcor.optimisers import OPTIMISERS
-from fedcor.reporting.names import find_name, short_names
 from fedcor.reporting.plots import PALETTE, line_style, plot_experiment
 from fedcor.reporting.results import Result
 from fedcor.reporting.screen import screen_text
-from fedcor.reporting.series import series_names
+from fedcor.reporting.series import find_name, series_names, short_names
 from fedcor.reporting.summary import summarise
 from fedcor.reporting.tables import display_name, to_csv, to_json
 from fedcor.selectors import selector_names

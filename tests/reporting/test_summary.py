@@ -17,9 +17,9 @@ from rich.console import Console
 from scipy import stats
 
 from fedcor.core.errors import RecordError
+from fedcor.reporting.curves import read_curve
 from fedcor.reporting.estimates import Estimate, ratio_estimate
 from fedcor.reporting.metrics import METRICS
-from fedcor.reporting.series import read_curve
 from fedcor.reporting.summary import ExperimentSummary, SelectorSummary, summarise
 from fedcor.reporting.tables import (
     difference_text,

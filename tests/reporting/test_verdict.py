@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from fedcor.reporting.compact import compact_table
+from fedcor.core.text import bytes_text
 from fedcor.reporting.estimates import difference
-from fedcor.reporting.metrics import bytes_text, metrics_of, numbers
-from fedcor.reporting.names import short_names
+from fedcor.reporting.metrics import metrics_of, numbers
 from fedcor.reporting.screen import screen_text, to_html, to_latex
+from fedcor.reporting.series import short_names
 from fedcor.reporting.summary import ExperimentSummary, ranking, summarise
-from fedcor.reporting.tables import to_csv, to_json
+from fedcor.reporting.tables import results_table, to_csv, to_json
 from fedcor.reporting.verdict import experiment_verdict, verdict
 
 SLOW, FAST = [0.1, 0.2, 0.3, 0.6], [0.4, 0.6, 0.7, 0.8]
@@ -45,7 +45,8 @@ def shifted(curve, by):
 def test_a_clear_win():
     runs = runs_of(("random", SLOW, shifted(SLOW, 0.01)), ("fedcor", FAST, FAST))
     assert says(runs) == (
-        "fedcor reaches 50 % after 2 rounds, random after 4; it is ahead on both seeds "
+        "fedcor reaches 50 % after 2 rounds; random reaches 50 % after 4 rounds. "
+        "fedcor is ahead of random on both seeds "
         "(mean accuracy +.320, 95 % interval +.256 to +.384), with the same bytes."
     )
 
@@ -53,15 +54,17 @@ def test_a_clear_win():
 def test_a_difference_that_may_be_noise():
     runs = runs_of(("random", SLOW, FAST, SLOW), ("fedcor", FAST, SLOW, FAST))
     text = says(runs)
-    assert text.startswith("fedcor reaches 50 % after 2.7 rounds, random after 3.3; the difference")
+    assert text.startswith("fedcor reaches 50 % after 2.7 rounds; random reaches 50 % after 3.3 ")
+    assert ". The difference between fedcor and random may be noise (mean accuracy" in text
     assert "may be noise (mean accuracy +.108, 95 % interval -.824 to +1.041; ahead on 2 of" in text
 
 
 def test_one_seed_has_no_interval():
     text = says([fake_run(SLOW), fake_run(FAST, "fedcor", down=200)])
     assert text == (
-        "fedcor reaches 50 % after 2 rounds, random after 4; the difference may be noise "
-        "(mean accuracy +.325): one seed has no interval; it took 91 % more bytes."
+        "fedcor reaches 50 % after 2 rounds; random reaches 50 % after 4 rounds. The difference "
+        "between fedcor and random may be noise (mean accuracy +.325; one seed has no interval); "
+        "fedcor used 91 % more bytes."
     )
 
 
@@ -75,10 +78,15 @@ def test_the_baseline_may_be_the_best():
 @pytest.mark.parametrize(
     ("random", "fedcor", "target", "begins"),
     [
-        ([0.1], [0.2], 0.5, "No selector reaches 50 %; fedcor"),
-        ([0.1], [0.6], 0.5, "fedcor reaches 50 % after 1 round, random does not; it is"),
-        ([0.6, 0.1], [0.4, 0.4], 0.5, "fedcor does not reach 50 %, random does after 1 round; fed"),
-        ([0.1], [0.2], 0.125, "fedcor reaches 12.5 % after 1 round, random does not;"),
+        ([0.1], [0.2], 0.5, "No selector reaches 50 %. fedcor is ahead"),
+        ([0.1], [0.6], 0.5, "fedcor reaches 50 % after 1 round; random does not reach 50 %. fed"),
+        (
+            [0.6, 0.1],
+            [0.4, 0.4],
+            0.5,
+            "fedcor does not reach 50 %; random reaches 50 % after 1 round. f",
+        ),
+        ([0.1], [0.2], 0.125, "fedcor reaches 12.5 % after 1 round; random does not reach 12.5 %."),
         ([0.1], [0.2], None, "fedcor is ahead of random on both seeds"),
     ],
 )
@@ -90,18 +98,18 @@ def test_the_target(random, fedcor, target, begins):
 def test_a_target_that_some_seeds_reach():
     some, none = [[0.6], [0.4]], [[0.1], [0.1]]
     partly = runs_of(("random", *none), ("fedcor", *some))
-    assert says(partly).startswith("fedcor reaches 50 % on 1 of 2 seeds, random does not;")
+    assert says(partly).startswith("fedcor reaches 50 % on 1 of 2 seeds; random does not reach")
     partly = runs_of(("random", [0.5], [0.1]), ("fedcor", [0.6], [0.4]))
-    assert says(partly).startswith("fedcor reaches 50 % on 1 of 2 seeds, random on 1 of 2;")
+    assert says(partly).startswith("fedcor reaches 50 % on 1 of 2 seeds; random reaches 50 % on 1 ")
     third = runs_of(("random", *none), ("fedcor", [0.2], [0.2]), ("afl", [0.01], [0.5]))
-    assert says(third, "random").startswith("afl reaches 50 % on 1 of 2 seeds, random does not")
+    assert says(third, "random").startswith("afl reaches 50 % on 1 of 2 seeds; random does not")
     neither = runs_of(("random", [0.1, 0.1]), ("fedcor", [0.3, 0.3]), ("afl", [0.5, 0.0]))
-    assert says(neither).startswith("Neither fedcor nor random reaches 50 %; fedcor's difference")
+    assert says(neither).startswith("fedcor does not reach 50 %; random does not reach 50 %. The")
 
 
 def test_ties():
     text = says(runs_of(("random", SLOW, FAST), ("fedcor", SLOW, FAST)))
-    assert text.startswith("No selector is ahead of random. random reaches 50 % after 3 rounds, ")
+    assert text.startswith("No selector is ahead of random. random reaches 50 % after 3 rounds; ")
     assert "random and fedcor have the same mean accuracy on both seeds" in text
     assert "ahead on" not in text
 
@@ -120,7 +128,7 @@ def test_a_clear_winner_is_named_though_another_has_the_larger_mean():
         ("afl", [0.3], [0.31], [0.3]),
     )
     text = says(runs)
-    assert "the difference may be noise" in text
+    assert "The difference between fedcor and random may be noise" in text
     assert text.endswith(" Clearly ahead of random: afl.")
 
 
@@ -128,7 +136,7 @@ def test_one_selector_is_not_compared():
     text = says(runs_of(("random", SLOW, SLOW)))
     assert text == (
         "random reaches 50 % after 4 rounds, with a mean accuracy of .300 (2 seeds, 95 % interval "
-        ".300 to .300). There is no other selector to compare it with."
+        ".300 to .300). There is no other selector to compare with."
     )
     assert says([fake_run([0.3], target=None)]).startswith(
         "random has a mean accuracy of .300 (1 seed). There is no other selector"
@@ -157,7 +165,7 @@ def test_finished_runs_of_unequal_length():
 def test_seeds_that_only_one_has():
     runs = [*runs_of(("random", SLOW, SLOW)), fake_run(FAST, "fedcor", 1)]
     runs += [fake_run(shifted(FAST, 0.01), "fedcor", 2), fake_run(FAST, "fedcor", 3)]
-    assert "ahead on both seeds that both have" in says(runs)
+    assert "ahead of random on both seeds that both have" in says(runs)
     apart = [fake_run(SLOW), fake_run(FAST, "fedcor", 2)]
     assert says(apart).endswith("there is no comparison: random and fedcor have no seed in common.")
 
@@ -217,16 +225,20 @@ def own_metric(*levels, seeds=(1, 2), better=None, **options):
 
 
 TWO = (("random", 0.4), ("fedcor", 0.5))
-NOT_SAID = "; which direction is better was not said"
+NOT_SAID = ". No direction of this metric is declared to be better"
 
 
 def test_a_metric_without_a_direction_names_no_winner():
     runs = own_metric(*TWO)
     text = says(runs, measure="mae")
-    assert text == f"mean mae of fedcor is +0.100 [+0.100, +0.100] to random's{NOT_SAID}."
+    assert (
+        text == f"The difference in mean mae from random: fedcor +0.100 [+0.100, +0.100]{NOT_SAID}."
+    )
     shown = screen_text(summarise(runs, measure="mae"))
     assert "mae is known in 3 of 4 rounds; the others are left out." in shown
-    assert says(runs, "fedcor", "mae").startswith("mean mae of random is -0.1")
+    assert says(runs, "fedcor", "mae").startswith(
+        "The difference in mean mae from fedcor: random -0.1"
+    )
     assert says(runs, measure="loss").startswith("No selector is ahead of random.")
     for levels in (TWO, TWO[::-1], (("fedcor", 0.1), ("random", 0.4))):
         experiment = summarise(own_metric(*levels), measure="mae").experiments[0]
@@ -237,16 +249,18 @@ def test_a_metric_without_a_direction_names_no_winner():
 
 def test_a_metric_without_a_direction_of_other_runs():
     one = says(own_metric(*TWO, seeds=(1,)), measure="mae")
-    assert one == f"mean mae of fedcor is +0.100 (one seed, no interval) to random's{NOT_SAID}."
+    assert one == (
+        f"The difference in mean mae from random: fedcor +0.100 (one seed, no interval){NOT_SAID}."
+    )
     five = own_metric(*TWO, ("afl", 0.3), ("full", 0.4), ("proxy", 0.4), planned=9)
     text = says(five, measure="mae")
-    assert text.startswith("So far: mean mae, to random's: fedcor +0.1")
+    assert text.startswith("So far: the difference in mean mae from random: fedcor +0.1")
     assert ", afl -0.1" in text
     assert f"] and 1 more{NOT_SAID}" in text
     apart = own_metric(TWO[0]) + own_metric(TWO[1], seeds=(3,))
     assert "no comparison: fedcor and random have no seed in common" in says(apart, measure="mae")
     uneven = own_metric(TWO[0]) + own_metric(TWO[1], ("afl", 0.3), planned=9)
-    assert says(uneven, measure="mae").startswith("So far: mean mae, to random's")
+    assert says(uneven, measure="mae").startswith("So far: the difference in mean mae from random")
     assert says(own_metric(TWO[0]), measure="mae").startswith("random has a mean mae of 0.40")
 
 
@@ -400,17 +414,18 @@ def test_everything_that_is_shown_fits_and_holds_every_selector(runs):
     for ascii in (False, True):
         text = screen_text(summary, ascii=ascii)
         assert max(map(cell_len, text.split("\n"))) <= 80
-    table = compact_table(experiment)
+    table = results_table(experiment)
     assert {row.selector for row in table.rows} == {s.name for s in experiment.selectors}
-    assert len({row.cells[0] for row in table.rows}) == len(table.rows)
+    assert len({cells[0] for cells in table.narrow()}) == len(table.rows) + 1
     assert to_html(summary).count("<tr") == len(table.rows) + 1
     assert to_latex(summary).count(r"\\") >= len(table.rows) + 1
     means = {s.name: s.estimates[experiment.headline.key].mean for s in experiment.selectors}
     for row in table.rows:
-        mean = means[row.selector]
-        assert (row.cells[1] == "-") == (mean is None)
+        cell, mean = row.cells["mean"], means[row.selector]
+        assert cell.value == mean
+        assert (cell.text == "-") == (mean is None)
         if mean is not None:
-            assert float(row.cells[1]) == pytest.approx(mean, rel=0.01, abs=5e-4)
+            assert float(cell.text) == pytest.approx(mean, rel=0.01, abs=5e-4)
 
 
 @given(st.lists(st.text(max_size=60), unique=True, max_size=6), st.integers(6, 30))

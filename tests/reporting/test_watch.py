@@ -19,7 +19,7 @@ from fedcor.cli import main
 from fedcor.core.errors import RecordError
 from fedcor.reporting.page.watch import Follower, PageServer
 from fedcor.runs.checkpoints import CHECKPOINT, save_checkpoint
-from fedcor.runs.record import RECORD, json_line, read_checkpoint, read_run
+from fedcor.runs.record import RECORD, json_line, read_checkpoint, read_run, rounds_digest
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def ask(server, path="/", method="GET", **headers):
 
 
 def rounds(data):
-    return len(data["experiments"][0]["runs"][0]["there"]["selected"])
+    return len(data["experiments"][0]["runs"][0]["attendance"]["selected"])
 
 
 def test_the_page_and_its_data_are_served(server):
@@ -215,7 +215,9 @@ def test_a_new_checkpoint_is_news(tmp_path, run):
     before = follower.data()
     shown = before["experiments"][0]["runs"][0]
     assert not shown["map"]
-    save_checkpoint(run, arrays, json_line(read_run(run).header))
+    record = read_run(run)
+    digest = rounds_digest(record.rounds[: int(arrays["round"])]).hexdigest()
+    save_checkpoint(run, arrays, json_line(record.header), rounds=digest)
     assert follower.version() != before["version"]
     assert follower.news(before["version"], patience=0.3)["experiments"][0]["runs"][0]["map"]
 

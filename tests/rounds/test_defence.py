@@ -51,7 +51,7 @@ def test_the_table_of_a_file_and_the_header():
     experiment = load_experiment("digits", ["defence.clip_norms=3"])
     assert experiment.defence == Defence(clip_norms=3.0)
     assert experiment.describe()["defence"] == {"clip_norms": 3.0}
-    assert "defence" not in load_experiment("digits").describe()
+    assert load_experiment("digits").describe()["defence"] == {}
     changed = fedcor.experiment(experiment, defence={"refuse_norms": 50})
     assert changed.defence == Defence(clip_norms=3.0, refuse_norms=50.0)
     assert build_simulation(experiment, 1, DIGITS).defence == experiment.defence

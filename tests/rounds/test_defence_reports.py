@@ -21,10 +21,10 @@ from fedcor.flower.bridge import run_on_flower
 from fedcor.rounds.defence.guarded_federation import (
     after_round,
     count_turns,
+    guard_federation,
+    guard_outcome,
     no_turns,
     offered,
-    shield,
-    shield_outcome,
     window_of,
 )
 from fedcor.rounds.defence.settings import Defence
@@ -103,7 +103,7 @@ def test_nobody_has_more_than_its_share_of_any_window(clients, chosen, most, see
         before = [sum(k in old for old in history[-(window - 1) :]) for k in available.tolist()]
         if window == 1:
             before = [0] * size
-        may = offered(past, round, available, clients, chosen, most)
+        may = offered(past, round, available, clients=clients, chosen=chosen, most_share=most)
         under = [k for k, n in zip(available.tolist(), before, strict=True) if n < limit]
         if len(under) >= min(chosen, size):
             assert may.tolist() == under
@@ -153,9 +153,9 @@ def test_every_selector_works_behind_the_shield(name):
     state = selector.init(federation.population)
     history = []
     for _ in range(40):
-        decision = decide(selector, state, shield(defence, turns, selector, federation))
+        decision = decide(selector, state, guard_federation(defence, turns, selector, federation))
         outcome = federation.train(decision.chosen)
-        state = observe(selector, decision.state, shield_outcome(defence, outcome))
+        state = observe(selector, decision.state, guard_outcome(defence, outcome))
         turns = after_round(defence, turns, selector, outcome, 12)
         history.append(set(decision.chosen.tolist()))
     if name == "full":
@@ -171,7 +171,7 @@ def test_who_is_held_back_is_still_asked_what_its_loss_does():
     federation = FakeFederation.example(clients=12)
     defence = Defence(most_share=1.0)
     turns = {"clients": np.zeros(20, dtype=np.int64), "rounds": np.zeros(20, dtype=np.int64)}
-    shown = shield(defence, turns, Lowest(3), federation)
+    shown = guard_federation(defence, turns, Lowest(3), federation)
     assert 0 not in shown.available
     assert len(shown.available) == 11
     assert np.isfinite(shown.loss_changes(np.array([1, 2]))[0])
@@ -213,9 +213,9 @@ def test_what_is_known_of_losses_is_recorded_behind_the_shield(defence):
 
 def test_without_the_options_a_selector_sees_the_federation_itself():
     federation = FakeFederation.example(clients=12)
-    assert shield(Defence(), no_turns(), Lowest(3), federation) is federation
+    assert guard_federation(Defence(), no_turns(), Lowest(3), federation) is federation
     outcome = federation.train(np.array([1, 2]))
-    assert shield_outcome(Defence(), outcome) is outcome
+    assert guard_outcome(Defence(), outcome) is outcome
     turns = no_turns()
     assert after_round(Defence(), turns, Lowest(3), outcome, 12) is turns
 
@@ -226,7 +226,7 @@ def test_the_losses_of_an_outcome_are_clipped_too():
     told = outcome.losses.copy()
     told[3] = 1e5
     lied = dataclasses.replace(outcome, read_losses=lambda: told)
-    shown = shield_outcome(Defence(clip_reports=2.0), lied)
+    shown = guard_outcome(Defence(clip_reports=2.0), lied)
     assert np.array_equal(shown.losses, clip_reports(told, 2.0))
     assert shown.losses[3] < 1e3
 

@@ -77,7 +77,7 @@ def test_noise_changes_what_selectors_are_told_and_nothing_else(selector, tmp_pa
     plain = load_experiment("digits", CHANGES, selector)
     noisy = load_experiment("digits", [*CHANGES, "privacy.loss_noise=0.5"], selector)
     without, with_noise = run_in_memory(plain, 1), run_in_memory(noisy, 1)
-    assert "privacy" not in without.header["config"]
+    assert without.header["config"]["privacy"] == {"loss_noise": 0.0, "loss_clip": 10.0}
     assert with_noise.header["config"]["privacy"] == {"loss_noise": 0.5, "loss_clip": 10.0}
 
     def lines(record):

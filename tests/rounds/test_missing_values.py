@@ -11,16 +11,16 @@ import pytest
 from fake_runs import fake_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from studies.drawing import smooth_curve
+from studies.summaries import smooth_curve
 
 from fedcor.cli import main
 from fedcor.core.errors import RecordError
+from fedcor.reporting.curves import read_curve
 from fedcor.reporting.estimates import Estimate, paired_values
 from fedcor.reporting.metrics import METRICS
 from fedcor.reporting.notes import missing_note
 from fedcor.reporting.results import Result
 from fedcor.reporting.screen import screen_text, sparklines
-from fedcor.reporting.series import read_curve
 from fedcor.reporting.summary import summarise
 from fedcor.reporting.tables import estimate_text, to_json
 from fedcor.reporting.verdict import experiment_verdict

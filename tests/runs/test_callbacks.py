@@ -1,4 +1,4 @@
-"""Callbacks and the CSV tracker; the trackers that need packages are in test_trackers.py."""
+"""Callbacks, and a tracker that needs no package; the others are in test_trackers.py."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from round_log import NAME, TABLE, RoundLog, read_log
 
 import fedcor
 from fedcor.cli import main
@@ -28,7 +29,6 @@ from fedcor.runs.tracking.callback import (
     flat_settings,
     scalars,
 )
-from fedcor.runs.tracking.csv_files import CSV
 from fedcor.runs.tracking.session import build_callback, check_callbacks, following
 from fedcor.runs.tracking.wandb_run import bars
 
@@ -134,16 +134,16 @@ def test_functions_classes_and_objects_with_some_of_the_methods():
 @pytest.mark.parametrize(
     ("callbacks", "message"),
     [
-        ("csv", r"must be a list, such as \[\"csv\"\]"),
+        ("mlflow", r"must be a list, such as \[\"mlflow\"\]"),
         (print, "must be a list"),
         (7, "must be a list"),
         ([7], "must be a function of a round's record"),
         ([dict], "must be a function of a round's record"),
         (["tensorbord"], 'did you mean "tensorboard"'),
         (["nowhere:Mine"], "module nowhere could not be imported"),
-        (["csv"], "folder of its run: give out"),
-        ([CSV()], "folder of its run: give out"),
-        ([CSV], "folder of its run: give out"),
+        ([NAME], "folder of its run: give out"),
+        ([RoundLog()], "folder of its run: give out"),
+        ([RoundLog], "folder of its run: give out"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_runs(callbacks, message):
@@ -227,8 +227,8 @@ def test_without_its_package_a_tracker_says_what_to_install(name, monkeypatch, c
 
     monkeypatch.setattr("importlib.util.find_spec", find)
     said = f"pip install 'fedcor[{name}]' (from a clone: pip install '.[{name}]')"
-    for command in ("run digits --out run", "compare digits --out run", "reproduce table1"):
-        assert main([*command.split(), "--track", f"csv,{name}"]) == 2
+    for command in ("run digits --out run", "compare digits --out run"):
+        assert main([*command.split(), "--track", f"{NAME},{name}"]) == 2
         assert said in capsys.readouterr().err
     assert not Path("run").exists()
     with pytest.raises(MissingExtraError, match=name):
@@ -241,14 +241,6 @@ def test_a_folder_with_the_name_of_a_package_is_no_package(monkeypatch):
     with pytest.raises(MissingExtraError, match=r"fedcor\[wandb\]"):
         check_installed("not_installed", "wandb")
     check_installed("numpy", "wandb")
-
-
-def read_csv(path):
-    with open(path, newline="") as file:
-        return [
-            {key: float(value) for key, value in row.items() if value}
-            for row in csv.DictReader(file)
-        ]
 
 
 def mean_of(values):
@@ -276,18 +268,19 @@ def expected_rows(run):
     return rows
 
 
-def check_csv(folder):
+def check_log(folder):
     run = read_run(folder)
-    assert read_csv(folder / "rounds.csv") == expected_rows(run)
+    assert read_log(folder) == expected_rows(run)
     chosen = [client for one in run.rounds for client in one["selected"]]
-    table = read_csv(folder / "selection.csv")
+    with (folder / TABLE).open(newline="") as file:
+        table = [{key: int(value) for key, value in row.items()} for row in csv.DictReader(file)]
     assert [row["client"] for row in table] == list(
         range(run.header["config"]["partition"]["clients"])
     )
     assert [row["selected"] for row in table] == [chosen.count(k) for k in range(len(table))]
 
 
-def test_csv_has_each_round_once_however_the_run_was_interrupted():
+def test_a_tracker_has_each_round_once_however_the_run_was_interrupted():
     def stop_after(last):
         def stop(record):
             if record.round == last:
@@ -304,24 +297,24 @@ def test_csv_has_each_round_once_however_the_run_was_interrupted():
                 out="run",
                 resume=True,
                 progress=False,
-                callbacks=["csv", stop_after(last)],
+                callbacks=[NAME, stop_after(last)],
             )
-        rows = read_csv("run/rounds.csv")
+        rows = read_log("run")
         assert [row["round"] for row in rows] == list(range(last + 1))
-        with open("run/rounds.csv", "a") as file:
-            file.write("26,1")  # torn by a crash
-    result = fedcor.run(made, "fedcor", out="run", resume=True, progress=False, callbacks=["csv"])
-    check_csv(Path("run"))
+        with open("run/log.jsonl", "a") as file:
+            file.write('{"round":')  # torn by a crash
+    result = fedcor.run(made, "fedcor", out="run", resume=True, progress=False, callbacks=[NAME])
+    check_log(Path("run"))
     alone = fedcor.run(made, "fedcor", progress=False)
     assert plain(result.runs[0].rounds) == plain(alone.runs[0].rounds)
 
 
 def test_runs_in_several_processes_each_have_a_tracker_of_their_own():
     command = "compare digits --selectors random,afl --seeds 1,2 --rounds 3 --jobs 2 --out runs"
-    assert main([*command.split(), "--track", "csv"]) == 0
+    assert main([*command.split(), "--track", NAME]) == 0
     for selector in ("random", "afl"):
         for seed in (1, 2):
-            check_csv(Path("runs") / selector / f"seed-{seed}")
+            check_log(Path("runs") / selector / f"seed-{seed}")
     assert main(["report", "runs"]) == 0
 
 
@@ -329,19 +322,19 @@ def test_a_finished_run_can_be_given_to_a_tracker():
     command = ["run", "digits", "--selector", "random", "--rounds", "3", "--out", "run"]
     assert main(command) == 0
     before = Path("run/rounds.jsonl").read_bytes()
-    assert main([*command, "--resume", "--track", "csv"]) == 0
-    check_csv(Path("run"))
+    assert main([*command, "--resume", "--track", NAME]) == 0
+    check_log(Path("run"))
     assert Path("run/rounds.jsonl").read_bytes() == before
 
 
-def test_csv_does_not_write_through_a_link(caplog):
+def test_a_tracker_does_not_write_through_a_link(caplog):
     Path("run").mkdir()
-    Path("elsewhere.csv").write_text("mine")
-    Path("run/rounds.csv").symlink_to(Path("elsewhere.csv").absolute())
-    result = fedcor.run(digits(2), "random", out="run", progress=False, callbacks=["csv"])
+    Path("elsewhere").write_text("mine")
+    Path("run/log.jsonl").symlink_to(Path("elsewhere").absolute())
+    result = fedcor.run(digits(2), "random", out="run", progress=False, callbacks=[NAME])
     assert len(result.runs[0].rounds) == 2
-    assert "rounds.csv is a symbolic link" in caplog.text
-    assert Path("elsewhere.csv").read_text() == "mine"
+    assert "log.jsonl is a symbolic link" in caplog.text
+    assert Path("elsewhere").read_text() == "mine"
 
 
 def a_round(number, **values):
@@ -354,15 +347,15 @@ def a_round(number, **values):
     return RoundRecord(**{**known, **values})
 
 
-def test_a_number_that_comes_later_gets_a_column(tmp_path):
-    tracker, header = CSV(), {"selector": "random", "seed": 1}
+def test_a_round_is_numbers_under_names_that_do_not_clash(tmp_path):
+    tracker, header = RoundLog(), {"selector": "random", "seed": 1}
     tracker.on_start(StartedRun(header, tmp_path, tmp_path))
     tracker.on_round(a_round(0, test_accuracy=math.nan))
-    tracker.on_round(a_round(1, metrics={"=cmd": 0.25, "bytes": 3.0, "list": [1.0, 2.0]}))
+    tracker.on_round(a_round(1, metrics={"f1": 0.25, "bytes": 3.0, "list": [1.0, 2.0]}))
     tracker.on_round(a_round(2))
-    first, second, third = read_csv(tmp_path / "rounds.csv")
+    first, second, third = read_log(tmp_path)
     assert "accuracy" not in first
-    assert (second["'=cmd"], second["metric/bytes"], second["accuracy"]) == (0.25, 3.0, 0.5)
+    assert (second["f1"], second["metric/bytes"], second["accuracy"]) == (0.25, 3.0, 0.5)
     assert (third["round"], third["bytes"]) == (2, 6)
     assert not any("list" in name for name in second)
 
@@ -415,7 +408,7 @@ def test_settings_are_flat_texts():
 
 
 def test_a_tracker_object_is_copied_for_each_run():
-    tracker = CSV()
+    tracker = RoundLog()
     assert build_callback(tracker) is not tracker
     listener = Listener()
     assert build_callback(listener) is listener

@@ -21,6 +21,7 @@ from hypothesis.extra import numpy as hnp
 from fedcor.cli import main
 from fedcor.core.errors import RecordError
 from fedcor.core.files import open_whole, save_arrays
+from fedcor.rounds.record_line import FORMAT
 from fedcor.runs.checkpoints import (
     CHECKPOINT,
     load_checkpoint,
@@ -36,6 +37,7 @@ from fedcor.simulation.experiment_files import load_experiment
 PREVIOUS = Path("checkpoint") / "previous.npz"
 REFUSED = Path("checkpoint") / "refused.npz"
 HEADER = {
+    "format": FORMAT,
     "experiment": "e",
     "selector": "s",
     "seed": 1,
@@ -84,18 +86,9 @@ def undetected(content):
 
 
 def test_any_damaged_byte_is_found(tmp_path):
-    save_checkpoint(tmp_path, ARRAYS, json.dumps(HEADER))
+    save_checkpoint(tmp_path, ARRAYS, json.dumps(HEADER), rounds="")
     assert same(load_checkpoint(tmp_path / CHECKPOINT).arrays, ARRAYS)
     assert list(undetected((tmp_path / CHECKPOINT).read_bytes())) == []
-
-
-def test_a_damaged_byte_of_an_earlier_versions_file_is_found_or_harmless():
-    """These have no checksum of the whole, but one of each array."""
-    content = io.BytesIO()
-    np.savez(content, **ARRAYS)
-    assert same(parse_checkpoint(content).arrays, ARRAYS)
-    for what, arrays in undetected(content.getvalue()):  # a date, for example
-        assert same(arrays, ARRAYS), what
 
 
 DTYPES = st.one_of(
@@ -117,7 +110,7 @@ STATES = st.dictionaries(
 def test_any_state_comes_back_or_its_damage_is_found(tmp_path_factory, state, data):
     folder = tmp_path_factory.mktemp("state")
     arrays = {"round": np.array(3), **state}
-    save_checkpoint(folder, arrays, json.dumps(HEADER))
+    save_checkpoint(folder, arrays, json.dumps(HEADER), rounds="")
     path = folder / CHECKPOINT
     saved = load_checkpoint(path)
     assert same(saved.arrays, arrays)
@@ -384,9 +377,9 @@ def test_a_damaged_checkpoint_is_named_where_it_is_only_read(tmp_path):
 
 @pytest.mark.parametrize("count", [np.array(-1), np.array([1, 2]), np.array(1.5), np.array("a")])
 def test_a_checkpoint_that_does_not_say_its_round_is_refused(tmp_path, count):
-    save_arrays(tmp_path / "a.npz", {"round": count})
+    save_checkpoint(tmp_path, {"round": count}, json.dumps(HEADER), rounds="")
     with pytest.raises(RecordError, match="after which round"):
-        load_checkpoint(tmp_path / "a.npz")
+        load_checkpoint(tmp_path / CHECKPOINT)
 
 
 # --- the record, held against its checkpoint ------------------------------------------------------
@@ -599,14 +592,21 @@ def test_another_seeds_checkpoint_is_not_resumed(runs, tmp_path, capsys):
     assert "its seed is 2, not 1" in capsys.readouterr().err
 
 
-def test_a_checkpoint_without_a_checksum_is_resumed(runs, tmp_path):
-    """Those of earlier versions: arrays alone, and none before them."""
-
-    def as_before(run):
+def test_a_checkpoint_without_a_checksum_or_with_another_format_is_refused(runs, tmp_path, capsys):
+    def without_checksum(run):
         save_arrays(run / CHECKPOINT, read_checkpoint(run))
         (run / PREVIOUS).unlink()
 
-    assert resume_after(runs, tmp_path / "run", as_before) == 0
+    def other_format(run):
+        saved = load_checkpoint(run / CHECKPOINT)
+        header = json.dumps({**saved.header, "format": 2})
+        save_checkpoint(run, saved.arrays, header, rounds=saved.rounds, keep=False)
+        (run / PREVIOUS).unlink()
+
+    assert resume_after(runs, tmp_path / "a", without_checksum) == 2
+    assert "its end is missing" in capsys.readouterr().err
+    assert resume_after(runs, tmp_path / "b", other_format) == 2
+    assert "its format is 2, not 3" in capsys.readouterr().err
 
 
 def test_the_command_says_what_it_resumes_from(runs, tmp_path):
@@ -647,38 +647,6 @@ def test_a_run_that_is_stopped_after_its_checkpoint_was_damaged_can_be_read(tmp_
     assert len(read_run(tmp_path).rounds) == 20
 
 
-def without(folder, *names):
-    """Make the newest checkpoint one of a version that did not remember these."""
-    saved = load_checkpoint(folder / CHECKPOINT)
-    left = {name: array for name, array in saved.arrays.items() if name not in names}
-    assert len(left) == len(saved.arrays) - len(names)
-    header = json.dumps(saved.header)
-    save_checkpoint(folder, left, header, keep=False, rounds=saved.rounds)
-
-
-@pytest.mark.parametrize(
-    ("selector", "newer"),
-    [
-        ("fedcor", "tried"),
-        ("proxy", "tried"),
-        ("complement", "founders"),
-        ("aligned", "founders"),
-        ("power_of_choice", "candidates"),
-    ],
-)
-def test_a_run_of_before_a_selector_remembered_more_is_resumed(
-    tmp_path, small_data, selector, newer
-):
-    changes = []
-    if newer == "tried":  # it measures before the checkpoint, and after
-        changes = [f"selectors.{selector}.{key}" for key in ("warmup=3", "interval=4")]
-    run(small(small_data, selector, 15, *changes), 1, tmp_path / "whole")
-    run(small(small_data, selector, 10, *changes), 1, tmp_path / "old")
-    without(tmp_path / "old", f"selector/{newer}")
-    run(small(small_data, selector, 15, *changes), 1, tmp_path / "old", resume=True)
-    assert lines_without_seconds(tmp_path / "old") == lines_without_seconds(tmp_path / "whole")
-
-
 def test_a_checkpoint_without_anything_that_its_selector_remembers_is_refused(tmp_path, small_data):
     run(small(small_data, "round_robin", 10), 1, tmp_path)
     saved = load_checkpoint(tmp_path / CHECKPOINT)
@@ -686,30 +654,6 @@ def test_a_checkpoint_without_anything_that_its_selector_remembers_is_refused(tm
     save_checkpoint(tmp_path, other, json.dumps(saved.header), rounds=saved.rounds)
     with pytest.raises(RecordError, match="does not fit this run"):
         run(small(small_data, "round_robin", 15), 1, tmp_path, resume=True)
-
-
-def test_a_run_of_before_an_optimiser_remembered_more_is_resumed(tmp_path, small_data, monkeypatch):
-    """The optimiser knows what it did without."""
-    (tmp_path / "resumed_optimiser.py").write_text(
-        "from dataclasses import dataclass\n"
-        "import numpy as np\n"
-        "@dataclass(frozen=True)\n"
-        "class Slowing:\n"
-        "    def init(self, population, model):\n"
-        "        return {'steps': np.array(0), 'newer': np.array(0)}\n"
-        "    def step(self, state, delivery):\n"
-        "        steps = int(state['steps']) + 1\n"
-        "        newer = int(state.get('newer', steps - 1)) + 1\n"
-        "        model = delivery.model + delivery.mean / newer\n"
-        "        return model, {'steps': np.array(steps), 'newer': np.array(newer)}\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    own = "optimiser.name=resumed_optimiser:Slowing"
-    run(small(small_data, "random", 15, own), 1, tmp_path / "whole")
-    run(small(small_data, "random", 10, own), 1, tmp_path / "old")
-    without(tmp_path / "old", "optimiser/newer")
-    run(small(small_data, "random", 15, own), 1, tmp_path / "old", resume=True)
-    assert lines_without_seconds(tmp_path / "old") == lines_without_seconds(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(

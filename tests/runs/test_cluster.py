@@ -1,12 +1,15 @@
-"""Runs in parts, on a cluster that is made up: what comes back, what is lost, what is refused."""
+"""Runs on a cluster that is a fake: what comes back, what is retried, what is refused."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import shlex
+import shutil
 import socket
 import sys
+import time
 import weakref
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -17,30 +20,31 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from distributed.client import ClosedClientError
-from studies import measuring
 from studies.plan import Plan
 
 import fedcor
 from fedcor.cli import main
-from fedcor.core.errors import ConfigError, FedcorError, WorkerDiedError
+from fedcor.core.errors import ConfigError, FedcorError, RecordError, WorkerDiedError
 from fedcor.core.registry import load_object
 from fedcor.runs import processes, runner
-from fedcor.runs.cluster import worker
+from fedcor.runs.cluster import retry
 from fedcor.runs.cluster.address import check_answer, find_address
-from fedcor.runs.cluster.backends import DaskCluster, connect
-from fedcor.runs.cluster.scheduler import map_on, run_errands
-from fedcor.runs.cluster.worker import LostError
+from fedcor.runs.cluster.retry import DaskCluster, connect
+from fedcor.runs.folder import RunWriter, open_run
 from fedcor.runs.processes import count_processes
+from fedcor.runs.record import count_rounds
+from fedcor.simulation.build import experiment_header
+from fedcor.simulation.experiment_files import load_experiment
+from studies import loss_changes
 
 PRESET = Path(fedcor.__file__).parent / "simulation" / "presets" / "digits.toml"
 
 
-class MadeUp:
-    """A cluster in this process; `losses` are the numbers of the calls whose worker is lost."""
+class FakeCluster:
+    """A cluster in this process. It runs the calls with these numbers twice, as after a loss."""
 
-    def __init__(self, losses=()):
-        self.losses, self.calls, self.cancelled = set(losses), 0, []
-        self.most = 0
+    def __init__(self, lost=()):
+        self.lost, self.calls, self.cancelled, self.most = set(lost), 0, [], 0
 
     def slots(self):
         return 2
@@ -49,32 +53,56 @@ class MadeUp:
         self.calls += 1
         return self.calls, payload
 
-    def wait(self, calls):
-        self.most = max(self.most, len(calls))
-        return calls[:1]
+    def finished(self, tasks):
+        self.most = max(self.most, len(tasks))
+        return tasks[:1]
 
-    def result(self, call):
-        number, payload = call
-        if number in self.losses:
-            raise LostError("gone")
-        return worker.entry()(payload)
+    def result(self, task):
+        number, payload = task
+        if number in self.lost:
+            with stopped_after(7):
+                assert retry.task_entry()(payload)[0] == "failed"
+        return retry.task_entry()(payload)
 
-    def cancel(self, calls):
-        self.cancelled += calls
+    def cancel(self, tasks):
+        self.cancelled += tasks
+
+
+@contextmanager
+def stopped_after(round):
+    """Runs end in this round, after its line was written and before its checkpoint was."""
+    append = RunWriter.append
+
+    def append_and_stop(self, entry):
+        append(self, entry)
+        if entry["round"] == round:
+            raise OSError("this worker is lost")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunWriter, "append", append_and_stop)
+        yield
 
 
 @pytest.fixture
-def made_up(monkeypatch):
-    cluster = MadeUp()
+def cluster(monkeypatch):
+    fake = FakeCluster()
+    monkeypatch.setattr(retry, "connect", lambda backend, address: nullcontext(fake))
+    return fake
 
-    @contextmanager
-    def connect(backend, address):
-        yield cluster
 
-    monkeypatch.setattr(runner, "connect", connect)
-    monkeypatch.setattr(runner, "FIRST_PART", 0.0)  # a round per part
-    monkeypatch.setattr(runner, "LONGEST_PART", 0.0)
-    return cluster
+@pytest.fixture
+def not_shared(monkeypatch):
+    """Workers do not see the folder of the driver."""
+    run_on_worker = runner._run_on_worker
+
+    def elsewhere(task):
+        return run_on_worker(dataclasses.replace(task, lease=Path("/nowhere/else")))
+
+    monkeypatch.setattr(runner, "_run_on_worker", elsewhere)
+
+
+def call_all(function, items, at_once=None):
+    return retry.run_with_retries(function, items, at_once, backend="ray", address="a:1")
 
 
 def lines(folder):
@@ -92,43 +120,116 @@ def compare(small_data, out, *more):
     return main([*command.split(), "--out", str(out), *more])
 
 
-def test_parts_give_the_record_of_one_process_whatever_is_lost(small_data, made_up, tmp_path):
+AWAY = ("--backend", "ray", "--address", "a:1")
+
+
+def test_a_cluster_gives_the_records_of_one_process_whatever_is_lost(small_data, cluster, tmp_path):
     assert compare(small_data, tmp_path / "here") == 0
-    made_up.losses = {1, 2, 5, 9, 20, 21}
-    assert compare(small_data, tmp_path / "there", "--backend", "ray", "--address", "a:1") == 0
+    cluster.lost = {1, 4}
+    assert compare(small_data, tmp_path / "there", *AWAY) == 0
     assert lines(tmp_path / "there") == lines(tmp_path / "here")
-    assert made_up.calls == 4 * 12 + 6
-    assert made_up.most == 2
+    assert (cluster.calls, cluster.most) == (4, 2)
+    assert not list((tmp_path / "there").rglob(".lease-*"))
 
 
-def test_an_end_halfway_can_be_resumed_here_or_there(small_data, made_up, tmp_path, capsys):
+def test_a_worker_that_does_not_see_the_folder_sends_the_files(
+    small_data, cluster, not_shared, tmp_path
+):
     assert compare(small_data, tmp_path / "here") == 0
-    away = ("--backend", "dask", "--address", "a:1")
-    made_up.losses = set(range(10, 100))
-    assert compare(small_data, tmp_path / "there", *away) == 2
-    said = "4 workers were lost one after the other with the same part of a run"
-    assert said in capsys.readouterr().err
-    assert made_up.cancelled
-    assert 0 < len(lines(tmp_path / "there")["random/seed-1/rounds.jsonl"]) < 13
-    made_up.losses, made_up.calls = set(), 0
-    assert compare(small_data, tmp_path / "there", *away, "--resume") == 0
-    assert 0 < made_up.calls < 4 * 12
+    assert compare(small_data, tmp_path / "there", *AWAY) == 0
+    assert lines(tmp_path / "there") == lines(tmp_path / "here")
+    # What was begun here is finished there, and goes on here.
+    shutil.rmtree(tmp_path / "there" / "fedcor")
+    assert compare(small_data, tmp_path / "there", "--resume", *AWAY) == 0
+    assert lines(tmp_path / "there") == lines(tmp_path / "here")
+    files = {path.name for path in (tmp_path / "there" / "fedcor" / "seed-1").rglob("*")}
+    assert {"rounds.jsonl", "checkpoint", "state.npz", "previous.npz"} <= files
+    for folder in ("here", "there"):
+        assert compare(small_data, tmp_path / folder, "--resume", "--rounds", "14") == 0
+    assert lines(tmp_path / "there") == lines(tmp_path / "here")
+
+
+def test_an_end_halfway_can_be_resumed_here_or_there(small_data, cluster, tmp_path, monkeypatch):
+    assert compare(small_data, tmp_path / "here") == 0
+
+    def die(task):
+        raise WorkerDiedError("several workers died")
+
+    with monkeypatch.context() as patch, stopped_after(11):
+        patch.setattr(cluster, "result", lambda task: FakeCluster.result(cluster, task) and die(0))
+        assert compare(small_data, tmp_path / "there", *AWAY) == 2
+    assert cluster.cancelled
+    assert len(lines(tmp_path / "there")) == 1
+    assert compare(small_data, tmp_path / "there", *AWAY) == 2  # without --resume
+    assert compare(small_data, tmp_path / "there", *AWAY, "--resume") == 0
     assert lines(tmp_path / "there") == lines(tmp_path / "here")
     assert compare(small_data, tmp_path / "there", "--resume") == 0
 
 
-def test_callbacks_hear_of_each_round_here(small_data, made_up):
-    told = []
-    name = small_data.rpartition("=")[2]
-    made = fedcor.experiment("digits", data=name, rounds=3)
+def test_a_worker_stops_when_nobody_waits_for_its_run(small_data, tmp_path):
+    """Dask cannot end a task that runs, which would hold the lock of its run."""
+    changes = [small_data.removeprefix("--set "), "training.rounds=12"]
+    job = runner.Job(load_experiment("digits", changes, "random"), 1, tmp_path / "run", False)
+    with runner._leased(job) as task:
+        write = RunWriter.append
+
+        def end_lease(self, entry):
+            write(self, entry)
+            if entry["round"] == 3:
+                task.lease.unlink()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunWriter, "append", end_lease)
+            with pytest.raises(FedcorError, match="stopped after round 3"):
+                runner._run_on_worker(task)
+    assert count_rounds(tmp_path / "run") == 4
+
+
+def test_a_retry_waits_for_the_lock_of_the_worker_that_was_lost(small_data, tmp_path):
+    changes = [small_data.removeprefix("--set "), "training.rounds=2"]
+    made = load_experiment("digits", changes, "random")
+    with ThreadPoolExecutor() as threads:
+        with open_run(tmp_path / "run", experiment_header(made, 1), resume=False) as writer:
+            writer.begin()
+            with pytest.raises(RecordError, match="in use"):
+                runner.run(made, 1, tmp_path / "run")
+            waiting = threads.submit(runner.run, made, 1, tmp_path / "run", resume=True, wait=60)
+            time.sleep(0.3)
+        waiting.result(timeout=60)
+    assert count_rounds(tmp_path / "run") == 2
+
+
+def test_callbacks_are_called_here_when_a_run_has_come_back(small_data, cluster, not_shared):
+    records = []
+    made = fedcor.experiment("digits", data=small_data.rpartition("=")[2], rounds=3)
     result = fedcor.compare(
-        made, ["random"], [1], backend="ray", address="a:1", callbacks=[told.append]
+        made, ["random"], [1], backend="ray", address="a:1", callbacks=[records.append]
     )
-    assert [record.round for record in told] == [0, 1, 2]
+    assert [record.round for record in records] == [0, 1, 2]
+    assert [record.selected for record in records] == [
+        line["selected"] for line in result.runs[0].rounds
+    ]
     assert [run.path for run in result.runs] == [None]
 
 
-def test_clients_are_called_by_name_there_as_here(made_up, tmp_path):
+def test_callbacks_of_a_resumed_run_are_told_what_was_there(small_data, cluster, tmp_path):
+    made = fedcor.experiment("digits", data=small_data.rpartition("=")[2], rounds=10)
+    fedcor.compare(made, ["random"], [1], out=tmp_path)
+    told = []
+
+    class Told:
+        def on_start(self, run):
+            told.append((run.resumed, len(run.rounds)))
+
+        def on_round(self, record):
+            told.append(record.round)
+
+    options = {"out": tmp_path, "resume": True, "backend": "ray", "address": "a:1"}
+    fedcor.compare(made, ["random"], [1], rounds=12, callbacks=[Told()], **options)
+    assert told == [(True, 10), 10, 11]
+
+
+def test_clients_are_called_by_name_there_as_here(cluster, not_shared, tmp_path):
     rng = np.random.default_rng(1)
     arrays = rng.standard_normal((12, 3)), np.arange(12) % 2
     made = fedcor.Experiment(
@@ -148,7 +249,7 @@ def test_clients_are_called_by_name_there_as_here(made_up, tmp_path):
     assert written.read_text() == expected.read_text() != ""
 
 
-def test_errors_of_a_call_come_back_as_they_are():
+def test_an_error_in_a_call_is_raised_as_it_is_and_not_retried(cluster):
     def work(number):
         if number == 1:
             raise ConfigError("rounds", -1, "must be at least 1")
@@ -156,14 +257,21 @@ def test_errors_of_a_call_come_back_as_they_are():
 
     for number, kind in ((1, ConfigError), (2, KeyError)):
         with pytest.raises(kind):
-            list(map_on(MadeUp(), work, [number]))
-    assert sorted(map_on(MadeUp(losses={1}), abs, [-1, 2])) == [(-1, 1), (2, 2)]
-    with pytest.raises(WorkerDiedError):
-        list(map_on(MadeUp(losses=range(99)), abs, [1]))
+            list(call_all(work, [number]))
+    assert cluster.calls == 2
+    assert sorted(call_all(abs, [-1, 2])) == [(-1, 1), (2, 2)]
+
+
+def test_an_error_of_a_users_selector_names_the_run_and_leaves_no_folder(cluster, tmp_path, capsys):
+    refused = ["--set", "partition.clients=5", "--set", "training.clients_per_round=9"]
+    given = ["compare", "digits", "--selectors=random", "--seeds=1", *refused, *AWAY]
+    assert main([*given, "--out", str(tmp_path / "runs")]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*seed-1*"))
 
 
 def test_other_versions_on_a_worker_are_refused(monkeypatch):
-    enter = worker.entry()
+    enter = retry.task_entry()
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0.1")
     status, said = enter(b"")
     assert status == "refused"
@@ -183,8 +291,8 @@ def test_numba_is_the_same_on_a_worker_or_on_neither_side(here, there_, monkeypa
         return found
 
     monkeypatch.setattr("importlib.metadata.version", version)
-    enter, found = worker.entry(), there_
-    status, said = enter(worker.pack(lambda: 7))
+    enter, found = retry.task_entry(), there_
+    status, said = enter(retry.pack(lambda: 7))
     if here == there_:
         assert (status, said) == ("done", 7)
     else:
@@ -194,41 +302,19 @@ def test_numba_is_the_same_on_a_worker_or_on_neither_side(here, there_, monkeypa
 
 
 def test_a_worker_takes_up_edits_of_a_users_module(tmp_path, monkeypatch):
-    call = worker.pack(partial(load_object, "edited_module:VALUE", "selector"))
+    call = retry.pack(partial(load_object, "edited_module:VALUE", "selector"))
     for folder, value in (("a", 1), ("a", 22), ("b", 333)):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "edited_module.py").write_text(f"import fedcor\nVALUE = {value}\n")
         monkeypatch.chdir(tmp_path / folder)
-        assert worker.entry()(call) == ("done", value)
+        assert retry.task_entry()(call) == ("done", value)
     assert "edited_module" not in sys.modules
 
 
 def test_a_worker_keeps_modules_that_are_installed(tmp_path):
-    for file in (json.__file__, np.__file__, worker.__file__, None):
-        assert worker._is_installed(file)
-    assert not worker._is_installed(str(tmp_path / "mine.py"))
-
-
-def test_every_errand_is_closed_whatever_fails():
-    closed = []
-
-    def errand(number):
-        try:
-            yield partial(abs, number)
-        finally:
-            closed.append(number)
-            raise KeyError(number)
-
-    class Ends(MadeUp):
-        def submit(self, payload):
-            if self.calls == 3:
-                raise FedcorError("the cluster is gone")
-            return super().submit(payload)
-
-    cluster = Ends(losses={1})
-    with pytest.raises(KeyError, match="1"):  # the first of those that were left
-        list(run_errands(cluster, ((i, errand(i)) for i in range(3)), 3))
-    assert sorted(closed) == [0, 1, 2]
+    for file in (json.__file__, np.__file__, retry.__file__, None):
+        assert retry._is_installed(file)
+    assert not retry._is_installed(str(tmp_path / "mine.py"))
 
 
 def test_an_address_beside_a_connection_to_ray_is_refused(monkeypatch):
@@ -242,7 +328,7 @@ def test_an_address_beside_a_connection_to_ray_is_refused(monkeypatch):
         pass
 
 
-class Empty(MadeUp):
+class Empty(FakeCluster):
     """A cluster whose first worker comes after some questions, or with the first call."""
 
     def __init__(self, questions):
@@ -255,18 +341,22 @@ class Empty(MadeUp):
 
 
 def test_a_cluster_without_workers_is_waited_for_and_then_refused(monkeypatch, caplog):
-    assert list(map_on(Empty(2), abs, [-1])) == [(-1, 1)]
+    def with_first_worker_after(questions):
+        fake = Empty(questions)
+        monkeypatch.setattr(retry, "connect", lambda backend, address: nullcontext(fake))
+
+    with_first_worker_after(2)
+    assert list(call_all(abs, [-1])) == [(-1, 1)]
     assert caplog.messages == ["the cluster has no workers yet; waiting for one"]
-    monkeypatch.setattr("fedcor.runs.cluster.scheduler.WAIT_FOR_WORKERS", 0.0)
+    monkeypatch.setattr(retry, "WAIT_FOR_WORKERS", 0.0)
+    with_first_worker_after(99)
     with pytest.raises(FedcorError, match="no workers for 0 seconds: start some"):
-        list(map_on(Empty(99), abs, [-1]))
-    assert list(map_on(Empty(99), abs, [-1], 1)) == [(-1, 1)]  # an autoscaler sees the call
+        list(call_all(abs, [-1]))
+    assert list(call_all(abs, [-1], 1)) == [(-1, 1)]  # an autoscaler sees the call
 
 
 class DeadDask:
     """A client of Dask whose scheduler is gone."""
-
-    status = "closed"
 
     def _refuse(self, *args, **options):
         raise ClosedClientError("Client is closed.")
@@ -290,9 +380,6 @@ def test_a_dask_scheduler_that_is_gone_ends_with_one_message(monkeypatch):
     ):
         with pytest.raises(FedcorError, match="connection to Dask's scheduler was lost"):
             call()
-    monkeypatch.setattr(DeadDask, "status", "running")  # only a worker is gone
-    with pytest.raises(LostError):
-        cluster.result(DeadFuture())
 
 
 def test_a_client_of_dask_that_cannot_connect_is_not_kept(monkeypatch):
@@ -304,7 +391,7 @@ def test_a_client_of_dask_that_cannot_connect_is_not_kept(monkeypatch):
             raise RuntimeError("this is a worker")
 
     monkeypatch.setattr("distributed.Client", Refused)
-    monkeypatch.setattr("fedcor.runs.cluster.backends.check_answer", lambda *_: None)
+    monkeypatch.setattr("fedcor.runs.cluster.retry.check_answer", lambda *_: None)
     with pytest.raises(FedcorError, match="this is a worker; is this the address of the sched"):
         DaskCluster("a:1")
     assert not kept
@@ -363,7 +450,7 @@ def test_encryption_of_ray_is_none_of_dask(monkeypatch):
 
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as threads:
         threads.submit(answer, server)
-        with pytest.raises(FedcorError, match="is no cluster of dask"):
+        with pytest.raises(FedcorError, match="is not a cluster of dask"):
             check_answer("dask", f"127.0.0.1:{server.getsockname()[1]}")
 
 
@@ -384,7 +471,7 @@ def test_jobs_on_a_cluster_are_as_many_as_it_runs():
         count_processes(-2, "dask")
 
 
-@pytest.mark.parametrize("command", ["compare digits --dry-run", "reproduce toy", "demo"])
+@pytest.mark.parametrize("command", ["compare digits --dry-run", "demo"])
 def test_the_command_line_takes_no_number_of_jobs_below_one(command, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([*command.split(), "--jobs", "0"])
@@ -458,7 +545,6 @@ def test_a_dry_run_does_not_scatter_stores(tracker, variable, elsewhere, monkeyp
             "run",
             "(default: the environment variable RAY_ADDRESS, else Ray is started on this machine)",
         ),
-        ("reproduce", "number of rounds (default: the experiment's own)"),
     ],
 )
 def test_the_help_says_what_is_taken_where_nothing_is_given(command, said, capsys):
@@ -477,12 +563,7 @@ def test_a_dry_run_refuses_what_needs_results(flag, tmp_path, capsys):
     assert flag in capsys.readouterr().err
 
 
-def test_measurements_come_back_as_those_made_here(tmp_path, monkeypatch):
-    @contextmanager
-    def connect(backend, address):
-        yield MadeUp(losses={1})
-
-    monkeypatch.setattr(processes, "connect", connect)
+def test_measurements_come_back_as_those_made_here(tmp_path, cluster):
     found = []
     for backend, address in (("loky", None), ("ray", "a:1")):
         plan = Plan(
@@ -494,8 +575,8 @@ def test_measurements_come_back_as_those_made_here(tmp_path, monkeypatch):
             backend=backend,
             address=address,
         )
-        experiment = plan.experiment("2spc", "random")
-        measurement = measuring.plan_measurement(plan, "x", experiment, [0, 2])
-        measuring.measure(plan, [measurement])
+        experiment = load_experiment("digits", ["training.rounds=3"], "random")
+        measurement = loss_changes.plan_measurement(plan, "x", experiment, [0, 2])
+        loss_changes.measure(plan, [measurement])
         found.append([measurement.read(round) for round in (0, 2)])
     assert np.array_equal(*found)

@@ -85,11 +85,10 @@ def test_a_ray_node_is_killed_and_nothing_is_lost(command, expected, tmp_path, o
             wait_until(lambda: all(count_rounds(run) for run in runs), driver)
             cluster.stdin.write("kill\n")
             cluster.stdin.flush()
-            killed = next(line for line in cluster.stdout if line.startswith("killed"))
+            next(line for line in cluster.stdout if line.startswith("killed"))
             out, err = driver.communicate(timeout=PATIENCE)
         assert driver.returncode == 0, err
         assert len(out.splitlines()) == 2  # Ray said nothing there
-        assert "ray::enter" not in killed or "a worker was lost" in err
         assert lines(tmp_path) == expected
         cluster.communicate(timeout=PATIENCE)  # the end of its input ends it
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import fedcor
 from fedcor.core.errors import ConfigError, FedcorError, RecordError, RunExistsError
 from fedcor.core.files import write_whole
-from fedcor.reporting.summary import summarise
+from fedcor.rounds.record_line import FORMAT
 from fedcor.runs.checkpoints import CHECKPOINT
 from fedcor.runs.folder import open_run
 from fedcor.runs.record import RECORD, count_rounds, read_run, read_runs
@@ -31,6 +31,7 @@ from fedcor.runs.runner import run
 from fedcor.simulation.experiment_files import load_experiment
 
 HEADER = {
+    "format": FORMAT,
     "experiment": "e",
     "selector": "s",
     "seed": 1,
@@ -445,26 +446,20 @@ def test_writing_whole_leaves_the_old_file_when_it_fails(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-# --- records of earlier versions ------------------------------------------------------------------
-
-FEDCOR = {"clients_per_round": 3, "warmup_history": 10}
+# --- headers --------------------------------------------------------------------------------------
 
 
-def header_of(selector, options=None, **more):
+def header_of(selector, options=None):
     """A header with the settings of one selector, as the simulator writes it."""
     config = {"selector": selector, "selectors": {selector: options or {}}}
     config["training"] = {"rounds": 5}
-    return {"experiment": "e", "selector": selector, "seed": 1, "config": config, **more}
+    return {**HEADER, "selector": selector, "config": config}
 
 
 def of_flower(header):
     """The same as a Flower app writes it: no selector beside the tables, and Flower's version."""
     config = {key: value for key, value in header["config"].items() if key != "selector"}
     return {**header, "config": config, "versions": {"flwr": "1.41"}}
-
-
-def with_optimiser(header, options):
-    return {**header, "config": {**header["config"], "optimiser": options}}
 
 
 def write_rounds(folder, header):
@@ -475,67 +470,32 @@ def write_rounds(folder, header):
         writer.save({"round": np.array(3)})
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (header_of("fedcor", {**FEDCOR, "scale": 1.0}), header_of("fedcor", FEDCOR)),
-        (
-            of_flower(header_of("fedcor", {**FEDCOR, "scale": 1.0})),
-            of_flower(header_of("fedcor", FEDCOR)),
-        ),
-        (
-            of_flower(header_of("powerofchoice", {"candidates": 7})),
-            of_flower(header_of("power_of_choice", {"candidates": 7})),
-        ),
-        (
-            header_of("fedcor.selectors.relatives:Herding", {"carry": 0.5}),
-            header_of("studies.relatives:Herding", {"carry": 0.5}),
-        ),
-        (
-            with_optimiser(header_of("random"), {"weighted": True}),
-            with_optimiser(header_of("random"), {"name": "fedavg", "weighted": True}),
-        ),
-    ],
-    ids=["scale", "scale on Flower", "power of choice on Flower", "relatives", "optimiser"],
-)
-def test_an_old_record_is_read_reported_and_resumed_under_its_new_name(tmp_path, old, new):
-    write_rounds(tmp_path, old)
-    record = read_run(tmp_path)
-    name = new["selector"]
-    assert record.header == {"kind": "header", **new}
-    (experiment,) = summarise([record]).experiments
-    assert [selector.name for selector in experiment.selectors] == [name]
-    with open_run(tmp_path, new, resume=True) as writer:
-        assert writer.done == 3
-        writer.begin()
-    first_line = json.loads((tmp_path / RECORD).read_text().splitlines()[0])
-    assert first_line == {"kind": "header", **new}
-    assert count_rounds(tmp_path) == 3
-
-
-@pytest.mark.parametrize(
-    ("class_name", "name"), [("mine", "my_module:Mine"), ("mybest", "my_best")], ids=str
-)
-def test_a_flower_apps_own_selector_resumes_under_its_full_name(tmp_path, class_name, name):
-    write_rounds(tmp_path, of_flower(header_of(class_name, {"beta": 0.5}, format=1)))
-    assert read_run(tmp_path).header["selector"] == class_name  # its module is unknown until then
-    new = of_flower(header_of(name, {"beta": 0.5}, format=2))
-    with open_run(tmp_path, new, resume=True) as writer:
-        writer.begin()
-    assert read_run(tmp_path).header == {"kind": "header", **new}
+@pytest.mark.parametrize("format", [2, 4, None], ids=str)
+def test_a_record_with_another_format_is_refused(tmp_path, format):
+    write_rounds(tmp_path, header_of("random"))
+    path = tmp_path / RECORD
+    path.write_text(path.read_text().replace('"format":3', f'"format":{json.dumps(format)}'))
+    said = f"has the format {format}, and this version of fedcor reads format 3 only"
+    with pytest.raises(RecordError, match=said):
+        read_run(tmp_path)
+    with (
+        pytest.raises(RecordError, match=said),
+        open_run(tmp_path, header_of("random"), resume=True),
+    ):
+        pass
 
 
 def test_a_selector_of_a_script_is_the_same_when_the_script_is_imported(tmp_path):
-    write_rounds(tmp_path, of_flower(header_of("__main__:Mine", format=2)))
-    with open_run(tmp_path, of_flower(header_of("app:Mine", format=2)), resume=True) as writer:
+    write_rounds(tmp_path, of_flower(header_of("__main__:Mine")))
+    with open_run(tmp_path, of_flower(header_of("app:Mine")), resume=True) as writer:
         assert writer.done == 3
 
 
 def test_a_built_in_selector_is_not_taken_for_a_users_class_of_that_name(tmp_path):
-    write_rounds(tmp_path, of_flower(header_of("random", format=2)))
+    write_rounds(tmp_path, of_flower(header_of("random")))
     with (
         pytest.raises(RecordError, match="its selector is 'random', not 'mine:Random'"),
-        open_run(tmp_path, of_flower(header_of("mine:Random", format=2)), resume=True),
+        open_run(tmp_path, of_flower(header_of("mine:Random")), resume=True),
     ):
         pass
 
@@ -549,37 +509,9 @@ def test_a_selector_of_the_simulator_is_not_taken_for_a_class_of_that_name(tmp_p
         pass
 
 
-def test_a_run_with_another_scale_is_refused(tmp_path):
-    """It multiplied the recorded gains, so its lines cannot be continued."""
-    write_rounds(tmp_path, header_of("fedcor", {**FEDCOR, "scale": 2.0}))
-    assert read_run(tmp_path).header["config"]["selectors"]["fedcor"]["scale"] == 2.0
-    refused = r"selectors.fedcor.scale is 2.0 there, not set here\); choose another folder"
-    with (
-        pytest.raises(RecordError, match=refused),
-        open_run(tmp_path, header_of("fedcor", FEDCOR), resume=True),
-    ):
-        pass
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        {"selector": 3},
-        {"selector": "powerofchoice"},
-        {"selector": "fedcor", "config": {"selectors": {"fedcor": None}}},
-    ],
-    ids=str,
-)
-def test_a_header_that_is_not_understood_is_read_as_it_is(tmp_path, header):
-    (tmp_path / RECORD).write_text(json.dumps({"kind": "header", **header}) + "\n")
-    found = read_run(tmp_path).header
-    assert found.get("config") == header.get("config")
-    assert found["selector"] in (header["selector"], "power_of_choice")
-
-
 @pytest.mark.parametrize("config", [1, {"selectors": [1]}], ids=str)
 def test_a_header_whose_tables_are_none_is_refused(tmp_path, config):
-    header = {"kind": "header", "selector": "powerofchoice", "config": config}
+    header = {"kind": "header", "format": FORMAT, "selector": "random", "config": config}
     (tmp_path / RECORD).write_text(json.dumps(header) + "\n")
     with pytest.raises(RecordError, match="unusable"):
         read_run(tmp_path)

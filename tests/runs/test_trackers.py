@@ -339,10 +339,10 @@ def test_a_run_that_is_killed_outright_continues_in_every_tracker():
 def test_flower_runs_are_tracked(tmp_path):
     need("mlflow")
     need("tensorboard")
+    from flower_grid import MemoryGrid, initial, numpy_app, quiet, server_score
     from mlflow import MlflowClient
 
     from fedcor.flower import select_with
-    from flower_grid import MemoryGrid, initial, numpy_app, quiet, server_score
 
     callbacks = ["mlflow", "tensorboard"]
     selecting = select_with(quiet(), fedcor.Random(2), wait_for=3, checkpoint=tmp_path,

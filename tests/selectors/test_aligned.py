@@ -47,7 +47,7 @@ def problems(draw):
 
 def aligned(problem, swaps):
     rows, weights, target, first, count = problem
-    return match(rows, target, first, count, swaps, weights, "direction")
+    return match(rows, target, first, count, swaps=swaps, weights=weights, criterion="direction")
 
 
 def quality(problem, group):
@@ -126,7 +126,7 @@ DEGENERATE = {
 def test_degenerate_directions_give_a_group_all_the_same(case, count):
     rows, target = DEGENERATE[case]
     with np.errstate(all="raise"):
-        chosen = match(rows, target, np.array([1]), count, 20, None, "direction")
+        chosen = match(rows, target, np.array([1]), count, swaps=20, criterion="direction")
     assert chosen[0] == 1
     assert len(set(chosen.tolist())) == count
 
@@ -137,13 +137,13 @@ def test_a_sum_that_is_zero_but_for_rounding_has_no_direction():
     total = rows[0] + rows[1]
     assert 0 < total[0] < 1e-15
     assert total[1] == 0
-    chosen = match(rows, np.array([1.0, 0.0]), np.array([0]), 2, 20, None, "direction")
+    chosen = match(rows, np.array([1.0, 0.0]), np.array([0]), 2, swaps=20, criterion="direction")
     assert chosen.tolist() == [0, 2]
 
 
 def test_of_rows_that_all_point_away_the_least_bad_is_chosen():
     rows, target = np.array([[-1.0, 0.0], [-1.0, 0.1], [-1.0, 3.0]]), np.array([1.0, 0.0])
-    assert match(rows, target, np.array([0]), 2, 20, None, "direction").tolist() == [0, 2]
+    assert match(rows, target, np.array([0]), 2, swaps=20, criterion="direction").tolist() == [0, 2]
 
 
 # --- the choice of a round ------------------------------------------------------------------------

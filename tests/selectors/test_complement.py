@@ -75,7 +75,7 @@ def test_swaps_improve_the_match_until_no_single_swap_helps(problem, data):
     n = len(problem.U)
     count = data.draw(st.integers(1, n))
     plain, swapped = (
-        match(problem.U, problem.target, np.array([0]), count, swaps, problem.weights)
+        match(problem.U, problem.target, np.array([0]), count, swaps=swaps, weights=problem.weights)
         for swaps in (0, 100)
     )
     assert gap(problem, swapped) <= gap(problem, plain) + 1e-12
@@ -206,7 +206,7 @@ def test_unusable_updates_are_not_remembered():
 
 
 def test_a_group_larger_than_the_candidates_takes_all_of_them():
-    assert sorted(match(np.eye(3), np.ones(3), np.array([1]), 8, 5).tolist()) == [0, 1, 2]
+    assert sorted(match(np.eye(3), np.ones(3), np.array([1]), 8, swaps=5).tolist()) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

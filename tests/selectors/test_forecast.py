@@ -133,14 +133,3 @@ def test_what_the_record_says_is_the_forecast_before_the_fit(tries):
             assert details["similarity"] == pytest.approx([covariance_similarity(X, Y, s2)], 1e-5)
         state = observe(selector, decision.state, federation.train(decision.chosen))
     assert told_rounds == [1, 2, 4, 6]
-
-
-def test_a_state_of_an_earlier_version_goes_on():
-    """Its checkpoint does not hold what was tried; the next measured round says it."""
-    selector, federation = FedCor(3, warmup=2, interval=2, dimension=2), FakeFederation.example(12)
-    state = selector.init(federation.population)
-    for number in range(4):
-        state = {name: value for name, value in state.items() if name != "tried"}
-        decision = decide(selector, state, federation)
-        assert ("similarity" in decision.details) == (number in (1, 2))
-        state = observe(selector, decision.state, federation.train(decision.chosen))

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import approx_fprime
 from scipy.stats import multivariate_normal
+from selector_helpers import select, take_apart
 
 from fedcor.selectors.gp.fit import Samples, fit, log_likelihood, log_likelihood_gradient
-from fedcor.selectors.gp.greedy import select, select_proxy, take_apart
+from fedcor.selectors.gp.greedy import select_proxy
 
 
 def dense_algorithm_1(X, p, alpha, s2, count, candidates):

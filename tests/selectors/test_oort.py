@@ -450,10 +450,10 @@ def test_byzantine_lie_about_them_and_a_defence_clips_them():
     true, byzantine = s.engine.rms_losses(s.start.model, clients), lying.who(1, 20)
     assert (found.rms_losses[byzantine] > 2 * true[byzantine]).all()
     assert found.rms_losses[~byzantine] == pytest.approx(true[~byzantine])
-    from fedcor.rounds.defence.guarded_federation import shield_outcome
+    from fedcor.rounds.defence.guarded_federation import guard_outcome
     from fedcor.rounds.defence.settings import Defence
 
-    shown = shield_outcome(Defence(clip_reports=2.0), found)
+    shown = guard_outcome(Defence(clip_reports=2.0), found)
     assert shown.rms_losses.max() < found.rms_losses.max()
 
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
+from selector_helpers import select, take_apart
 from test_gp import problems
 
 from fedcor.rounds.rules.declaration import Rules
 from fedcor.rounds.rules.seats import Seats, make_groups
 from fedcor.rounds.selection import decide, observe
 from fedcor.selectors.fedcor import FedCor
-from fedcor.selectors.gp.greedy import select, take_apart
 from fedcor.testing import FakeFederation
 
 QUICK = {"warmup": 2, "interval": 3, "dimension": 2, "warmup_steps": 20, "refit_steps": 20}
@@ -54,7 +54,7 @@ def test_who_has_a_place_for_another_reason_is_no_rival_and_has_none(problem, ra
     X, p, alpha, s2, _, candidates = problem
     chosen = select(*problem).clients
     placed = np.array([random.random() < 0.4 for _ in chosen], dtype=bool)
-    parts = take_apart(X, p, alpha, s2, chosen, candidates, None, placed)
+    parts = take_apart(X, p, alpha, s2, chosen, candidates, placed)
     plain = take_apart(X, p, alpha, s2, chosen, candidates)
     for name in ("gain", "redundancy", "annealing", "others", "own", "change"):
         assert_array_equal(getattr(parts, name), getattr(plain, name))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from selector_helpers import play
+from selector_helpers import play, select
 
 import fedcor
 from fedcor import FedCor, Proxy
@@ -20,13 +20,12 @@ from fedcor.core.types import planned_questions
 from fedcor.data.datasets import load
 from fedcor.flower.preflight import expected_models
 from fedcor.reporting.explanations import explanation
-from fedcor.rounds.defence.guarded_federation import shield
+from fedcor.rounds.defence.guarded_federation import guard_federation
 from fedcor.rounds.defence.settings import Defence
 from fedcor.rounds.ledger import ANSWER_BYTES
 from fedcor.runs.runner import run_in_memory
 from fedcor.selectors.base import StatelessSelector
 from fedcor.selectors.gp.fit import Samples, fit
-from fedcor.selectors.gp.greedy import select
 from fedcor.selectors.gp_selector import count_asked, explored, is_seen, whom_to_ask
 from fedcor.simulation.build import build_simulation
 from fedcor.simulation.experiment_files import load_experiment
@@ -94,7 +93,7 @@ def test_a_federation_without_the_second_argument_serves_those_who_ask_everyone(
             return super().loss_changes(selection)
 
     play(FedCor(3, **SMALL), Old.example(12), 8)
-    shown = shield(Defence(clip_reports=2.0), {}, FedCor(3), Old.example(12))
+    shown = guard_federation(Defence(clip_reports=2.0), {}, FedCor(3), Old.example(12))
     assert np.isfinite(shown.loss_changes(np.arange(3))).all()
     with pytest.raises(TypeError):
         play(FedCor(3, **SMALL, probe_clients=4), Old.example(12), 1)
@@ -395,7 +394,7 @@ def test_the_reasons_say_who_was_explored():
     assert len(new) == 2
     for row in new:
         assert row["parts"]["others"] == 0
-        assert "explored, since no loss change of it was ever measured" in row["sentence"]
+        assert "explored, since none of its loss changes was ever measured" in row["sentence"]
     assert "explored" in found["reasons"]
 
 

@@ -119,7 +119,9 @@ def test_the_best_replacement_is_found_by_trying_all(seed, n, count, criterion):
     U, target, weights = rng.standard_normal((n, 3)), rng.standard_normal(3), rng.uniform(1, 5, n)
     members = rng.permutation(n)[:count]
     kinds = rng.integers(0, 2, size=n)
-    rows, values = replacements(U, target, members, kinds, weights, criterion)
+    rows, values = replacements(
+        U, target, members, kinds=kinds, weights=weights, criterion=criterion
+    )
     for place in range(len(members)):
         found = {}
         alike = np.flatnonzero(kinds == kinds[members[place]])

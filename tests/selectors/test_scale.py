@@ -43,7 +43,8 @@ def test_a_table_in_blocks_is_the_table(data, block, count, width):
     whole = rng.standard_normal((count, width))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedcor.selectors.update_memory.ROWS", block)
-        state = {"other": np.array(3), "t": whole}  # as earlier versions wrote it
+        state = extend_table({"other": np.array(3), "t": np.empty((0, width))}, "t", count)
+        state = replace_rows(state, "t", np.arange(count), whole)
         for _ in range(4):
             if data.draw(st.booleans()):
                 clients = rng.permutation(len(whole))[: data.draw(st.integers(0, len(whole)))]
@@ -73,8 +74,7 @@ def test_blocks_without_a_new_row_are_shared(monkeypatch):
 
 
 def in_blocks(patch, rows):
-    for module in ("table", "remembered"):
-        patch.setattr(f"fedcor.selectors.{module}.ROWS", rows)
+    patch.setattr("fedcor.selectors.update_memory.ROWS", rows)
     patch.setattr("fedcor.selectors.matching.FEW", rows)
 
 
@@ -101,26 +101,21 @@ def test_a_memory_in_blocks_gives_the_same_choices(selector, compiled, monkeypat
         assert_array_equal(ours, theirs)
 
 
+def test_clients_that_join_a_large_population_before_its_first_update(monkeypatch):
+    in_blocks(monkeypatch, 5)
+    selector, federation = Aligned(4), FakeFederation.example(23)
+    state = selector.join(
+        selector.init(FakeFederation.example(12).population), federation.population
+    )
+    chosen, state = selector.select(state, federation)
+    state = selector.observe(state, federation.train(chosen))
+    assert len(table_blocks(state, "directions")) == 5
+
+
 @pytest.mark.parametrize("selector", REMEMBERING[:4], ids=repr)
 def test_with_a_memory_in_blocks_a_selector_conforms(selector, monkeypatch):
     in_blocks(monkeypatch, 5)
     check_selector(selector)
-
-
-@pytest.mark.parametrize("selector", [Complement(4, sketch="full"), Aligned(4, sketch="full")])
-def test_a_state_with_the_memory_in_one_array_goes_on_in_blocks(selector, monkeypatch):
-    federation = FakeFederation.example(23)
-    _, state = play(selector, federation, 8)  # as an earlier version wrote it
-    expected = decide(selector, state, federation)
-    in_blocks(monkeypatch, 5)
-    federation.rng = type(federation.rng)(type(federation.rng.bit_generator)(0))
-    first = decide(selector, state, federation)
-    federation.rng = type(federation.rng)(type(federation.rng.bit_generator)(0))
-    assert_array_equal(first.chosen, decide(selector, state, federation).chosen)
-    assert set(first.why) == set(expected.why)
-    after = observe(selector, first.state, federation.train(first.chosen))
-    assert "directions" not in after
-    assert len(table_blocks(after, "directions")) == 5
 
 
 @pytest.mark.parametrize("selector", [Complement(4, sketch="full"), Aligned(4, sketch="full")])
@@ -172,13 +167,13 @@ def test_matching_in_blocks_equals_matching(seed, n, count, firsts, criterion, b
     target, first = weights @ U / weights.sum(), rng.permutation(n)[:firsts]
     allowed = rng.random(n) < 0.8 if seed % 2 else None
     blocks = [U[start : start + block] for start in range(0, n, block)]
-    given = first, count, 20, weights, criterion, allowed
-    whole = match(U, target, *given)
+    options = {"weights": weights, "criterion": criterion, "allowed": allowed}
+    whole = match(U, target, first, count, swaps=20, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(matching_blocks, "COMPILED_FROM", 0 if compiled else sys.maxsize)
-        chosen = match(blocks, target, *given)
+        chosen = match(blocks, target, first, count, swaps=20, **options)
         kinds = rng.integers(0, 2, size=n)
-        rows, values = replacements(blocks, target, whole, kinds, weights, criterion, allowed)
+        rows, values = replacements(blocks, target, whole, kinds=kinds, **options)
     assert len(np.unique(chosen)) == len(chosen) == len(whole)
     if allowed is not None:
         assert (allowed | np.isin(np.arange(n), first))[chosen].all()
@@ -186,7 +181,7 @@ def test_matching_in_blocks_equals_matching(seed, n, count, firsts, criterion, b
     if len(whole):
         expected = gap(U, weights, target, whole, criterion)
         assert gap(U, weights, target, chosen, criterion) == pytest.approx(expected, abs=1e-7)
-    _, same = replacements(U, target, whole, kinds, weights, criterion, allowed)
+    _, same = replacements(U, target, whole, kinds=kinds, **options)
     assert values == pytest.approx(same, abs=1e-6, nan_ok=True)
     assert ((rows < 0) == np.isnan(same)).all()
 
@@ -302,8 +297,8 @@ def test_matching_keeps_no_array_of_clients_times_members(selector):
 def test_a_round_that_observes_few_clients_copies_few_of_the_remembered_numbers():
     N, s, rng = 200_000, 16, np.random.default_rng(0)
     selector, federation = Aligned(2, sketch=s), FakeFederation(np.zeros((N, 20)))
-    state = {**selector.init(federation.population), "directions": np.zeros((N, s))}
-    state |= {"round": np.array(1)}
+    state = {**selector.init(federation.population), "round": np.array(1)}
+    state = extend_table({**state, "directions": np.empty((0, s))}, "directions", N)
     state = observe(selector, state, federation.train(rng.permutation(N)[:2]))
     outcome = federation.train(rng.permutation(N)[:2])
     gc.collect()

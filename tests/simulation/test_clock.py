@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import fedcor
 from fedcor.core.errors import ConfigError
+from fedcor.core.rng import stream
 from fedcor.data.datasets import load
 from fedcor.rounds.ledger import ANSWER_BYTES
 from fedcor.selectors.base import StatelessSelector
@@ -140,7 +141,7 @@ class Server:
         self.fails = self.dead | self.faults.training_dropped(seed, 0, N)
         self.silent = self.dead | self.faults.silent(seed, 0, N)
         self.steps = self.faults.steps(seed, 0, N, simulation.engine.local_training.local_steps)
-        self.order = fedcor.rng.stream(seed, "arrival", 0).permutation(N)
+        self.order = stream(seed, "arrival", 0).permutation(N)
         self.speeds = simulation.speeds
         self.sent, self.asked, self.known = {0: set()}, set(), set()
         self.told, self.there = set(), set()

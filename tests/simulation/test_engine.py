@@ -28,8 +28,8 @@ from fedcor.simulation.engine.train import (
     train_plainly,
 )
 from fedcor.simulation.faults import Faults
+from fedcor.simulation.server_step import next_model
 from fedcor.simulation.tasks import build_task
-from fedcor.simulation.update_filter import next_model
 
 
 def too_few_outputs(shape, classes):
@@ -50,7 +50,9 @@ def train_reference(engine, clients, round, seed=3, corrections=None):
     x, y, rows = engine.store.training(clients)
     work = [Assignment(k, round, seed, r, steps) for k, r in zip(clients, rows, strict=True)]
     start, task = engine.initial_model, engine.task
-    return train_plainly(engine.module, start, work, x, y, training, task, corrections)
+    return train_plainly(
+        engine.module, start, work, x, y, training=training, task=task, corrections=corrections
+    )
 
 
 @pytest.mark.parametrize("proximal", [0.0, 0.7], ids=["fedavg", "fedprox"])
@@ -94,10 +96,17 @@ def test_each_client_has_its_own_correction_whoever_trains_with_it(model, monkey
     engine, clients, steps = engine_of(model, LocalTraining(8, 6, 0.1)), [1, 4, 2, 3], [6, 2, 6, 6]
     corrections = corrections_of(engine, clients)
     monkeypatch.setattr("fedcor.simulation.engine.engine._CLIENTS_AT_ONCE", 2)
-    together = engine.train(engine.initial_model, clients, 2, 0.1, steps, corrections)
+    together = engine.train(
+        engine.initial_model, clients, 2, 0.1, steps=steps, corrections=corrections
+    )
     for i, client in enumerate(clients):
         alone = engine.train(
-            engine.initial_model, [client], 2, 0.1, steps[i : i + 1], corrections[i : i + 1]
+            engine.initial_model,
+            [client],
+            2,
+            0.1,
+            steps=steps[i : i + 1],
+            corrections=corrections[i : i + 1],
         )
         assert torch.equal(together[i], alone[0])
 

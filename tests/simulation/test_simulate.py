@@ -381,7 +381,7 @@ def test_stragglers_deliver_what_they_had_time_for():
     assert len(set(steps[:C].tolist())) > 1
     for k in range(C):
         alone = s.engine.train(
-            s.engine.initial_model, [k], 0, s.learning_rate.at(0), [int(steps[k])]
+            s.engine.initial_model, [k], 0, s.learning_rate.at(0), steps=[int(steps[k])]
         )[0]
         assert torch.equal(federation.results.of(np.array([k]))[0], alone)
 
@@ -423,8 +423,8 @@ def test_updates_that_are_not_finite_are_refused_and_counted(monkeypatch):
     s = scripted(lambda f: [1, 2, 3])
     train = s.engine.train
 
-    def poisoned(model, clients, *rest):
-        results = train(model, clients, *rest)
+    def poisoned(model, clients, *rest, **options):
+        results = train(model, clients, *rest, **options)
         results[clients.index(2), 5] = float("nan")
         return results
 
@@ -439,7 +439,7 @@ def test_a_result_too_far_from_the_model_for_its_type_is_refused(monkeypatch):
     s = scripted(lambda f: [1, 2, 3])
     s.engine.initial_model[5] = -2e38
 
-    def far(model, clients, *_):
+    def far(model, clients, *_, **__):
         results = model.repeat(len(clients), 1)
         results[clients.index(2), 5] = 3e38  # finite, but 5e38 away from the model
         return results

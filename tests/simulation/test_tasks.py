@@ -248,7 +248,14 @@ def simulation(
 ):
     local = LocalTraining(batch_size=16, local_steps=steps, learning_rate=0.0)
     engine = Engine(data, parts, module, local, seed, task=task, **options)
-    return Simulation(engine, selector or Random(3), FedAvg(), Faults(), rate, seed)
+    return Simulation(
+        engine=engine,
+        selector=selector or Random(3),
+        optimiser=FedAvg(),
+        faults=Faults(),
+        learning_rate=rate,
+        seed=seed,
+    )
 
 
 def diabetes():

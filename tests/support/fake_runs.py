@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedcor.rounds.record_line import FORMAT
 from fedcor.runs.record import RunRecord
 
 
@@ -43,6 +44,7 @@ def fake_run(
         }
     header: dict[str, Any] = {
         "kind": "header",
+        "format": FORMAT,
         "experiment": experiment,
         "selector": selector,
         "seed": seed,

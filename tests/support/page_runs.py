@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from fedcor.rounds.record_line import FORMAT
 from fedcor.runs.checkpoints import save_checkpoint
-from fedcor.runs.record import CLIENT_NAMES, RECORD, json_line
+from fedcor.runs.record import CLIENT_NAMES, RECORD, json_line, rounds_digest
 
 
 def header(
@@ -19,7 +20,7 @@ def header(
     """The first line of a record."""
     return {
         "kind": "header",
-        "format": 2,
+        "format": FORMAT,
         "experiment": experiment,
         "selector": selector,
         "seed": seed,
@@ -117,7 +118,8 @@ def write_run(
     arrays = {"round": np.array(rounds), "known": np.full(clients, np.nan)}
     if selector == "fedcor":
         arrays["selector/embedding"] = rng.normal(size=(clients, 5))
-    save_checkpoint(path, arrays, json.dumps(first))
+    digest = rounds_digest(map(json.loads, lines)).hexdigest()
+    save_checkpoint(path, arrays, json.dumps(first), rounds=digest)
     return path
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedcor.core.types import Outcome
+from fedcor.selectors.gp import greedy
 
 
 def play(selector, federation, rounds):
@@ -29,3 +30,13 @@ def outcome(round, clients, losses=(), updates=()):
         read_losses=lambda: np.asarray(losses, dtype=float),
         read_updates=lambda: np.asarray(updates, dtype=float),
     )
+
+
+def select(X, p, alpha, s2, count, candidates, earlier=None):
+    """`greedy.select`, with the prior's parts one by one."""
+    return greedy.select(greedy.Prior(X, p, alpha, s2), count, candidates, earlier)
+
+
+def take_apart(X, p, alpha, s2, picks, candidates, placed=None):
+    """`greedy.take_apart`, with the prior's parts one by one."""
+    return greedy.take_apart(greedy.Prior(X, p, alpha, s2), picks, candidates, placed=placed)

@@ -46,7 +46,9 @@ def dataset(shape=(12,), n=120, classes=3, seed=0):
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((n + 40, *shape)).astype(np.float32)
     y = rng.integers(classes, size=n + 40)
-    return Dataset("invented", x[:n], y[:n], x[n:], y[n:], classes)
+    return Dataset(
+        name="invented", train_x=x[:n], train_y=y[:n], test_x=x[n:], test_y=y[n:], classes=classes
+    )
 
 
 MODELS = {

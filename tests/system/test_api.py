@@ -22,7 +22,7 @@ from fedcor.core.describe import NOT_REPEATABLE
 from fedcor.core.errors import ConfigError, DataError, FedcorError, RecordError, RunExistsError
 from fedcor.runs.progress import show_rounds
 from fedcor.runs.record import read_run
-from fedcor.simulation.experiment_files import load_experiment, variants
+from fedcor.simulation.experiment_files import Overrides, load_experiment, variants
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((120, 6)), np.arange(120) % 3
@@ -170,7 +170,7 @@ def test_a_label_is_the_name_in_the_record_and_of_the_folder(tmp_path):
         ({"selectors": ["afll"]}, 'did you mean "afl"'),
         ({"selectors": [Newest(5)]}, "chooses 5 clients per round.*clients_per_round = 4"),
         ({"seeds": 3}, r"range\(1, 4\)"),
-        ({"seeds": [1, 1]}, "each only once"),
+        ({"seeds": [1, 1]}, "without repeats"),
         ({"seeds": [-1]}, "seeds = -1"),
         ({"jobs": 0}, "jobs = 0"),
         ({"resume": True}, "needs out"),
@@ -292,8 +292,8 @@ def test_keywords_change_a_preset_a_file_or_an_experiment(tmp_path):
     assert (half.name, half.local_steps, half.clients) == ("half", 2, 5)
 
 
-def test_the_keywords_of_an_experiment_are_those_of_a_change():
-    keywords = set(inspect.signature(fedcor.experiment).parameters) - {"source"}
+def test_the_keywords_of_an_experiment_are_those_that_override_it():
+    keywords = set(Overrides.__annotations__)
     assert keywords == {field.name for field in fields(fedcor.Experiment)}
     assert set(inspect.signature(fedcor.Experiment).parameters) == keywords
 

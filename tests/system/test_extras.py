@@ -12,7 +12,6 @@ import pytest
 
 from fedcor.cli import main, missing_package
 from fedcor.core.errors import FedcorError, MissingExtraError
-from studies import NAMES
 
 # Hides modules from this process and from those that it starts, as if they were not installed.
 HIDE = """
@@ -56,7 +55,7 @@ def needs(package: str, extra: str) -> str:
 def test_without_any_extra(tmp_path, capsys):
     command = "run digits --selector random --rounds 1 --out finished"
     assert main(command.split()) == 0
-    simulator = ["demo", "run digits", "compare digits", *(f"reproduce {n}" for n in NAMES)]
+    simulator = ["demo", "run digits", "compare digits"]
     other = [
         "report finished",
         "report finished --json",
@@ -69,8 +68,7 @@ def test_without_any_extra(tmp_path, capsys):
         code, err = answers[command]
         assert code == 2
         assert err.count("\n") == 1
-        extra = "plot" if command == "reproduce toy" else "sim"
-        assert f"pip install 'fedcor[{extra}]' (from a clone: pip install '.[{extra}]')" in err
+        assert "pip install 'fedcor[sim]' (from a clone: pip install '.[sim]')" in err
     assert answers["run digits --engine flower"] == (2, needs("flwr", "flower-sim"))
     for command in other:
         assert answers[command] == (0, "")
@@ -81,7 +79,6 @@ def test_without_some_packages(tmp_path, small_data):
     expected = {
         "run digits --selector random --out a": needs("scikit-learn", "sim"),
         f"run digits --selector random --out b {small_data} {dirichlet}": needs("clarabel", "sim"),
-        "reproduce toy --quick --out c": needs("matplotlib", "plot"),
         "report finished --plot": needs("matplotlib", "plot"),
     }
     finished = f"run digits --selector random --rounds 1 --out finished {small_data}"

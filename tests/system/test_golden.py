@@ -1,6 +1,6 @@
 """Golden records: what fedcor writes must not change, to the last bit, when its code is moved.
 
-`tests/system/golden/NAME.jsonl` holds the rounds of each case below, without the header (which names
+`golden/NAME.jsonl` holds the rounds of each case below, without the header (which names
 modules and versions) and without `seconds`. On the machine that wrote them (`machine.json`), every
 number must be the same. On another, rounding errors grow: there, the first rounds are compared, a
 number with a fraction may differ by a thousandth, and the selectors' reasons are left out; who was
@@ -77,7 +77,7 @@ FAULTS = {
 }
 SITES = {"site": {"a": "0-14", "b": "15-29", "c": "30-39", "d": "40-49"}}
 ELIGIBLE = {"site": ["a", "b", "c"]}
-# An update of a Byzantine client is about five times as long as an honest one: some are clipped, some refused.
+# Byzantine updates are about five times as long as honest ones: some are clipped, some refused.
 BYZANTINE = {
     "byzantine": {"fraction": 0.2, "kind": "scale", "factor": 5.0},
     "defence": {"clip_norms": 2.0, "refuse_norms": 6.0, "clip_reports": 3.0, "most_share": 2.0},

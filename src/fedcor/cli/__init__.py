@@ -1,6 +1,6 @@
-"""What the command line says when a command cannot finish.
+"""The command line: one call, from its arguments to its exit code and its error message.
 
-Errors of the library name parameters; here the flags of the command line are added.
+Errors of the library name parameters; the messages here name the flags of the command line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from fedcor.core.errors import (
     ConfigError,
     FedcorError,
     MissingExtraError,
-    NoSourceError,
     RunExistsError,
     WorkerDiedError,
 )
@@ -58,10 +57,6 @@ def _with_flags(error: FedcorError, options: argparse.Namespace) -> str:
         return f"{error}; if memory is short, choose fewer --jobs"
     if isinstance(error, ConfigError):
         return str(error.renamed(options.flags.get(error.key, error.key)))
-    if isinstance(error, NoSourceError):
-        return (
-            f"{error.failures}\nif you have the files: fedcor data fetch {options.name} --from PATH"
-        )
     return str(error)
 
 
@@ -79,9 +74,6 @@ def missing_package(module: str) -> FedcorError | None:
                 f"this needs {package}, which is not installed: pip install {wanted}"
             )
     return None
-
-
-# One call of the command line, from its arguments to its exit code.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,7 @@
-"""A comparison as lines for a shell, one per run: what a job array needs."""
+"""The commands that run experiments and fetch data: each calls the library and prints.
+
+What a command needs is imported when it runs, so that help and refusals come at once.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,13 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcor.cli.reports import (
     DEFAULT_PAGE,
     check_plot,
-    last_score,
     plot_aside,
     print_finished,
     print_who,
@@ -22,10 +23,9 @@ from fedcor.cli.reports import (
     warn_about_warmup,
     write_page,
 )
-from fedcor.core.errors import ConfigError, MissingExtraError
-from fedcor.rounds.record_line import RoundRecord
-from fedcor.runs.cluster.address import check_place
-from fedcor.runs.progress import refresh, show_download, show_rounds
+from fedcor.core.errors import ConfigError
+from fedcor.runs.folder import folder_name
+from fedcor.runs.progress import show_download
 from fedcor.runs.record import count_rounds
 from fedcor.runs.tracking.session import check_callbacks
 
@@ -40,51 +40,6 @@ _STORES = {
 }
 
 
-def check_dry_run(options: argparse.Namespace) -> None:
-    """Refuse what needs the results of the runs, or all runs in one command."""
-    if not options.dry_run:
-        return
-    for flag in ("plot", "html"):
-        given = getattr(options, flag)
-        if given is not None:
-            allowed = "cannot be made before the runs; use fedcor report when they are done"
-            raise ConfigError(flag, str(given), allowed)
-    for tracker in options.track:
-        variable, value = _STORES.get(tracker, ("", ""))
-        if variable and os.environ.get(variable, "offline") in ("", "offline"):
-            allowed = (
-                f"each line would make a store of its own: set {variable} to {value}, here and "
-                "where the lines run; or leave it out, and when the runs are done, give this "
-                "command with --resume in place of --dry-run"
-            )
-            raise ConfigError("callbacks", tracker, allowed)
-
-
-def print_runs(options: argparse.Namespace, jobs: Sequence[Job]) -> None:
-    """Print the command of each run: with the settings, the folder and the seed of `jobs`.
-
-    `--jobs`, `--backend` and `--address` are left out: they say where runs go, which is left to
-    whoever runs the lines. `--resume` is added, so that a line can be run again.
-    """
-    # Joined by `=`, a value may begin with a dash.
-    shared = [f"--set={change}" for change in options.changes]
-    if options.rounds is not None:
-        shared += ["--rounds", str(options.rounds)]
-    shared += [word for tracker in options.track for word in ("--track", tracker)]
-    experiment = options.experiment
-    if experiment.startswith("-"):
-        experiment = f"./{experiment}"
-    for job in jobs:
-        own = ["--selector", job.experiment.selector, "--seed", str(job.seed)]
-        words = ["fedcor", "run", experiment, *own, *shared, "--resume"]
-        print(shlex.join([*words, f"--out={job.out}"]))
-
-
-# The commands: each calls the library with what was parsed, and prints.
-#
-# What a command needs is imported when it runs, so that help and refusals come at once.
-
-
 # What the demo takes on a laptop's core: to start processes, and for a round.
 START_SECONDS, ROUND_SECONDS = 8.0, 0.008
 PAPER_SELECTORS = ("random", "afl", "power_of_choice", "fedcor")  # those that the paper compares
@@ -92,79 +47,74 @@ PAPER_SELECTORS = ("random", "afl", "power_of_choice", "fedcor")  # those that t
 
 def demo(options: argparse.Namespace) -> None:
     """Six selectors on the embedded digits, three seeds."""
+    from fedcor import api
     from fedcor.runs.runner import compare_jobs
     from fedcor.selectors import DEFAULT_SELECTOR
     from fedcor.simulation.experiment_files import load_experiment
 
     check_plot(options.plot)
     selectors, seeds = [*PAPER_SELECTORS, "complement", DEFAULT_SELECTOR], [1, 2, 3]
-    jobs = compare_jobs(load_experiment("digits"), selectors, seeds, options.out, resume=True)
+    experiment = load_experiment("digits")
+    jobs = compare_jobs(experiment, selectors, seeds, options.out, resume=True)
     rounds = jobs[0].experiment.rounds
     plan = f"{len(selectors)} selectors on {len(seeds)} seeds, {rounds} rounds each"
     print(f"{plan}{_how_long(jobs, options.jobs)}.")
     print(
         f"50 clients have one digit each, 10 train per round. Records: {options.out}\n", flush=True
     )
-    _run_all(jobs, options.jobs, quiet=True)
+    api.compare(experiment, selectors, seeds, out=options.out, resume=True, jobs=options.jobs)
     show_comparison(options.out, options.plot, DEFAULT_PAGE)
 
 
 def run(options: argparse.Namespace) -> None:
     """One run of an experiment."""
+    from fedcor import api
     from fedcor.simulation.experiment_files import load_experiment
 
-    # Checked before torch is imported, so that a mistake is refused at once.
     experiment = load_experiment(options.experiment, _changes(options), options.selector)
-    callbacks = check_callbacks(options.track, Path())
-    run_engine = _engine(options.engine, options.address)
     warn_about_warmup(experiment)
     print_who(experiment)
-    out = options.out or _default_folder(experiment, options.engine, options.seed)
-    title, rounds = f"{experiment.name} {experiment.selector}", experiment.rounds
-    with show_rounds(title, rounds) as update:
-
-        def show(record: RoundRecord) -> None:
-            update(record.round + 1, last_score(record.test_accuracy, record.test_loss))
-
-        run_engine(
-            experiment,
-            options.seed,
-            out,
-            resume=options.resume,
-            on_round=show,
-            callbacks=callbacks,
-        )
-    print_finished(out, sys.stdout.isatty())
+    terminal = sys.stdout.isatty()  # asked here: a live bar replaces stdout
+    result = api.run(
+        experiment,
+        seed=options.seed,
+        out=options.out or _default_folder(experiment, options.engine, options.seed),
+        resume=options.resume,
+        engine=options.engine,
+        address=options.address,
+        callbacks=options.track,
+    )
+    print_finished(result.runs[0], terminal)
 
 
 def compare(options: argparse.Namespace) -> None:
     """Several selectors on several seeds."""
+    from fedcor import api
     from fedcor.simulation.experiment_files import load_experiment
 
     experiment = load_experiment(options.experiment, _changes(options), options.selectors[0])
     variants = [experiment.with_selector(name) for name in options.selectors]
     check_plot(options.plot)
-    check_dry_run(options)
-    check_place(options.backend, options.address)
-    callbacks = check_callbacks(options.track, Path())
-    from fedcor.runs.runner import compare_jobs  # imports torch: after the checks
-
+    out = options.out or Path("runs") / experiment.name
+    if options.dry_run:
+        print_runs(options, experiment, out)
+        return
     for variant in variants:
         warn_about_warmup(variant)
-    out = options.out or Path("runs") / experiment.name
-    jobs = compare_jobs(
+    terminal = sys.stdout.isatty()  # asked here: a live bar replaces stdout
+    api.compare(
         experiment,
         options.selectors,
         options.seeds,
-        out,
-        resume=options.resume or options.dry_run,
-        callbacks=callbacks,
+        out=out,
+        resume=options.resume,
+        jobs=options.jobs,
+        backend=options.backend,
+        address=options.address,
+        on_run=lambda record: print_finished(record, terminal),
+        callbacks=options.track,
     )
-    if options.dry_run:
-        print_runs(options, jobs)
-        return
-    _run_all(jobs, options.jobs, options.backend, options.address)
-    if sys.stdout.isatty():
+    if terminal:
         print()
         show_comparison(out, options.plot, options.html)
         return
@@ -204,27 +154,7 @@ def data_fetch(options: argparse.Namespace) -> None:
     print(path)
 
 
-def _engine(name: str, address: str | None) -> Callable[..., None]:
-    """The function that runs an experiment on the engine called `name`."""
-    if name == "flower":
-        try:
-            from fedcor.flower.bridge import run_on_flower
-        except (MissingExtraError, ModuleNotFoundError) as error:
-            # One extra has all that it needs, whatever was missing first.
-            package = error.package if isinstance(error, MissingExtraError) else error.name
-            raise MissingExtraError(package or "flwr", "flower-sim") from error
-        return partial(run_on_flower, address=address)
-    if address is not None:
-        allowed = "needs --engine flower; to run on a cluster, use fedcor compare --backend"
-        raise ConfigError("address", address, allowed)
-    from fedcor.runs.runner import run as run_on_simulator
-
-    return run_on_simulator
-
-
 def _default_folder(experiment: Experiment, engine: str, seed: int) -> Path:
-    from fedcor.runs.runner import folder_name
-
     name = experiment.name if engine == "simulator" else f"{experiment.name}-{engine}"
     return Path("runs") / name / folder_name(experiment.selector_label) / f"seed-{seed}"
 
@@ -252,29 +182,42 @@ def _how_long(jobs: Sequence[Job], processes: int) -> str:
     return f", on {used} {'process' if used == 1 else 'processes'}: {time}"
 
 
-def _run_all(
-    jobs: Sequence[Job],
-    wanted: int | None,
-    backend: str = "loky",
-    address: str | None = None,
-    *,
-    quiet: bool = False,
-) -> None:
-    from fedcor.runs.processes import count_processes
-    from fedcor.runs.runner import run_jobs
+def check_dry_run(options: argparse.Namespace) -> None:
+    """Refuse options that need the results of the runs, or all runs in one command."""
+    for flag in ("plot", "html"):
+        given = getattr(options, flag)
+        if given is not None:
+            allowed = "cannot be made before the runs; use fedcor report when they are done"
+            raise ConfigError(flag, str(given), allowed)
+    for tracker in options.track:
+        variable, value = _STORES.get(tracker, ("", ""))
+        if variable and os.environ.get(variable, "offline") in ("", "offline"):
+            allowed = (
+                f"each line would make a store of its own: set {variable} to {value}, here and "
+                "where the lines run; or leave it out, and when the runs are done, give this "
+                "command with --resume in place of --dry-run"
+            )
+            raise ConfigError("callbacks", tracker, allowed)
 
-    processes = count_processes(wanted, backend)
 
-    terminal = sys.stdout.isatty()  # asked here: a live bar replaces stdout
-    finished: list[Job] = []
-    with show_rounds("rounds", sum(job.experiment.rounds for job in jobs)) as update:
+def print_runs(options: argparse.Namespace, experiment: Experiment, out: Path) -> None:
+    """Print the command of each run of a comparison, for a job array.
 
-        def show() -> None:
-            done = sum(min(count_rounds(job.out), job.experiment.rounds) for job in jobs)
-            update(done, f"{len(finished)}/{len(jobs)} runs")
+    `--jobs`, `--backend` and `--address` are left out: the job array decides where runs go.
+    `--resume` is added, so that a line can be run again.
+    """
+    check_dry_run(options)
+    check_callbacks(options.track, Path())
+    from fedcor.runs.runner import compare_jobs
 
-        with refresh(show):
-            for job in run_jobs(jobs, processes, backend, address):
-                finished.append(job)
-                if not quiet:
-                    print_finished(job.out, terminal)
+    # Joined by `=`, a value may begin with a dash.
+    shared = [f"--set={change}" for change in options.changes]
+    if options.rounds is not None:
+        shared += ["--rounds", str(options.rounds)]
+    shared += [word for tracker in options.track for word in ("--track", tracker)]
+    name = options.experiment
+    name = f"./{name}" if name.startswith("-") else name
+    for job in compare_jobs(experiment, options.selectors, options.seeds, out, resume=True):
+        choice = ["--selector", str(job.experiment.selector), "--seed", str(job.seed)]
+        words = ["fedcor", "run", name, *choice, *shared, "--resume", f"--out={job.out}"]
+        print(shlex.join(words))

@@ -1,4 +1,4 @@
-"""Texts of the command line to values, each refused with what is allowed."""
+"""The arguments of every command: their help, their examples, and how they are parsed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,6 @@ from fedcor.cli.commands import (
     demo,
     run,
 )
-from fedcor.cli.examples import (
-    COMPARE_EXAMPLES,
-    DEMO_EXAMPLES,
-    EXAMPLES,
-    EXPLAIN_EXAMPLES,
-    REPORT_EXAMPLES,
-    RUN_EXAMPLES,
-    WATCH_EXAMPLES,
-)
 from fedcor.cli.reports import DEFAULT_PAGE, DEFAULT_PLOT, explain, report, watch
 from fedcor.core.config import expand_home
 from fedcor.core.errors import ConfigError
@@ -33,6 +24,46 @@ from fedcor.runs.cluster.address import CLUSTERS
 from fedcor.runs.tracking.session import tracker_names
 from fedcor.selectors import DEFAULT_SELECTOR, selector_names
 from fedcor.simulation.experiment_files import preset_names
+
+EXAMPLES = """examples:
+  fedcor demo                                         six selectors compared, in under a minute
+  fedcor data fetch fmnist                            download a data set and verify it
+  fedcor run fmnist-2spc --selector fedcor --seed 1   one run; add --resume to continue it
+  fedcor compare fmnist-2spc --seeds 1-5 --jobs 2     paired runs of the paper's four selectors
+  fedcor report runs/fmnist-2spc                      who is best, by how much, how surely
+"""
+RUN_EXAMPLES = """examples:
+  fedcor run digits
+  fedcor run fmnist-1spc --selector power_of_choice --seed 3 --rounds 200
+  fedcor run fmnist-2spc --set selectors.fedcor.beta=0.75 --out runs/beta-075
+  fedcor run my.toml --selector my_module:MySelector --resume
+"""
+COMPARE_EXAMPLES = """examples:
+  fedcor compare digits --seeds 1-3 --jobs 2
+  fedcor compare fmnist-dir --selectors random,my_module:MySelector --seeds 1,2,5 --out runs/mine
+  fedcor compare fmnist-2spc --seeds 1-5 --jobs 2 --resume      continues after an interruption
+  fedcor compare digits --backend dask --address 127.0.0.1:8786
+"""
+DEMO_EXAMPLES = """examples:
+  fedcor demo
+  fedcor demo --plot --jobs 1
+"""
+REPORT_EXAMPLES = """examples:
+  fedcor report runs/demo                        the verdict, one table, a small curve
+  fedcor report runs/demo --baseline fedcor      compared with fedcor
+  fedcor report runs/demo --html                 a page for a browser: runs/demo/report.html
+  fedcor report runs/demo --plot                 a picture: against rounds, and against bytes
+  fedcor report runs/demo --plot paper/fig1.pdf --latex > paper/table.tex
+  fedcor report runs/mine --metric f1            by a metric of your own
+  fedcor report runs/demo --full                 every headline number; --json and --csv have all
+"""
+WATCH_EXAMPLES = """examples:
+  fedcor watch runs/demo                         then open the address that it prints
+  fedcor watch runs --port 8080
+"""
+EXPLAIN_EXAMPLES = """examples:
+  fedcor explain runs/demo/fedcor/seed-1 --round 40
+"""
 
 _LARGEST = 2**31
 _MOST_SEEDS = 10_000
@@ -87,13 +118,10 @@ def parse_names(text: str) -> list[str]:
     return names
 
 
-# The arguments of every command, with their help.
-
-
 # Parameters that errors of the library name -> what was typed.
 EXPERIMENT_FLAGS = {
     "experiment": "EXPERIMENT",
-    "change": "--set",
+    "override": "--set",
     "plot": "--plot",
     "training.rounds": "--rounds",
     "jobs": "--jobs",
@@ -158,7 +186,7 @@ def _add_run(actions: Any) -> None:
         f"(default: the experiment's, else {DEFAULT_SELECTOR})",
     )
     parser.add_argument(
-        "--seed", type=parse_count, default=1, help="fixes everything random (default: 1)"
+        "--seed", type=parse_count, default=1, help="random seed for everything (default: 1)"
     )
     parser.add_argument(
         "--engine",
@@ -354,8 +382,7 @@ def _add_explain(actions: Any) -> None:
     parser.add_argument(
         "--round",
         type=parse_count,
-        help="number of the round, from 0; of a run on Flower, Flower's own, from 1 (default: "
-        "the last)",
+        help="round number (from 0; for Flower runs, Flower's number, from 1; default: the last)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(command=explain)

@@ -1,10 +1,9 @@
-"""What commands print: finished runs, verdicts and tables, warnings."""
+"""The commands that read runs (report, watch, explain), and what all commands print."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import sys
 import time
@@ -16,6 +15,7 @@ from rich.console import Console
 from fedcor.core.errors import ConfigError, RecordError
 from fedcor.core.text import one_line
 from fedcor.core.types import selector_traits
+from fedcor.runs.progress import score_note
 from fedcor.runs.record import RunRecord, read_run, read_runs
 
 if TYPE_CHECKING:
@@ -42,16 +42,16 @@ def print_who(experiment: Experiment) -> None:
         )
 
 
-def print_finished(folder: Path, terminal: bool) -> None:
+def print_finished(run: RunRecord, terminal: bool) -> None:
     """A finished run as one line: JSON for other programs, a sentence on a terminal."""
-    run = read_run(folder)
+    folder = run.path
     idle = sum(not entry.get("participated") for entry in run.rounds)
     if idle:
         where = f"in {idle} of {len(run.rounds)} rounds"
         _warn(f"{folder}: {where} nobody delivered a usable update")
     if terminal:
         last = run.rounds[-1]
-        score = last_score(last.get("test_accuracy"), last.get("test_loss"))
+        score = score_note(last.get("test_accuracy"), last.get("test_loss"))
         print(f"{folder}: {len(run.rounds)} rounds, test {score}")
         return
     line = {
@@ -63,14 +63,6 @@ def print_finished(folder: Path, terminal: bool) -> None:
         **_scores(run),
     }
     print(json.dumps(line), flush=True)
-
-
-def last_score(accuracy: float | None, loss: float | None) -> str:
-    """`accuracy 0.812`; the loss where there is no accuracy."""
-    for name, value, digits in (("accuracy", accuracy, ".3f"), ("loss", loss, ".4g")):
-        if value is not None and math.isfinite(value):
-            return f"{name} {value:{digits}}"
-    return "loss not finite"
 
 
 def _scores(run: RunRecord) -> dict[str, float | None]:
@@ -117,9 +109,6 @@ def _warn(message: str) -> None:
     print(f"fedcor: {one_line(message, None)}", file=sys.stderr)
 
 
-# The commands that read runs: `report` and `explain`; and what a comparison ends with.
-
-
 DEFAULT_PLOT = Path("DIR/curves.png")  # in the folder of the runs
 DEFAULT_PAGE = Path("DIR/report.html")
 
@@ -152,8 +141,8 @@ def report(options: argparse.Namespace) -> None:
 
 def _print_faults(folder: Path) -> None:
     """What went wrong with clients, and who lied: a line for each run or simulated selector."""
-    from fedcor.reporting.names import clean
     from fedcor.reporting.notes import byzantine_note, faults_note, missing_notes
+    from fedcor.reporting.series import clean
 
     runs = read_runs(folder)
     found = [note for run in runs for say in (faults_note, byzantine_note) if (note := say(run))]

@@ -1,6 +1,7 @@
-"""Checks of single parameters, for every module that takes settings.
+"""Settings: checks of single values, and tables or keywords turned into dataclasses.
 
-Each raises ConfigError with the name of the parameter, what was given, and what is allowed.
+A wrong value, key or type raises ConfigError with the name of the setting, the given value, and
+what is allowed.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from fedcor.core.errors import ConfigError, suggest
+from fedcor.core.errors import ConfigError, FedcorError, suggest
+from fedcor.core.types import State
 
+T = TypeVar("T")
+P = ParamSpec("P")
 LARGEST = 1e100
 LARGEST_COUNT = 2**31  # of rounds, clients, steps, ...
 LARGEST_SEED = 2**63 - 1
 _UNITS = ((1e18, "EB"), (1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_LARGEST_INT = 10**18 - 1  # an array of whole numbers can hold it, and JSON can be read anywhere
+_SCALARS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -38,7 +44,7 @@ def check_at_least(key: str, given: object, least: int, most: int = LARGEST_COUN
 def check_counts(key: str, given: Iterable[object]) -> None:
     """`given` must be whole numbers of at least 1."""
     given = list(given)
-    if any(isinstance(one, bool) or not isinstance(one, int) or one < 1 for one in given):
+    if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in given):
         raise ConfigError(key, given, "must be a list of whole numbers of at least 1")
 
 
@@ -75,10 +81,10 @@ def check_one_of(key: str, given: object, options: Iterable[str]) -> None:
 
 def check_memory(key: str, given: object, needed: float) -> None:
     """Refuse a setting that needs more bytes than the machine has, before they are asked for."""
-    there = machine_memory()
-    if there is not None and needed > there:
+    memory = machine_memory()
+    if memory is not None and needed > memory:
         allowed = (
-            f"needs about {_bytes(needed)} of memory, and this machine has {_bytes(there)}: "
+            f"needs about {_bytes(needed)} of memory, and this machine has {_bytes(memory)}: "
             "choose a smaller number"
         )
         raise ConfigError(key, given, allowed)
@@ -91,15 +97,29 @@ def machine_memory() -> int | None:
     None where the system does not tell.
     """
     try:
-        found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+        sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     except (AttributeError, OSError, ValueError):  # not on Windows
         return None
     for path in map(Path, _CGROUP_LIMITS):
         try:
-            found.append(int(path.read_text(encoding="ascii")))
+            sizes.append(int(path.read_text(encoding="ascii")))
         except (OSError, ValueError):  # there is none, or it says "max"
             continue
-    return min(size for size in found if size > 0)
+    return min(size for size in sizes if size > 0)
+
+
+def check_state(state: State, whose: str = "the selector") -> None:
+    """Refuse a state that could not be written to a checkpoint."""
+    if not isinstance(state, Mapping):
+        raise FedcorError(
+            f"{whose}'s state is a mapping of names to arrays, not a {type(state).__name__}"
+        )
+    for name, value in state.items():
+        plain = isinstance(value, np.ndarray) and not value.dtype.hasobject
+        if not isinstance(name, str) or not plain:
+            raise FedcorError(
+                f"{whose}'s state {name!r} is not a plain NumPy array, as checkpoints need"
+            )
 
 
 def expand_home(key: str, given: object) -> Path:
@@ -127,15 +147,6 @@ def _number(given: object) -> float:
         return float(given)
     except OverflowError:
         return math.nan
-
-
-# Tables and keywords to settings: a wrong key or type is refused, with what is allowed.
-
-
-T = TypeVar("T")
-P = ParamSpec("P")
-_LARGEST_INT = 10**18 - 1  # an array of whole numbers can hold it, and JSON can be read anywhere
-_SCALARS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
 def build_dataclass(cls: type[T], table: Mapping[str, Any]) -> T:
@@ -173,8 +184,8 @@ def suggests(function: Callable[P, T]) -> Callable[P, T]:
         >>> train(round=3)
         Traceback (most recent call last):
             ...
-        fedcor.core.errors.ConfigError: round = 3: unknown setting; known here: rounds (did you mean \
-"rounds"?)
+        fedcor.core.errors.ConfigError: round = 3: unknown setting; known here: rounds (did you \
+mean "rounds"?)
     """
     parameters = inspect.signature(function).parameters
     known = [name for name in parameters if name != "self"]

@@ -29,9 +29,6 @@ import numpy as np
 from fedcor.core.types import Array
 
 NOT_REPEATABLE = "not repeatable"
-# In the metadata of a field: it is newer than the first records, which a run with its default can
-# still be resumed from. So it is described only where it has another value.
-NEWER = "newer"
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -90,20 +87,8 @@ def reference(value: Any) -> str | None:
 
 
 def described_fields(value: Any) -> list[str]:
-    """Which parameters of a dataclass object a record names: all but new ones at their default."""
-    unsaid = newer_at_default(value)
-    return [
-        field.name for field in dataclasses.fields(value) if field.init and field.name not in unsaid
-    ]
-
-
-def newer_at_default(value: Any) -> set[str]:
-    """The fields of a dataclass object that are newer than the first records, at their default."""
-    return {
-        field.name
-        for field in dataclasses.fields(value)
-        if NEWER in field.metadata and getattr(value, field.name) == field.default
-    }
+    """The parameters of a dataclass object, which a record names."""
+    return [field.name for field in dataclasses.fields(value) if field.init]
 
 
 def describe_array(given: Any) -> dict[str, Any]:
@@ -158,7 +143,7 @@ def _class_name(cls: Any) -> str:
 
 
 def _module_of(value: Any) -> str:
-    """The module to import `value` from; `fedcor` itself for a public name, wherever it is defined."""
+    """The module to import `value` from: `fedcor` itself for a public name."""
     module = str(getattr(value, "__module__", "?"))
     public = (
         module.startswith("fedcor.")

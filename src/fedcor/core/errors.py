@@ -7,7 +7,9 @@ without a traceback, adds its flags, and ends with exit code 2.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,24 +50,17 @@ class ConfigError(FedcorError, ValueError):
         return ConfigError(key, self.given, self.allowed, self.hint)
 
 
+@contextmanager
+def errors_under(table: str) -> Iterator[None]:
+    """A ConfigError raised within names its key inside `table`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise error.under(table) from error.__cause__
+
+
 class DataError(FedcorError):
     """Data that is missing, damaged, or inconsistent."""
-
-
-class NoSourceError(DataError):
-    """A data set that none of its sources could provide.
-
-    Attributes:
-        failures: What each source said.
-    """
-
-    def __init__(self, failures: str) -> None:
-        self.failures = failures
-        advice = "If you have the data set's files, pass their folder or archive as `source`."
-        super().__init__(f"{failures}\n{advice}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.failures,)
 
 
 class RecordError(FedcorError):
@@ -124,3 +119,16 @@ def suggest(word: str, options: Iterable[str]) -> str:
     """`did you mean "rounds"?` if one of `options` is similar to `word`, else an empty text."""
     near = difflib.get_close_matches(word, list(options), n=1, cutoff=0.6)
     return f'did you mean "{near[0]}"?' if near else ""
+
+
+@contextmanager
+def blame(what: str) -> Iterator[None]:
+    """Report an error in a user's code with the method and the line where it happened."""
+    try:
+        yield
+    except FedcorError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        cause = f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+        raise FedcorError(f"{what}: {cause}") from error

@@ -8,6 +8,8 @@ and `for_csv` prevent that. Rich reads brackets as markup: it is given `rich.tex
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 LONGEST = 300  # characters
 _CUT = "..."
 _FORMULA = ("=", "+", "-", "@")  # how a formula of a spreadsheet begins
@@ -44,6 +46,17 @@ def lines(text: object) -> str:
     return "\n".join(one_line(line, None) for line in str(text).split("\n"))
 
 
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """A list of names that stays short.
+
+    Example:
+        >>> listed(["a", "b", "c", "d"], most=2)
+        'a, b and 2 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def for_figure(text: object, most: int | None = LONGEST) -> str:
     r"""As `one_line`, for matplotlib: a dollar begins no formula, no label is hidden.
 
@@ -67,3 +80,39 @@ def for_csv(text: object) -> str:
     """
     shown = one_line(text, None)
     return f"'{shown}" if shown.lstrip().startswith(_FORMULA) else shown
+
+
+BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+TIME_UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+
+def unit_for(largest: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
+    """The size and name of the unit in which values up to `largest` are written.
+
+    Bytes are written in the largest unit of which there is one, times in that of which there are
+    two: 90 s, not 1.50 min.
+    """
+    least = 2.0 if units is TIME_UNITS else 1 - 5e-4
+    return next((unit for unit in units if largest >= least * unit[0]), units[-1])
+
+
+def in_units(
+    values: Sequence[float], units: Sequence[tuple[float, str]], sign: str = ""
+) -> tuple[list[str], str]:
+    """The values in one unit, the largest with three digits, and the name of the unit."""
+    largest = max(map(abs, values))
+    size, unit = unit_for(largest, units)
+    digits = 0 if unit == "B" else sum(largest / size < bound for bound in (99.95, 9.995))
+    return [f"{value / size:{sign}z.{digits}f}" for value in values], unit
+
+
+def bytes_text(count: float) -> str:
+    """Three digits and a unit: `9.64 MB`."""
+    (number,), unit = in_units([count], BYTE_UNITS)
+    return f"{number} {unit}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Three digits and a unit: `41.0 s`, `12.3 min`, `2.31 h`, `1.20 d`."""
+    (number,), unit = in_units([seconds], TIME_UNITS)
+    return f"{number} {unit}"

@@ -73,8 +73,9 @@ class Federation(Protocol):
     Answers cost communication, which the record of the run shows. An answer that was given in this
     round is not paid for again.
 
-    Where rules bound the number of clients in groups, it also has `seats`, a `fedcor.rounds.rules.seats.Seats`:
-    who has a seat in the round already, and who may take the next one. A selector need not read it.
+    Where rules bound the number of clients in groups, it also has `seats`, a
+    `fedcor.rounds.rules.seats.Seats`: which clients have a seat in the round already, and which may
+    take the next one. A selector need not read it.
     """
 
     @property

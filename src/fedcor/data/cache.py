@@ -142,6 +142,9 @@ def read_npz(path: Path) -> dict[str, Array]:
 def read_cache(name: str) -> RawArrays:
     """The raw arrays of a fetched data set."""
     path = cache_file(name)
+    if not path.exists():
+        missing = f"{name} has not been fetched ({path} does not exist)"
+        raise DataError(f"{missing}: run `fedcor data fetch {name}`")
     advice = f"run `fedcor data fetch {name}` again"
     try:
         arrays = read_npz(path)
@@ -155,8 +158,6 @@ def read_cache(name: str) -> RawArrays:
 
 def is_intact(name: str) -> bool:
     """Whether the cache holds exactly this data set."""
-    if not cache_file(name).exists():
-        return False
     try:
         arrays = read_cache(name)
     except DataError:

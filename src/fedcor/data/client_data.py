@@ -1,7 +1,7 @@
-"""Clients whose data is made or read when it is needed: a population too large to be held.
+"""Clients whose data is loaded when it is needed, for populations too large for memory.
 
-Anything with `sizes` and `load(client)` is one. What a round needs is loaded in that round: the
-data of the clients that train, and of those that are asked for a loss.
+Any object with `sizes` and `load(client)` will do. A round loads the data of the clients that
+train, and of those that are asked for a loss.
 """
 
 from __future__ import annotations
@@ -17,8 +17,15 @@ import numpy as np
 from fedcor.core.describe import Described, describe, describe_array
 from fedcor.core.errors import ConfigError, DataError
 from fedcor.core.types import Array, IntArray
-from fedcor.data.datasets import Dataset, Samples
-from fedcor.data.own_samples import are_pixels, as_samples, check_same_shapes, count_of, to_array
+from fedcor.data.datasets import Dataset
+from fedcor.data.own_samples import (
+    Samples,
+    are_pixels,
+    as_samples,
+    check_same_shapes,
+    count_of,
+    to_array,
+)
 
 # Characters of a description in a record. Of a longer one, as of a list of files, it has a digest.
 _LONGEST = 10_000
@@ -26,7 +33,7 @@ _ABSENT: Any = object()
 
 
 class ClientData(Protocol):
-    """Clients whose data is made or read when it is needed. A user's own is any such object.
+    """Clients whose data is generated or read when it is needed; any object with these members.
 
     Three more attributes are optional:
 
@@ -106,8 +113,17 @@ def as_client_data(
         _check_labels("y_test", y, classes)
     names = _names(given, len(sizes))
     empty = {k: a[:0] for k, a in x.items()} if isinstance(x, dict) else cast(Array, x)[:0]
-    scaled = are_pixels(test[0])
-    return Dataset(name, empty, y[:0], x, y, classes, client_names=names, scaled=scaled), given
+    dataset = Dataset(
+        name=name,
+        train_x=empty,
+        train_y=y[:0],
+        test_x=x,
+        test_y=y,
+        classes=classes,
+        client_names=names,
+        scaled=are_pixels(test[0]),
+    )
+    return dataset, given
 
 
 def _attribute(given: ClientData, name: str, default: Any) -> Any:

@@ -1,4 +1,8 @@
-"""A user's own arrays, checked: a wrong label or a NaN would show as a strange learning curve."""
+"""Data sets that clients train on: bundled digits, two public image sets, or an `.npz` file.
+
+`load` never uses the network; `fedcor.data.downloads.fetch` does. Pixels are scaled as in the
+paper's implementation.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,109 +18,15 @@ import numpy.typing as npt
 from fedcor.core.config import expand_home
 from fedcor.core.errors import ConfigError, DataError, MissingExtraError, suggest
 from fedcor.core.rng import stream
-from fedcor.core.types import Array, IntArray
-from fedcor.data.cache import RawArrays, cache_file, read_cache, read_npz
-from fedcor.data.downloads import fetch_installed, installed_folder
-
-# (n, *shape), (n,), (m, *shape), (m,)
-OwnArrays: TypeAlias = tuple[npt.NDArray[np.float32], Array, npt.NDArray[np.float32], Array]
-
-
-def read_own_arrays(path: Path, *, regression: bool = False) -> OwnArrays:
-    """The arrays `(train_x, train_y, test_x, test_y)` of an `.npz` file, as float32 and int64.
-
-    Args:
-        path: The file.
-        regression: Whether `y` are numbers, float32, and not labels.
-    """
-    arrays = read_npz(path)
-    train_x, test_x = (_samples(path, key, arrays[key]) for key in ("x_train", "x_test"))
-    read = _targets if regression else _labels
-    train_y, test_y = (read(path, key, arrays[key]) for key in ("y_train", "y_test"))
-    for key, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
-        if len(x) != len(y):
-            raise DataError(
-                f"{path}: x_{key} has {len(x)} samples, but y_{key} has {len(y)} labels"
-            )
-    if train_x.shape[1:] != test_x.shape[1:]:
-        raise DataError(
-            f"{path}: a sample is {train_x.shape[1:]} in x_train, but {test_x.shape[1:]} in x_test"
-        )
-    if regression:
-        return train_x, train_y, test_x, test_y
-    seen = np.unique(train_y)
-    classes = len(seen)
-    if seen[-1] != classes - 1:
-        absent = int(np.flatnonzero(seen != np.arange(classes))[0])
-        raise DataError(
-            f"{path}: labels must be 0 .. K-1, each in y_train; {absent} is not, but {seen[-1]} is"
-        )
-    if test_y.max() >= classes:
-        raise DataError(
-            f"{path}: y_test has the label {test_y.max()}, but y_train only has 0 .. {classes - 1}"
-        )
-    return train_x, train_y, test_x, test_y
-
-
-def _samples(path: Path, key: str, array: Array) -> npt.NDArray[np.float32]:
-    """(n, *shape) as float32; uint8 is scaled to [0, 1], other numbers stay as they are."""
-    if array.dtype.kind not in "buif":
-        raise DataError(f"{path}: {key} must hold numbers, but is of type {array.dtype}")
-    if array.ndim < 2 or array.size == 0:
-        raise DataError(f"{path}: {key} must have the shape (samples, ...), but has {array.shape}")
-    with np.errstate(over="ignore"):  # what overflows is infinite, and reported as such
-        x = array.astype(np.float32)
-    if array.dtype == np.uint8:
-        x /= 255
-    if not np.isfinite(x).all():
-        raise DataError(f"{path}: {key} has values that are not finite float32 numbers")
-    return x
-
-
-def _labels(path: Path, key: str, array: Array) -> IntArray:
-    """(n,) as int64."""
-    if array.dtype.kind not in "uif":
-        raise DataError(f"{path}: {key} must hold whole numbers, but is of type {array.dtype}")
-    if array.ndim != 1 or array.size == 0:
-        raise DataError(
-            f"{path}: {key} must have one label per sample, but has the shape {array.shape}"
-        )
-    if array.dtype.kind == "f" and not (np.isfinite(array) & (array == np.floor(array))).all():
-        raise DataError(f"{path}: {key} has labels that are not whole numbers")
-    if array.min() < 0 or int(array.max()) > np.iinfo(np.int32).max:  # also of half precision
-        raise DataError(
-            f"{path}: {key} has labels from {array.min()} to {array.max()}; they must be 0 .. K-1"
-        )
-    return array.astype(np.int64)
-
-
-def _targets(path: Path, key: str, array: Array) -> npt.NDArray[np.float32]:
-    """(n,) as float32."""
-    if array.dtype.kind not in "uif" or array.ndim != 1 or array.size == 0:
-        raise DataError(
-            f"{path}: {key} must have one number per sample, but has the shape {array.shape} and "
-            f"the type {array.dtype}"
-        )
-    with np.errstate(over="ignore"):
-        y = array.astype(np.float32)
-    if not np.isfinite(y).all():
-        raise DataError(f"{path}: {key} has values that are not finite float32 numbers")
-    return y
-
-
-# The data that clients train on: bundled digits, two public image sets, or a user's own arrays.
-#
-# `load` never uses the network; `fedcor.data.downloads.fetch` does. Pixels are scaled as in the paper's
-# implementation.
-
-
-Samples: TypeAlias = Array | Mapping[str, Array]  # (n, ...) each
+from fedcor.core.types import Array
+from fedcor.data.cache import cache_file, read_cache, read_npz
+from fedcor.data.own_samples import Samples, as_samples, as_targets, check_same_shapes, count_of
 
 SPLIT_SEED = 0  # of the digits' fixed division into training and test data
 TEST_FRACTION = 0.2
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Dataset:
     """Training and test data, ready for a model. `as_dataset` makes one of what you have.
 
@@ -186,14 +95,13 @@ class Listing:
     next_step: str
 
 
-def load(name: str, *, regression: bool = False) -> Dataset:
+def load(name: str) -> Dataset:
     """Loads a data set from this machine; never uses the network.
 
     Args:
         name: `"digits"`, `"fmnist"`, `"cifar10"`, or the path of an `.npz` file with the arrays
-            `x_train` `(n, ...)`, `y_train` `(n,)`, `x_test` `(m, ...)` and `y_test` `(m,)`. There,
-            uint8 samples are scaled to 0-1, and the labels must be 0 .. K-1, each in `y_train`.
-        regression: Only for an `.npz` file: `y_train` and `y_test` are numbers, not labels.
+            `x_train` `(n, ...)`, `y_train` `(n,)`, `x_test` `(m, ...)` and `y_test` `(m,)`, which
+            are converted as in `fedcor.data.own_data.as_dataset`.
 
     Raises:
         ConfigError: No data set has this name.
@@ -208,10 +116,54 @@ def load(name: str, *, regression: bool = False) -> Dataset:
     if name in LOADERS:
         return LOADERS[name]()
     if name.endswith(".npz"):
-        arrays = read_own_arrays(expand_home("data.name", name), regression=regression)
-        return Dataset(name, *arrays, classes=None if regression else int(arrays[1].max()) + 1)
+        path = expand_home("data.name", name)
+        arrays = read_npz(path)
+        try:
+            train, test = ((arrays[f"x_{half}"], arrays[f"y_{half}"]) for half in ("train", "test"))
+            return make_dataset(name, train, test)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
     allowed = f"must be one of {', '.join(LOADERS)}, or a path to an .npz"
     raise ConfigError("data.name", name, allowed, suggest(name.lower(), LOADERS))
+
+
+def make_dataset(
+    name: str,
+    train: tuple[Any, Any],
+    test: tuple[Any, Any],
+    *,
+    keep_integers: tuple[bool | None, bool | None] = (None, None),
+    label_names: tuple[str, ...] = (),
+) -> Dataset:
+    """A data set of a user's arrays, checked and converted (`fedcor.data.own_samples`).
+
+    Args:
+        name: What the data set is called in records.
+        train: Samples and targets of the training data.
+        test: Samples and targets of the test data.
+        keep_integers: For training and test data, as in `as_samples`.
+        label_names: What the labels are called, where the data says so.
+
+    Raises:
+        DataError: The arrays do not fit together.
+    """
+    train_x = as_samples("x_train", train[0], keep_integers[0])
+    test_x = as_samples("x_test", test[0], keep_integers[1])
+    targets = as_targets(train[1], test[1])
+    for key, x, y in (("train", train_x, targets.train), ("test", test_x, targets.test)):
+        if count_of(x) != len(y):
+            raise DataError(f"x_{key} has {count_of(x)} samples, but y_{key} has {len(y)}")
+    check_same_shapes(train_x, test_x)
+    names = label_names if len(label_names) == targets.classes else targets.names
+    return Dataset(
+        name=name,
+        train_x=train_x,
+        train_y=targets.train,
+        test_x=test_x,
+        test_y=targets.test,
+        classes=targets.classes,
+        label_names=tuple(names),
+    )
 
 
 def available() -> list[Listing]:
@@ -237,8 +189,8 @@ def available() -> list[Listing]:
 
 def _fetched(name: str, description: str, shape: tuple[int, ...], train: int) -> Listing:
     """The line of a data set that `fedcor data fetch` puts into the cache."""
-    cached = cache_file(name)
-    found = cached if cached.exists() else installed_folder(name)
+    path = cache_file(name)
+    present = path.exists()
     return Listing(
         name=name,
         description=description,
@@ -246,9 +198,9 @@ def _fetched(name: str, description: str, shape: tuple[int, ...], train: int) ->
         classes=10,
         train=train,
         test=10000,
-        present=found is not None,
-        location=str(found or cached),
-        next_step="nothing to do" if found else f"fedcor data fetch {name}",
+        present=present,
+        location=str(path),
+        next_step="nothing to do" if present else f"fedcor data fetch {name}",
     )
 
 
@@ -267,52 +219,41 @@ def _digits() -> Dataset:
     for label in range(10):
         of_label = rng.permutation(np.flatnonzero(y == label))
         held_out[of_label[: round(TEST_FRACTION * len(of_label))]] = True
-    return Dataset("digits", x[~held_out], y[~held_out], x[held_out], y[held_out], 10)
+    return Dataset(
+        name="digits",
+        train_x=x[~held_out],
+        train_y=y[~held_out],
+        test_x=x[held_out],
+        test_y=y[held_out],
+        classes=10,
+    )
 
 
 def _fmnist() -> Dataset:
-    raw = _read_fetched("fmnist")
-    pixels = [raw[key].reshape(-1, 784) for key in ("x_train", "x_test")]
-    return _images("fmnist", raw, pixels, 0.1307, 0.3081)
+    return _images("fmnist", lambda x: x.reshape(-1, 784), mean=0.1307, deviation=0.3081)
 
 
 def _cifar10() -> Dataset:
-    raw = _read_fetched("cifar10")
-    pixels = [raw[key].transpose(0, 3, 1, 2) for key in ("x_train", "x_test")]
-    return _images("cifar10", raw, pixels, 0.5, 0.5)
-
-
-LOADERS: dict[str, Callable[[], Dataset]] = {
-    "digits": _digits,
-    "fmnist": _fmnist,
-    "cifar10": _cifar10,
-}
-
-
-def _read_fetched(name: str) -> RawArrays:
-    """The raw arrays from the cache, which installed files fill without being asked."""
-    if not cache_file(name).exists():
-        try:
-            found = fetch_installed(name)
-        except DataError as error:
-            advice = f"to get it from elsewhere, run `fedcor data fetch {name}`"
-            raise DataError(f"{error}; {advice}") from error
-        if found is None:
-            missing = f"{name} has not been fetched ({cache_file(name)} does not exist)"
-            raise DataError(f"{missing}: run `fedcor data fetch {name}`")
-    return read_cache(name)
+    return _images("cifar10", lambda x: x.transpose(0, 3, 1, 2), mean=0.5, deviation=0.5)
 
 
 def _images(
     name: str,
-    raw: RawArrays,
-    pixels: list[npt.NDArray[np.uint8]],
+    shaped: Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.uint8]],
+    *,
     mean: float,
     deviation: float,
 ) -> Dataset:
-    train_x, test_x = (_standardised(x, mean, deviation) for x in pixels)
-    train_y, test_y = (raw[key].astype(np.int64) for key in ("y_train", "y_test"))
-    return Dataset(name, train_x, train_y, test_x, test_y, 10)
+    """A fetched data set of images, in the shape that models take."""
+    raw = read_cache(name)
+    return Dataset(
+        name=name,
+        train_x=_standardised(shaped(raw["x_train"]), mean, deviation),
+        train_y=raw["y_train"].astype(np.int64),
+        test_x=_standardised(shaped(raw["x_test"]), mean, deviation),
+        test_y=raw["y_test"].astype(np.int64),
+        classes=10,
+    )
 
 
 def _standardised(
@@ -325,3 +266,10 @@ def _standardised(
     x -= mean
     x /= deviation
     return x
+
+
+LOADERS: dict[str, Callable[[], Dataset]] = {
+    "digits": _digits,
+    "fmnist": _fmnist,
+    "cifar10": _cifar10,
+}

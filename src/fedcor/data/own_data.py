@@ -1,4 +1,13 @@
-"""From a client id per sample to clients that are numbered 0 .. N-1."""
+"""Make a `Dataset` and its clients from what a user has: arrays, torch Datasets, Hugging Face.
+
+Neither package is imported here:
+
+    torch           len() and [i]; an item is `(x, y)`, or a dictionary with the target in it. Every
+                    item is read once, so random transforms are frozen.
+    Hugging Face    a table with column names; one column has the target, perhaps one the client
+
+Clients are numbered 0 .. N-1 in the order of their sorted ids.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +19,170 @@ import numpy as np
 
 from fedcor.core.errors import DataError, suggest
 from fedcor.core.types import Array, IntArray
-from fedcor.data.datasets import Dataset
-from fedcor.data.own_samples import as_samples, as_targets, check_same_shapes, count_of, to_array
+from fedcor.data.datasets import Dataset, make_dataset
+from fedcor.data.own_samples import to_array
 from fedcor.data.partition import indices_per_client
+
+TARGETS = ("label", "labels", "y")  # what the target is called, unless the user says
+_FORMS = (
+    "give (x, y, x_test, y_test), a list of torch Datasets (one per client), or a Hugging Face "
+    "Dataset; the last two with test_data"
+)
+
+
+def as_dataset(
+    data: Any,
+    test_data: Any = None,
+    *,
+    partition: Any = None,
+    target: str | None = None,
+    name: str = "own data",
+) -> tuple[Dataset, list[IntArray] | None]:
+    """Your own data as a `Dataset`, and the training samples of each client.
+
+    Integers, strings and booleans are labels. Where they are not 0 .. K-1 already, they are
+    numbered in sorted order, as scikit-learn's classifiers do; `Dataset.label_names` keeps the
+    originals. Floats are targets of a regression. Samples become float32; integers from torch or in
+    a dictionary stay integers, since they may be token ids.
+
+    Args:
+        data: One of
+
+            - `(x, y, x_test, y_test)`, or `(x, y)` with `test_data`: arrays of NumPy or torch,
+              lists, data frames; `x` may be a dictionary of arrays, and a batch is then one too;
+            - a list of torch Datasets, one per client, whose items are `(x, y)` or dictionaries; or
+              a single one;
+            - a Hugging Face Dataset, or a DatasetDict with "train" and "test". Several feature
+              columns make a dictionary;
+            - a `Dataset`, which is returned.
+        test_data: `(x_test, y_test)`, a torch Dataset, or a Hugging Face Dataset.
+        partition: A client id for each training sample, or the name of the column that has them.
+            Anything else (None, or a partition such as `IID`) is left to the caller.
+        target: The column, or the key of a dictionary, that has the label; else `label`, `labels`
+            or `y`.
+        name: What the data set is called in records.
+
+    Returns:
+        The data set; and one ascending array of sample indices per client, or None where neither
+        the data nor `partition` assigns samples to clients.
+
+    Raises:
+        DataError: The data does not fit together; the message says what to change.
+
+    Example:
+        >>> x, y = [[0.0], [1.0], [2.0], [3.0]], ["no", "yes", "no", "yes"]
+        >>> data, parts = as_dataset((x, y, x, y), partition=["bern", "bern", "lyon", "bern"])
+        >>> data.classes, data.label_names, data.client_names
+        (2, ('no', 'yes'), ('bern', 'lyon'))
+        >>> [part.tolist() for part in parts]
+        [[0, 1, 3], [2]]
+    """
+    if isinstance(data, Dataset):
+        return _with_clients(data, None, partition)
+    if isinstance(data, Mapping) and {"train", "test"} <= set(data):
+        data, test_data = data["train"], data["test"] if test_data is None else test_data
+    column = partition if isinstance(partition, str) else None
+    sizes: list[int] | None = None
+    label_names: tuple[str, ...] = ()
+    keep_integers: bool | None = None
+    if is_table(data):
+        x, y, ids, label_names = read_table(data, target, column, "data")
+        partition, keep_integers = partition if ids is None else ids, True
+    elif is_item_dataset(data) or _is_list_of_datasets(data):
+        x, y, sizes = read_items([data] if is_item_dataset(data) else data, target, "data")
+        sizes, keep_integers = None if is_item_dataset(data) else sizes, True
+    else:
+        x, y, test_data = _arrays(data, test_data)
+    if column is not None and not is_table(data):
+        raise DataError(
+            f"partition = {column!r} names a column, but only a Hugging Face Dataset has columns: "
+            "give the array of client ids"
+        )
+    if sizes is not None and partition is not None:
+        raise DataError("a list of data sets has one per client already: leave out partition")
+    x_test, y_test, keep_test = _test_half(test_data, target, column)
+    dataset = make_dataset(
+        name,
+        (x, y),
+        (x_test, y_test),
+        keep_integers=(keep_integers, keep_test),
+        label_names=label_names,
+    )
+    return _with_clients(dataset, sizes, partition)
+
+
+def _with_clients(
+    data: Dataset, sizes: list[int] | None, partition: Any
+) -> tuple[Dataset, list[IntArray] | None]:
+    """The data set with its clients' names, and the parts if they are known."""
+    if sizes is not None:
+        return data, np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    if not _are_ids(partition):
+        return data, None
+    parts, names = clients_of(partition, len(data.train_y))
+    return replace(data, client_names=names), parts
+
+
+def _are_ids(partition: Any) -> bool:
+    """Whether `partition` is an array of client ids."""
+    if partition is None or isinstance(partition, str | Mapping):
+        return False
+    return isinstance(partition, Sequence) or hasattr(partition, "__array__")
+
+
+def _is_list_of_datasets(data: Any) -> bool:
+    return (
+        isinstance(data, Sequence)
+        and not isinstance(data, str)
+        and len(data) > 0
+        and all(is_item_dataset(item) or is_table(item) for item in data)
+    )
+
+
+def _arrays(data: Any, test_data: Any) -> tuple[Any, Any, Any]:
+    """Samples, targets and test data of a tuple of arrays."""
+    if isinstance(data, tuple | list) and len(data) == 4 and test_data is None:
+        return data[0], data[1], (data[2], data[3])
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return data[0], data[1], test_data
+    if isinstance(data, tuple | list) and len(data) == 4:
+        raise DataError("test data is given twice: as the last two arrays, and as test_data")
+    what = type(data).__name__
+    what = f"a {what} of {len(data)}" if isinstance(data, tuple | list) else f"a {what}"
+    raise DataError(f"data is {what}: {_FORMS}")
+
+
+def _test_half(test_data: Any, target: str | None, column: str | None) -> tuple[Any, Any, Any]:
+    """Samples and targets of the test data, and whether its whole numbers stay whole."""
+    if test_data is None:
+        raise DataError(
+            "there is no test data: give (x, y, x_test, y_test), or test_data=(x_test, y_test)"
+        )
+    if is_table(test_data):
+        has_ids = column is not None and column in test_data.column_names
+        x, y, _, _ = read_table(test_data, target, column if has_ids else None, "test_data")
+        return x, y, True
+    if is_item_dataset(test_data):
+        x, y, _ = read_items([test_data], target, "test_data")
+        return x, y, True
+    if isinstance(test_data, tuple | list) and len(test_data) == 2:
+        return test_data[0], test_data[1], None
+    raise DataError("test_data must be (x_test, y_test), a torch Dataset or a Hugging Face Dataset")
 
 
 def parts_of(ids: object, samples: int | None = None) -> list[IntArray]:
-    """Who holds which training samples, where each sample has the id of its client.
+    """The training samples of each client, where each sample has the id of its client.
 
     Args:
-        ids: One id per training sample: whole numbers or texts, in an array, a list, a tensor or a
+        ids: One id per training sample: integers or strings, in an array, a list, a tensor or a
             column of a data frame. Clients are numbered in the order of their sorted ids.
-        samples: How many there must be.
+        samples: How many ids there must be; None for any number.
 
     Returns:
         One ascending array of sample indices per client.
 
     Raises:
-        DataError: An id is missing, or is neither a text nor a whole number.
+        DataError: An id is missing, or is neither a string nor an integer.
 
     Example:
         >>> [part.tolist() for part in parts_of(["lyon", "bern", "lyon"])]
@@ -53,23 +208,12 @@ def clients_of(ids: object, samples: int | None = None) -> tuple[list[IntArray],
         given = given.astype(str)
     if given.dtype.kind not in "iuUSb":
         raise DataError(
-            "client ids must be texts or whole numbers, all of one kind, but are of type "
-            f"{given.dtype}"
+            f"client ids must be all strings or all integers, but are of type {given.dtype}"
         )
     names, owner = np.unique(given, return_inverse=True)
     parts = indices_per_client(owner.reshape(-1), len(names))
     numbered = names.dtype.kind in "iu" and np.array_equal(names, np.arange(len(names)))
     return parts, () if numbered else tuple(map(str, names.tolist()))
-
-
-# Data sets of torch and of Hugging Face, read into arrays. Neither package is imported here.
-#
-# torch           len() and [i]; an item is `(x, y)`, or a dictionary with the target in it. Every
-#                 item is read once, so random transforms are frozen.
-# Hugging Face    a table with column names; one column has the target, perhaps one the client
-
-
-TARGETS = ("label", "labels", "y")  # what the target is called, unless the user says
 
 
 def is_table(data: object) -> bool:
@@ -106,8 +250,8 @@ def read_table(
     target = _target_in(columns, target, key)
     if client_column is not None and client_column not in columns:
         raise DataError(
-            f"{key} has no column {client_column} of client ids, only {', '.join(columns)}; "
-            + suggest(client_column, columns)
+            f"{key} has no column {client_column!r} to use as client ids, only "
+            f"{', '.join(columns)}; " + suggest(client_column, columns)
         )
     arrays = table.with_format("numpy")
 
@@ -153,7 +297,7 @@ class _Column:
         if values.shape[1:] != self.rows.shape[1:]:
             raise DataError(
                 f"{where} has the shape {values.shape[1:]}, but the first one "
-                f"{self.rows.shape[1:]}: make all alike, for example by padding"
+                f"{self.rows.shape[1:]}: give all the same shape, for example by padding"
             )
         if values.dtype.kind in "US" and values.dtype.itemsize > self.rows.dtype.itemsize:
             self.rows = self.rows.astype(values.dtype)  # a longer word
@@ -227,158 +371,3 @@ def _split(item: Any, target: str | None, where: str) -> tuple[dict[str | None, 
     raise DataError(
         f"{where} is a {type(item).__name__}, but must be (x, y), or a dictionary with a label"
     )
-
-
-# From what a user has (arrays, torch Datasets, Hugging Face) to a `Dataset` and its clients.
-
-
-_FORMS = (
-    "give (x, y, x_test, y_test), a list of torch Datasets (one per client), or a Hugging Face "
-    "Dataset; the last two with test_data"
-)
-
-
-def as_dataset(
-    data: Any,
-    test_data: Any = None,
-    *,
-    partition: Any = None,
-    target: str | None = None,
-    name: str = "own data",
-) -> tuple[Dataset, list[IntArray] | None]:
-    """Your own data as a `Dataset`, and who holds which of its training samples.
-
-    Integer labels, texts and truth values are classes; they are numbered in sorted order where they
-    are not 0 .. K-1 already, as scikit-learn's classifiers do, and `Dataset.label_names` keeps what
-    they were. Floats are targets of a regression. Samples become float32; whole numbers that come
-    from torch or stand in a dictionary stay whole, since they may be token ids.
-
-    Args:
-        data: One of
-
-            - `(x, y, x_test, y_test)`, or `(x, y)` with `test_data`: arrays of NumPy or torch,
-              lists, data frames; `x` may be a dictionary of arrays, and a batch is then one too;
-            - a list of torch Datasets, one per client, whose items are `(x, y)` or dictionaries; or
-              a single one;
-            - a Hugging Face Dataset, or a DatasetDict with "train" and "test". Several feature
-              columns make a dictionary;
-            - a `Dataset`, which is returned.
-        test_data: `(x_test, y_test)`, a torch Dataset, or a Hugging Face Dataset.
-        partition: A client id for each training sample, or the name of the column that has them.
-            What is neither (None, or a way to divide the samples, such as `Partition`) is left to
-            the caller.
-        target: The column, or the key of a dictionary, that has the label; else `label`, `labels`
-            or `y`.
-        name: What the data set is called in records.
-
-    Returns:
-        The data set; and one ascending array of sample indices per client, or None where neither
-        the data nor `partition` says who holds what.
-
-    Raises:
-        DataError: The data does not fit together; the message says what to change.
-
-    Example:
-        >>> x, y = [[0.0], [1.0], [2.0], [3.0]], ["no", "yes", "no", "yes"]
-        >>> data, parts = as_dataset((x, y, x, y), partition=["bern", "bern", "lyon", "bern"])
-        >>> data.classes, data.label_names, data.client_names
-        (2, ('no', 'yes'), ('bern', 'lyon'))
-        >>> [part.tolist() for part in parts]
-        [[0, 1, 3], [2]]
-    """
-    if isinstance(data, Dataset):
-        return _with_clients(data, None, partition)
-    if isinstance(data, Mapping) and {"train", "test"} <= set(data):
-        data, test_data = data["train"], data["test"] if test_data is None else test_data
-    column = partition if isinstance(partition, str) else None
-    sizes: list[int] | None = None
-    label_names: tuple[str, ...] = ()
-    keep_integers: bool | None = None
-    if is_table(data):
-        x, y, ids, label_names = read_table(data, target, column, "data")
-        partition, keep_integers = partition if ids is None else ids, True
-    elif is_item_dataset(data) or _is_list_of_datasets(data):
-        x, y, sizes = read_items([data] if is_item_dataset(data) else data, target, "data")
-        sizes, keep_integers = None if is_item_dataset(data) else sizes, True
-    else:
-        x, y, test_data = _arrays(data, test_data)
-    if column is not None and not is_table(data):
-        raise DataError(
-            f"partition = {column!r} names a column, but only a Hugging Face Dataset has columns: "
-            "give the array of client ids"
-        )
-    if sizes is not None and partition is not None:
-        raise DataError("a list of data sets says already who holds what: leave out partition")
-    x_test, y_test, keep_test = _test_half(test_data, target, column)
-    train_x = as_samples("x_train", x, keep_integers)
-    test_x = as_samples("x_test", x_test, keep_test)
-    targets = as_targets(y, y_test)
-    for key, samples, given in (("train", train_x, targets.train), ("test", test_x, targets.test)):
-        if count_of(samples) != len(given):
-            count = count_of(samples)
-            raise DataError(f"x_{key} has {count} samples, but y_{key} has {len(given)}")
-    check_same_shapes(train_x, test_x)
-    names = label_names if len(label_names) == targets.classes else targets.names
-    found = Dataset(
-        name, train_x, targets.train, test_x, targets.test, targets.classes, tuple(names)
-    )
-    return _with_clients(found, sizes, partition)
-
-
-def _with_clients(
-    data: Dataset, sizes: list[int] | None, partition: Any
-) -> tuple[Dataset, list[IntArray] | None]:
-    """The data set with its clients' names, and the parts if they are known."""
-    if sizes is not None:
-        return data, np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    if not _are_ids(partition):
-        return data, None
-    parts, names = clients_of(partition, len(data.train_y))
-    return replace(data, client_names=names), parts
-
-
-def _are_ids(partition: Any) -> bool:
-    """Whether `partition` is an array of client ids."""
-    if partition is None or isinstance(partition, str | Mapping):
-        return False
-    return isinstance(partition, Sequence) or hasattr(partition, "__array__")
-
-
-def _is_list_of_datasets(data: Any) -> bool:
-    return (
-        isinstance(data, Sequence)
-        and not isinstance(data, str)
-        and len(data) > 0
-        and all(is_item_dataset(one) or is_table(one) for one in data)
-    )
-
-
-def _arrays(data: Any, test_data: Any) -> tuple[Any, Any, Any]:
-    """Samples, targets and test data of a tuple of arrays."""
-    if isinstance(data, tuple | list) and len(data) == 4 and test_data is None:
-        return data[0], data[1], (data[2], data[3])
-    if isinstance(data, tuple | list) and len(data) == 2:
-        return data[0], data[1], test_data
-    if isinstance(data, tuple | list) and len(data) == 4:
-        raise DataError("test data is given twice: as the last two arrays, and as test_data")
-    what = type(data).__name__
-    what = f"a {what} of {len(data)}" if isinstance(data, tuple | list) else f"a {what}"
-    raise DataError(f"data is {what}: {_FORMS}")
-
-
-def _test_half(test_data: Any, target: str | None, column: str | None) -> tuple[Any, Any, Any]:
-    """Samples and targets of the test data, and whether its whole numbers stay whole."""
-    if test_data is None:
-        raise DataError(
-            "there is no test data: give (x, y, x_test, y_test), or test_data=(x_test, y_test)"
-        )
-    if is_table(test_data):
-        has_ids = column is not None and column in test_data.column_names
-        x, y, _, _ = read_table(test_data, target, column if has_ids else None, "test_data")
-        return x, y, True
-    if is_item_dataset(test_data):
-        x, y, _ = read_items([test_data], target, "test_data")
-        return x, y, True
-    if isinstance(test_data, tuple | list) and len(test_data) == 2:
-        return test_data[0], test_data[1], None
-    raise DataError("test_data must be (x_test, y_test), a torch Dataset or a Hugging Face Dataset")

@@ -1,23 +1,32 @@
-"""A user's samples, checked and in the types that models take, without needless copies.
+"""Convert a user's samples and targets to the types that models take, without needless copies.
 
-given as                                    a model gets
-float numbers                               float32
-uint8 (pixels), in a single array           float32, scaled to 0-1
-other whole numbers                         float32
-whole numbers of torch, or in a dictionary  int64: they may be token ids
+Samples:
+
+    given as                                    a model gets
+    floats                                      float32
+    uint8 (pixels), in a single array           float32, scaled to 0-1
+    other integers                              float32
+    integers of torch, or in a dictionary       int64: they may be token ids
+
+Targets: the type decides, as for scikit-learn's classifiers. Floats are the targets of a
+regression, even if they are all whole. Strings, booleans and integers are labels; those that are
+not 0 .. K-1 are numbered in sorted order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fedcor.core.errors import DataError
 from fedcor.core.types import Array
-from fedcor.data.datasets import Samples
+
+Samples: TypeAlias = Array | Mapping[str, Array]  # (n, ...) each
+# More different integers than this, and than half of the samples, are hardly labels.
+_MANY = 20
 
 
 def is_tensor(given: object) -> bool:
@@ -111,7 +120,7 @@ def _checked(key: str, given: Any, keep_integers: bool, pixels: bool) -> Array:
 
 def _advice(array: Array) -> str:
     if array.dtype.kind in "US" or (array.size and isinstance(array.flat[0], str)):
-        return ": turn texts into token ids, and columns of words into numbers"
+        return ": turn strings into token ids, and columns of words into numbers"
     return ": do its rows differ in length? Pad them" if array.dtype.kind == "O" else ""
 
 
@@ -147,16 +156,6 @@ def check_same_shapes(train: Samples, test: Samples) -> None:
                 f"{name} of a sample is {one} in x_train, but {other} in x_test: pad all to one "
                 "length"
             )
-
-
-# A user's labels or targets: the type decides, as it does for scikit-learn's classifiers.
-#
-# Floats are the targets of a regression, even if they are all whole. Anything else is a label: texts,
-# truth values, whole numbers. Labels that are not 0 .. K-1 are numbered in their sorted order.
-
-
-# More different whole numbers than this, and than half of the samples, are hardly labels.
-_MANY = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,15 +228,15 @@ def _labels(train: Array, test: Array) -> Targets:
     seen, numbered = np.unique(train, return_inverse=True)
     if train.dtype.kind in "iu" and len(seen) > max(_MANY, len(train) // 2):
         raise DataError(
-            f"y_train has {len(seen)} different whole numbers in {len(train)} samples; if they are "
+            f"y_train has {len(seen)} different integers in {len(train)} samples; if they are "
             "not labels but the targets of a regression, give them as floats: y.astype(float)"
         )
     place = np.minimum(np.searchsorted(seen, test), len(seen) - 1)
     unknown = test[seen[place] != test]
     if len(unknown):
         raise DataError(
-            f"y_test has the label {unknown[0].item()!r}, which y_train has not: every label must "
-            "be in the training data"
+            f"y_test contains label {unknown[0].item()!r}, which never occurs in y_train: every "
+            "label must be in the training data"
         )
     if train.dtype.kind in "iu" and np.array_equal(seen, np.arange(len(seen))):
         one, other = (np.ascontiguousarray(y, dtype=np.int64) for y in (train, test))

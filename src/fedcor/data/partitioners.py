@@ -16,7 +16,7 @@ import numpy as np
 
 from fedcor.core.config import build_dataclass, plain_keywords
 from fedcor.core.describe import Described, describe_array
-from fedcor.core.errors import ConfigError, DataError
+from fedcor.core.errors import ConfigError, DataError, errors_under
 from fedcor.core.registry import Registry
 from fedcor.core.types import Array, IntArray
 from fedcor.data.partition import Kind, Partition
@@ -251,14 +251,12 @@ def as_partition(given: Any) -> Partitioner:
 
 def _from_table(table: Mapping[str, Any]) -> Partitioner:
     kind = table.get("kind")
-    try:
+    with errors_under("partition"):
         if kind is None or kind in list(PARTITIONS.built_in):  # of any type
             return build_dataclass(Partition, table)
         options = {key: value for key, value in table.items() if key != "kind"}
         partition: Partitioner = PARTITIONS.build(kind, options)
         return partition
-    except ConfigError as error:
-        raise error.under("partition") from None
 
 
 def check_parts(parts: Sequence[Any], samples: int) -> list[IntArray]:

@@ -42,7 +42,7 @@ from fedcor.rounds.aggregation import init_optimiser
 from fedcor.rounds.record_line import RoundRecord
 from fedcor.rounds.rules.declaration import Rules
 from fedcor.runs.cluster.address import find_address
-from fedcor.runs.cluster.backends import RAY_ENVIRONMENT, connect_ray
+from fedcor.runs.cluster.retry import RAY_ENVIRONMENT, connect_ray
 from fedcor.runs.record import has_run
 from fedcor.runs.tracking.callback import GivenCallback
 from fedcor.simulation.build import (
@@ -56,7 +56,7 @@ from fedcor.simulation.coerce import OwnClients
 from fedcor.simulation.experiment import Experiment
 from fedcor.simulation.faults import Faults
 from fedcor.simulation.loop import Simulation
-from fedcor.simulation.update_filter import next_model, parameters_of
+from fedcor.simulation.server_step import next_model, parameters_of
 
 # No process that we start calls home.
 _SILENT = {

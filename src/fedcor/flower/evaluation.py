@@ -15,6 +15,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
+from fedcor.core.errors import blame
 from fedcor.flower.exchange import (
     Exchange,
     Holders,
@@ -37,7 +38,6 @@ from fedcor.flower.reply_validation import (
 )
 from fedcor.flower.settings import RoundSettings
 from fedcor.rounds.loss_screening import screen_losses
-from fedcor.rounds.selection import blame
 
 
 @dataclass(frozen=True)

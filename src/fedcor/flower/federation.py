@@ -36,7 +36,8 @@ from fedcor.flower.settings import RoundSettings
 from fedcor.flower.training import Training
 from fedcor.flower.updates import layout_of
 from fedcor.rounds.defence.model_health import Signs
-from fedcor.rounds.loss_screening import check_clients, screen_losses
+from fedcor.rounds.loss_screening import screen_losses
+from fedcor.rounds.selection import check_clients
 
 # The selectors that run without an evaluate function.
 _ASK_NOTHING = "random, round_robin, full, complement and aligned"

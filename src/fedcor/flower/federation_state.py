@@ -13,9 +13,10 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from fedcor.core.errors import ConfigError, FedcorError, RecordError
+from fedcor.core.text import listed
 from fedcor.core.types import Array, Population, Selector, State, selector_traits
 from fedcor.flower.client_registry import Roster
-from fedcor.flower.logs import FaultLog, counted, listed, log_once
+from fedcor.flower.logs import FaultLog, counted, log_once
 from fedcor.flower.protocol import EVERY_TAG, LOG, flower_round
 from fedcor.flower.strategy_memory import pack, unpack
 from fedcor.rounds.defence.guarded_federation import no_turns, read_turns

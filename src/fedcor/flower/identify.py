@@ -10,12 +10,12 @@ from importlib.metadata import version
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from fedcor.core.text import one_line
+from fedcor.core.text import listed, one_line
 from fedcor.core.types import IntArray, selector_traits
 from fedcor.flower.client_registry import Claim
 from fedcor.flower.exchange import Exchange, send_and_receive
 from fedcor.flower.federation_state import FederationState, eligible_clients, wanted_tags
-from fedcor.flower.logs import counted, listed, log_once
+from fedcor.flower.logs import counted, log_once
 from fedcor.flower.protocol import (
     LOG,
     NOTE,

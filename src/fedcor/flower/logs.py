@@ -14,7 +14,7 @@ from collections.abc import Hashable, MutableSet, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedcor.core.text import lines, one_line
+from fedcor.core.text import lines, listed, one_line
 from fedcor.flower.protocol import LOG, flower_round
 from fedcor.rounds.record_line import RoundRecord
 
@@ -24,17 +24,6 @@ _LONGEST_NAME, _LONGEST_LINE, _LONGEST_TEXT = 40, 300, 4000
 # Flower's form of an exception: its type and its text.
 _WRAPPED = re.compile(r"^<class '([^']*)'>:<'(.*)'>$", re.DOTALL)
 _CAUSE = "The above exception was the direct cause of the following exception:"
-
-
-def listed(names: Sequence[str], most: int = 5) -> str:
-    """A list of names that stays short.
-
-    Example:
-        >>> listed(["a", "b", "c", "d"], most=2)
-        'a, b and 2 more'
-    """
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def counted(count: int, noun: str) -> str:

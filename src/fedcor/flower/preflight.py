@@ -13,6 +13,7 @@ from flwr.app import Message, MessageType, RecordDict
 
 from fedcor.core.errors import FedcorError
 from fedcor.core.rng import stream
+from fedcor.core.text import bytes_text
 from fedcor.core.types import Questions, planned_questions, selector_traits
 from fedcor.flower.exchange import Exchange, send_and_receive
 from fedcor.flower.federation import FlowerFederation
@@ -22,7 +23,6 @@ from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.flower.protocol import LOG, NOTE, identity_note, payload_bytes
 from fedcor.flower.reply_validation import reply_fault
 from fedcor.flower.settings import RoundSettings
-from fedcor.reporting.metrics import bytes_text
 from fedcor.rounds.aggregation import optimiser_class
 from fedcor.selectors import selector_name
 

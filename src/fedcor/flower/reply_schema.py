@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
-from fedcor.core.text import one_line
+from fedcor.core.text import listed, one_line
 from fedcor.flower.exchange import Exchange
-from fedcor.flower.logs import listed
 from fedcor.flower.protocol import flower_round
 from fedcor.flower.reply_validation import Record, main_metrics, usable_metric
 

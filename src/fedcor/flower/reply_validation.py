@@ -136,6 +136,7 @@ def unusable_loss(metrics: MetricRecord, keys: Sequence[str]) -> bool:
 
 
 def shown_loss(metrics: MetricRecord, keys: Sequence[str]) -> str:
+    """The loss that a reply reports, as text of at most 80 characters."""
     return str(next(metrics[key] for key in keys if key in metrics))[:80]
 
 

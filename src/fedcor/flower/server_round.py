@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from fedcor.core.errors import FedcorError
+from fedcor.core.text import listed
 from fedcor.core.types import IntArray, Outcome, State
 from fedcor.flower.client_registry import Task
 from fedcor.flower.evaluation import Evaluation
@@ -26,7 +27,7 @@ from fedcor.flower.federation_state import (
     scheduled,
 )
 from fedcor.flower.identify import reachable_clients
-from fedcor.flower.logs import brief, counted, listed
+from fedcor.flower.logs import brief, counted
 from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.flower.preflight import preflight
 from fedcor.flower.protocol import LOG, flower_round, version_of
@@ -37,7 +38,7 @@ from fedcor.flower.strategy_memory import snapshot
 from fedcor.flower.training import Doubt, PutAway, RoundStart, Training
 from fedcor.flower.updates import known_rate
 from fedcor.rounds.aggregation import state_bytes
-from fedcor.rounds.defence.guarded_federation import after_round, shield, shield_outcome
+from fedcor.rounds.defence.guarded_federation import after_round, guard_federation, guard_outcome
 from fedcor.rounds.defence.model_health import Condition, Health, examine
 from fedcor.rounds.record_line import RoundRecord
 from fedcor.rounds.selection import Decision, decide, observe, phase_of, told_losses
@@ -101,7 +102,7 @@ class Round:
             preflight(settings, state, self.exchange, federation, size)
             self.left_alone = state.roster.left_alone(self.number, eligible)
             guards, sharing = settings.selection.defence, _sharing(settings, state)
-            shown = shield(guards, state.turns, selector, federation, sharing)
+            shown = guard_federation(guards, state.turns, selector, federation, sharing)
             decision = decide(selector, selector_state, shown, number, groups)
         finally:
             self.exchange.log_faults()
@@ -165,7 +166,7 @@ class Round:
         decided, number = attempt.decision.state, flower_round(self.number)
         selector = scheduled(settings.selection.rules, settings.selector, self.number)
         guards = settings.selection.defence
-        state.selector = observe(selector, decided, shield_outcome(guards, outcome), number)
+        state.selector = observe(selector, decided, guard_outcome(guards, outcome), number)
         sharing = _sharing(settings, state)
         state.turns = after_round(guards, state.turns, selector, outcome, sharing)
         self.outcome = outcome

@@ -17,13 +17,12 @@ from typing import TypeAlias
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedcor.core.errors import FedcorError
-from fedcor.core.text import one_line
+from fedcor.core.errors import FedcorError, blame
+from fedcor.core.text import listed, one_line
 from fedcor.core.types import FloatArray, IntArray, Population, State, selector_traits
 from fedcor.flower.client_registry import Task
 from fedcor.flower.exchange import Exchange, Holders, SomeNodes, cap_replies, limited, renewed, slim
 from fedcor.flower.federation_state import CurrentModel, eligible_clients
-from fedcor.flower.logs import listed
 from fedcor.flower.optimiser_strategy import Company, introduced
 from fedcor.flower.protocol import LOG, flower_round
 from fedcor.flower.reply_schema import log_left_out, refused_replies, with_common_parts
@@ -45,7 +44,6 @@ from fedcor.flower.updates import JudgedReplies, known_rate
 from fedcor.rounds.aggregation import members
 from fedcor.rounds.defence.model_health import Condition, Signs
 from fedcor.rounds.defence.update_norms import PARTS, NormLimits, judge, no_norms, remember
-from fedcor.rounds.selection import blame
 
 # The clients of a selection, sorted, and those of them whose results there are. One that was drawn
 # twice is in both twice.

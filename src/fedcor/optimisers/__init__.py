@@ -1,7 +1,9 @@
 """Federated optimisers: how clients' updates become the next model, whoever selected the clients.
 
-Each is a frozen dataclass that keeps `fedcor.core.types.Optimiser`: pure methods, state as named arrays.
-They import NumPy alone, and know nothing of any engine.
+Each is a frozen dataclass that follows `fedcor.core.types.Optimiser`: pure methods, and a state of
+named arrays. It uses NumPy alone and knows nothing about any engine. To add one, write a class in a
+file of this folder and add a line to `OPTIMISERS`; for a public name, add a line to
+`fedcor/__init__.py`. `fedcor.testing.check_optimiser` tests it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,68 @@ from fedcor.optimisers.corrections import FedDyn, Scaffold
 from fedcor.optimisers.last_updates import MIFA, FedStale, FedVARP
 from fedcor.optimisers.recall import FedRecall
 from fedcor.optimisers.robust import GeometricMedian, MultiKrum, TrimmedMean
+
+OPTIMISERS = Registry(
+    key="name",
+    group="fedcor.optimisers",
+    built_in={
+        "fedavg": FedAvg,
+        "fedprox": FedProx,
+        "fedavgm": FedAvgM,
+        "fedadagrad": FedAdagrad,
+        "fedadam": FedAdam,
+        "fedyogi": FedYogi,
+        "fednova": FedNova,
+        "scaffold": Scaffold,
+        "feddyn": FedDyn,
+        "mifa": MIFA,
+        "fedvarp": FedVARP,
+        "fedstale": FedStale,
+        "fedexp": FedExP,
+        "fedrecall": FedRecall,
+        "trimmed_mean": TrimmedMean,
+        "geometric_median": GeometricMedian,
+        "multi_krum": MultiKrum,
+    },
+    methods=("init", "step"),
+    short_form=("aggregate",),
+)
+
+
+def optimiser_names() -> list[str]:
+    """The names of all built-in and registered optimisers."""
+    return OPTIMISERS.names()
+
+
+def build_optimiser(name: str, options: Mapping[str, Any] | None = None) -> Optimiser:
+    """The optimiser called `name`, or `module:Class`.
+
+    Raises:
+        ConfigError: The name is unknown, or an option is wrong.
+    """
+    return as_optimiser(OPTIMISERS.build(name, options or {}))
+
+
+def as_optimiser(given: Any) -> Optimiser:
+    """A user's object as an optimiser: with `init` and `step`, or with `aggregate` alone.
+
+    An object with `aggregate` is of the short form (see `ShortForm`), whatever else it has: so is a
+    subclass of `FedAvg` that has its own.
+
+    Raises:
+        ConfigError: It has neither, or an attribute that an engine reads has no possible value.
+    """
+    OPTIMISERS.check(given)
+    short = callable(getattr(given, "aggregate", None))
+    optimiser = ShortForm(given) if short else cast(Optimiser, given)
+    traits = optimiser_traits(optimiser)
+    for key in ("weighted", "needs_updates", "remembers"):
+        if not isinstance(getattr(traits, key), bool):
+            raise ConfigError(key, getattr(traits, key), "must be true or false")
+    check_between("proximal", traits.proximal, 0.0, 1e6)
+    for key in ("extra_down", "extra_up"):
+        check_at_least(key, getattr(traits, key), 0)
+    return optimiser
 
 
 @dataclass(frozen=True)
@@ -69,69 +133,3 @@ class ShortForm:
         answer = self.short_form.aggregate(model, results, delivery.weights)
         tensor = isinstance(answer, torch.Tensor)
         return answer.detach().cpu().numpy() if tensor else answer, state
-
-
-# Federated optimisers by name: built-in ones, those of installed packages, any as module:Class.
-
-
-OPTIMISERS = Registry(
-    "name",
-    "fedcor.optimisers",
-    {
-        "fedavg": FedAvg,
-        "fedprox": FedProx,
-        "fedavgm": FedAvgM,
-        "fedadagrad": FedAdagrad,
-        "fedadam": FedAdam,
-        "fedyogi": FedYogi,
-        "fednova": FedNova,
-        "scaffold": Scaffold,
-        "feddyn": FedDyn,
-        "mifa": MIFA,
-        "fedvarp": FedVARP,
-        "fedstale": FedStale,
-        "fedexp": FedExP,
-        "fedrecall": FedRecall,
-        "trimmed_mean": TrimmedMean,
-        "geometric_median": GeometricMedian,
-        "multi_krum": MultiKrum,
-    },
-    ("init", "step"),
-    ("aggregate",),
-)
-
-
-def optimiser_names() -> list[str]:
-    """The names that settings can use."""
-    return OPTIMISERS.names()
-
-
-def build_optimiser(name: str, options: Mapping[str, Any] | None = None) -> Optimiser:
-    """The optimiser called `name`, or `module:Class`.
-
-    Raises:
-        ConfigError: The name is unknown, or an option is wrong.
-    """
-    return as_optimiser(OPTIMISERS.build(name, options or {}))
-
-
-def as_optimiser(given: Any) -> Optimiser:
-    """A user's object as an optimiser: with `init` and `step`, or with `aggregate` alone.
-
-    An object with `aggregate` is of the short form (see `ShortForm`), whatever else it has: so is a
-    subclass of `FedAvg` that has its own.
-
-    Raises:
-        ConfigError: It has neither, or an attribute that an engine reads has no possible value.
-    """
-    OPTIMISERS.check(given)
-    short = callable(getattr(given, "aggregate", None))
-    optimiser = ShortForm(given) if short else cast(Optimiser, given)
-    traits = optimiser_traits(optimiser)
-    for key in ("weighted", "needs_updates", "remembers"):
-        if not isinstance(getattr(traits, key), bool):
-            raise ConfigError(key, getattr(traits, key), "must be true or false")
-    check_between("proximal", traits.proximal, 0.0, 1e6)
-    for key in ("extra_down", "extra_up"):
-        check_at_least(key, getattr(traits, key), 0)
-    return optimiser

@@ -1,7 +1,17 @@
-"""Federated averaging, and what differs from it in local training alone.
+"""Federated averaging, and what differs from it in one respect: local training or the step.
 
 FedAvg    w^{t+1} = w^t + sum_k a_k Delta_k,  a_k equal (the paper's rule) or proportional to n_k
 FedProx   the same, after local training on  l_k(w) + mu/2 |w - w^t|^2
+FedAvgM   momentum at the server:
+          v^t = beta v^{t-1} + sum_k a_k Delta_k,    w^{t+1} = w^t + eta_s v^t,    v^{-1} = 0
+FedNova   updates divided by the local steps that made them:
+          w^{t+1} = w^t + tau_eff sum_k a_k Delta_k / s_k,    tau_eff = sum_k a_k s_k
+FedExP    a longer step the more the clients' updates differ:
+          w^{t+1} = w^t + eta_t d,    d = sum_k a_k Delta_k
+          eta_t   = max(1, sum_k a_k |Delta_k|^2 / (2 (|d|^2 + epsilon)))
+
+s_k is the number of local steps tau_k or, with local momentum rho, the sum of the factors with
+which the gradients enter the update:  s_k = [tau_k - rho (1 - rho^tau_k) / (1 - rho)] / (1 - rho).
 """
 
 from __future__ import annotations
@@ -68,11 +78,6 @@ class FedProx(FedAvg):
         return self.mu
 
 
-# Momentum at the server.
-#
-# FedAvgM    v^t = beta v^{t-1} + sum_k a_k Delta_k,    w^{t+1} = w^t + eta_s v^t,    v^{-1} = 0
-
-
 @plain_keywords
 @dataclass(frozen=True)
 class FedAvgM:
@@ -109,14 +114,6 @@ class FedAvgM:
         velocity = self.momentum * state["velocity"] + delivery.mean
         model = delivery.model + self.learning_rate * velocity
         return model.astype(delivery.model.dtype), {"velocity": velocity}
-
-
-# Updates divided by the local steps that made them.
-#
-# FedNova    w^{t+1} = w^t + tau_eff sum_k a_k Delta_k / s_k,    tau_eff = sum_k a_k s_k
-#
-# s_k is the number of local steps tau_k or, with local momentum rho, the sum of the factors with
-# which the gradients enter the update:  s_k = [tau_k - rho (1 - rho^tau_k) / (1 - rho)] / (1 - rho).
 
 
 @plain_keywords
@@ -166,12 +163,6 @@ class FedNova:
         common = float(delivery.weights @ effective)
         mean = weighted_mean(common * delivery.weights / effective, delivery.updates)
         return (delivery.model + mean).astype(delivery.model.dtype), state
-
-
-# A longer step the more the clients' updates differ.
-#
-# FedExP    w^{t+1} = w^t + eta_t d,    d = sum_k a_k Delta_k
-#           eta_t   = max(1, sum_k a_k |Delta_k|^2 / (2 (|d|^2 + epsilon)))
 
 
 @plain_keywords

@@ -1,9 +1,16 @@
-"""Control variates against the drift of clients towards their own optimum.
+"""Corrections of every local step, against the drift of clients towards their own optimum.
 
-SCAFFOLD    e_k     = c - c_k                                        added to every local gradient
+SCAFFOLD    control variates
+            e_k     = c - c_k                                        added to every local gradient
             w^{t+1} = w^t + eta_s sum_k a_k Delta_k
-            c_k    <- c_k - c - Delta_k / (tau_k eta)                for who delivered (option II)
+            c_k    <- c_k - c - Delta_k / (tau_k eta)                if k delivered (option II)
             c       = mean of c_k over all N clients                 all start at zero
+
+FedDyn      a regulariser that changes with the rounds, so that local optima meet in the global one
+            local training on  l_k(w) - <h_k, w> + alpha/2 |w - w^t|^2,  that is  e_k = -h_k
+            h_k    <- h_k - alpha Delta_k                            if k delivered
+            h       = mean of h_k over all N clients                 all start at zero
+            w^{t+1} = w^t + sum_k a_k Delta_k - h / alpha,           with the new h
 
 tau_k is the number of local steps and eta their learning rate, so that the new c_k is the mean
 gradient that k saw.
@@ -21,6 +28,7 @@ from fedcor.core.types import Array, Delivery, IntArray, Population, State
 from fedcor.optimisers.memory import empty_memory, mean_of_all, recall, remember, resize
 
 _CONTROL = "control"
+_DRIFT = "gradient"
 
 
 @plain_keywords
@@ -81,17 +89,6 @@ class Scaffold:
         model = delivery.model + self.learning_rate * delivery.mean.astype(np.float64)
         state = remember(state, delivery.clients, controls, name=_CONTROL)
         return model.astype(delivery.model.dtype), state
-
-
-# A regulariser that changes with the rounds, so that local optima meet in the global one.
-#
-# FedDyn    local training on  l_k(w) - <h_k, w> + alpha/2 |w - w^t|^2,  that is  e_k = -h_k
-#           h_k    <- h_k - alpha Delta_k                    for who delivered
-#           h       = mean of h_k over all N clients         all start at zero
-#           w^{t+1} = w^t + sum_k a_k Delta_k - h / alpha,   with the new h
-
-
-_DRIFT = "gradient"
 
 
 @plain_keywords

@@ -1,4 +1,4 @@
-"""Means that a minority of byzantine cannot move far, in place of the weighted mean of the updates.
+"""Robust means of the updates, which a minority of Byzantine clients cannot move far.
 
 TrimmedMean       per parameter, the mean without the floor(trim m) smallest and largest numbers
 GeometricMedian   argmin_v sum_k a_k |v - Delta_k|
@@ -51,7 +51,8 @@ class _RobustMean(ABC):
 class TrimmedMean(_RobustMean):
     """The coordinate-wise trimmed mean (Yin et al., 2018).
 
-    Clients count alike, however much data they have. It holds against fewer than trim m byzantine.
+    All clients count equally, however much data they have. It holds against fewer than trim m
+    Byzantine clients.
 
     Args:
         trim: share of the numbers left out at each end, below .5. With few clients per round it
@@ -85,11 +86,12 @@ class TrimmedMean(_RobustMean):
 class GeometricMedian(_RobustMean):
     """The geometric median of the updates (Pillutla et al., 2022, call it RFA).
 
-    It holds against byzantine with less than half of the weight, whatever they send.
+    It holds against Byzantine clients with less than half of the weight, whatever they send.
 
-    Weiszfeld's algorithm starts from the weighted mean, as in the paper. Byzantine may have pulled that
-    too far away to come back in so many iterations. So it also starts from a mean that they cannot
-    pull away, that of the half nearest to the best single update, and the better answer counts.
+    Weiszfeld's algorithm starts from the weighted mean, as in the paper. Byzantine clients may have
+    moved that too far away to come back in so many iterations. So it also starts from a mean that
+    they cannot move far, that of the half nearest to the best single update, and the better answer
+    counts.
 
     Args:
         iterations: of Weiszfeld's algorithm, from either start. The paper uses few.
@@ -148,11 +150,11 @@ class GeometricMedian(_RobustMean):
 class MultiKrum(_RobustMean):
     """Multi-Krum (Blanchard et al., 2017): the mean of the updates with the closest neighbours.
 
-    Clients count alike, however much data they have.
+    All clients count equally, however much data they have.
 
     Args:
-        byzantine: share of the clients that may lie, below .5. With few clients per round it must be
-            at least 1/m to leave out anyone: .2 for five.
+        byzantine: share of the clients that may be Byzantine, below .5. With few clients per round
+            it must be at least 1/m to leave out anyone: .2 for five.
 
     Example:
         >>> from fedcor import MultiKrum

@@ -1,5 +1,10 @@
-"""Statistics over seeds: a mean with its interval, a ratio of means with its interval, and what a
-paired difference says."""
+"""Statistics over seeds: means, ratios and paired differences, with their 95 % intervals.
+
+One seed means the same partition, weights and shuffles for all selectors, so two selectors are
+compared seed by seed. A pair is compared over the rounds that both runs have, and in which both
+were measured. A metric that is fixed once the target is reached takes in the later rounds of the
+longer run, too.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +16,13 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from scipy import stats
 
+from fedcor.reporting.curves import Curve
 from fedcor.reporting.metrics import Metric
-from fedcor.reporting.series import Curve
 
 CONFIDENCE = 0.95
 
+Curves = Mapping[int, Curve]  # of one selector, by seed
+Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 Verdict = Literal["better", "worse", "higher", "lower", "unclear", "equal"]
 
 
@@ -54,7 +61,7 @@ class Difference:
         rounds: fewest and most rounds that a pair was compared over, those in which both have a
             value; None for a metric that is fixed once the target is reached
         verdict: "unclear" where the interval contains zero; None without an interval; "higher" or
-            "lower" where nobody said which is better
+            "lower" if no direction was declared to be better
     """
 
     estimate: Estimate
@@ -100,14 +107,9 @@ def ratio_estimate(parts: Sequence[float], wholes: Sequence[float]) -> Estimate:
     # The ends of the interval are the roots of a R^2 - 2 b R + c.
     q = _critical_t(n) ** 2 / n
     spread = np.cov(d, g)
-    a, b, c = (
-        float(one.mean() * other.mean() - q * covariance)
-        for one, other, covariance in (
-            (g, g, spread[1, 1]),
-            (d, g, spread[0, 1]),
-            (d, d, spread[0, 0]),
-        )
-    )
+    a = float(g.mean() ** 2 - q * spread[1, 1])
+    b = float(d.mean() * g.mean() - q * spread[0, 1])
+    c = float(d.mean() ** 2 - q * spread[0, 0])
     if a <= 0:
         return Estimate(None, None, None, None, 0, n)
     root = max(b * b - a * c, 0.0) ** 0.5
@@ -134,14 +136,7 @@ def judge(
     return "better" if (estimate.low > 0) == (better == "higher") else "worse"
 
 
-# Two selectors seed by seed: one seed means the same partition, weights and shuffles for both.
-#
-# A pair is compared over the rounds that both runs have, and in which both were measured. A metric
-# that is fixed once the target is reached takes in the later rounds of the longer run, too.
-
-
-Curves = Mapping[int, Curve]  # of one selector, by seed
-Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
+# --- two selectors, seed by seed ------------------------------------------------------------------
 
 
 def difference(metric: Metric, ours: Curves, theirs: Curves) -> Difference:
@@ -157,13 +152,13 @@ def difference(metric: Metric, ours: Curves, theirs: Curves) -> Difference:
 
 
 def paired_values(metric: Metric, ours: Curves, theirs: Curves) -> dict[int, float | None]:
-    """Ours minus theirs for each common seed; None where one of both has no value."""
-    found: dict[int, float | None] = {}
-    for seed, (a, b) in _pairs(ours, theirs).items():
-        both = _both(metric, a, b)
-        one, other = (metric.measure(_cut(metric, curve, both)) for curve in (a, b))
-        found[seed] = None if one is None or other is None else one - other
-    return found
+    """Ours minus theirs for each common seed; None where one of them has no value."""
+    values: dict[int, float | None] = {}
+    for seed, pair in _pairs(ours, theirs).items():
+        both = _both(metric, *pair)
+        x, y = (metric.measure(_cut(metric, curve, both)) for curve in pair)
+        values[seed] = None if x is None or y is None else x - y
+    return values
 
 
 def drops_values(metric: Metric, ours: Curves, theirs: Curves) -> bool:
@@ -179,15 +174,12 @@ def drops_values(metric: Metric, ours: Curves, theirs: Curves) -> bool:
 
 def bytes_ratio(ours: Curves, theirs: Curves) -> float | None:
     """Our bytes, down and up, divided by theirs, over the rounds that both have; None without."""
-    pairs = _pairs(ours, theirs).values()
-    mine, others = (
-        sum(
-            float((pair[place].down + pair[place].up)[: min(one.done for one in pair)].sum())
-            for pair in pairs
-        )
-        for place in (0, 1)
-    )
-    return mine / others if others > 0 else None
+    totals = [0.0, 0.0]
+    for pair in _pairs(ours, theirs).values():
+        rounds = min(curve.done for curve in pair)
+        for place, curve in enumerate(pair):
+            totals[place] += float((curve.down + curve.up)[:rounds].sum())
+    return totals[0] / totals[1] if totals[1] > 0 else None
 
 
 def _pairs(ours: Curves, theirs: Curves) -> dict[int, tuple[Curve, Curve]]:

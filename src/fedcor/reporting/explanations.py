@@ -1,8 +1,6 @@
-"""What the record knows of clients' losses over the rounds, and how they changed.
+"""Why these clients were chosen in a round: the selector's reasons in the record, as numbers.
 
-A loss is known where a selector asked for it (`known` and `losses` of a line's details), and where
-it came with an update (`told`). The two are kept apart: on Flower, an app may measure them in
-different ways.
+The words are in `fedcor.reporting.reason_texts`.
 """
 
 from __future__ import annotations
@@ -13,20 +11,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedcor.core.errors import RecordError
-from fedcor.reporting.names import run_name
-from fedcor.reporting.reason_texts import (
-    MEANINGS,
-    PARTS,
-    PICK_DETAILS,
-    pick_sentence,
-    round_note,
-    what_is_missing,
-)
+from fedcor.reporting.reason_texts import MEANINGS, PICK_DETAILS, pick_sentence, round_note
+from fedcor.reporting.series import run_name
 from fedcor.runs.record import RunRecord, client_names, first_round
 
 
 class LossHistory:
-    """The known losses of every client, each of the model before some round.
+    """The known losses of every client, each of the model before some round, and their changes.
+
+    A loss is known where a selector asked for it (`known` and `losses` of a line's details), and
+    where it came with an update (`told`). The two are kept apart: on Flower, an app may measure
+    them in different ways.
 
     Args:
         rounds: The lines of a record.
@@ -65,24 +60,18 @@ class LossHistory:
             `change`; `from_round` and `to_round`, the rounds before which the two losses were
             measured: (t, t + 1) for the change of round t alone; and `source`, "asked" or "told".
         """
-        found: list[dict[str, Any]] = []
+        changes: list[dict[str, Any]] = []
         for source, clients in self._known.items():
             rounds, values = clients.get(client, ([], []))
             after = bisect_right(rounds, round)
             if 0 < after < len(rounds):
                 change = values[after] - values[after - 1]
-                found.append(
-                    {
-                        "change": change,
-                        "from_round": rounds[after - 1],
-                        "to_round": rounds[after],
-                        "source": source,
-                    }
-                )
-        return min(found, key=lambda one: one["to_round"] - one["from_round"], default=None)
+                ends = {"from_round": rounds[after - 1], "to_round": rounds[after]}
+                changes.append({"change": change, **ends, "source": source})
+        return min(changes, key=lambda row: row["to_round"] - row["from_round"], default=None)
 
 
-# Why these clients were chosen in a round, as the selector explained it in the record.
+# --- a round -------------------------------------------------------------------------------------
 
 
 def explanation(run: RunRecord, round: int | None = None) -> dict[str, Any]:
@@ -100,7 +89,6 @@ def explanation(run: RunRecord, round: int | None = None) -> dict[str, Any]:
         probed: Number of losses that clients were asked for.
         reasons: Name of each reason in the rows of `chosen` -> what it means.
         note: One sentence on how this round was chosen; may be empty.
-        missing: Sentences on what this record does not hold, such as one of an earlier version.
         predicted_change: FedCor: predicted change of the weighted mean loss of all clients, minus
             the sum of the gains; None where there is none.
         chosen: One row per chosen client, in the order of choice:
@@ -112,7 +100,7 @@ def explanation(run: RunRecord, round: int | None = None) -> dict[str, Any]:
                 not known.
             (reasons): Each of `reasons` -> a number, or None.
             parts: Signed parts that add up to `gain`: `others`, `own`, `annealed`, `redundant`.
-                Empty for other selectors than FedCor, and for earlier versions.
+                Empty for other selectors than FedCor.
             runner_up: {"client", "name"?, "by"}: the best other client for this place, and by how
                 much it was worse, in the units of `by_what`; None where there was none or it is
                 not known.
@@ -169,81 +157,71 @@ class _Explainer:
                 "other reasons than clients; it was edited or damaged"
             )
         details = entry.get("details") or {}
+        # Each reason has one number per pick.
+        reasons = {**why, **{name: details[name] for name in PICK_DETAILS if name in details}}
         by_what = next((name for name in ("gain", "distance", "cosine") if name in why), "")
         rows = [
-            self._row(number, entry, place, client, why)
-            for place, client in enumerate(selected, start=1)
+            self._row(number, entry, place, _at(reasons, place, len(selected)))
+            for place in range(len(selected))
         ]
         candidates = self._candidates(number, details.get("candidates") or (), selected)
         if candidates:
             by_what = "loss"
             _add_losers(rows, candidates)
-        found = {
+        gains = why.get("gain")
+        explained = {
             "run": self.where,
             "selector": self.run.header.get("selector"),
             "round": number,
             **({"server_round": number + self.first} if self.first else {}),
             "probed": entry.get("probed"),
-            "reasons": {
-                name: MEANINGS.get(name, "")
-                for name in (*why, *(name for name in PICK_DETAILS if name in details))
-                if name not in _APART
-            },
+            "reasons": {name: MEANINGS.get(name, "") for name in reasons if name not in _APART},
             "note": round_note(self.run.header, entry),
-            "missing": what_is_missing(self.run.header, entry),
-            "predicted_change": _predicted(why),
+            "predicted_change": None if not gains or None in gains else -float(sum(gains)),
             "chosen": rows,
             "by_what": by_what,
             "candidates": candidates,
-            "before_rules": [one for one in details.get("before_rules") or () if one is not None],
+            "before_rules": [c for c in details.get("before_rules") or () if c is not None],
             "unmet": _or_empty(entry.get("unmet"), dict),
             "left_alone": _or_empty(entry.get("quarantined"), list),
             "unreachable": entry.get("unreachable") or 0,
             **{key: entry[key] for key in ("duration", "clock") if entry.get(key) is not None},
         }
         for row in rows:
-            row["sentence"] = pick_sentence(row, found, self.first)
-        return found
+            row["sentence"] = pick_sentence(row, explained, self.first)
+        return explained
 
     def _row(
-        self,
-        number: int,
-        entry: Mapping[str, Any],
-        place: int,
-        client: int,
-        why: Mapping[str, Sequence[Any]],
+        self, number: int, entry: Mapping[str, Any], place: int, values: Mapping[str, Any]
     ) -> dict[str, Any]:
-        values = {name: column[place - 1] for name, column in why.items()}
-        for name in PICK_DETAILS:  # one number per pick, too
-            column = (entry.get("details") or {}).get(name) or ()
-            if len(column) == len(entry["selected"]):
-                values[name] = column[place - 1]
-        rival, by = values.get("runner_up"), values.get("margin")
-        who = {
-            "place": place,
-            **self._who(client),
+        client = entry["selected"][place]
+        missing = entry.get("missing") or {}
+        identity = {
+            "place": place + 1,
+            **self._named(client),
             "delivered": client in (entry.get("participated") or ()),
-            "why_not": _why_not(entry, client),
+            "why_not": next((str(why) for why, ids in missing.items() if client in ids), ""),
         }
+        rival, by = values.get("runner_up"), values.get("margin")
         return {
-            **who,
+            **identity,
             **{name: value for name, value in values.items() if name not in _APART},
-            **who,  # a reason of a user's own selector may have any name
+            **identity,  # a reason of a user's own selector may have any name
             "parts": _parts(values),
-            "runner_up": None if rival is None else {**self._who(int(rival)), "by": by},
+            "runner_up": None if rival is None else {**self._named(int(rival)), "by": by},
             "came": self.history.change(client, number),
         }
 
-    def _who(self, client: int) -> dict[str, Any]:
-        named = {"name": self.names[client]} if 0 <= client < len(self.names) else {}
-        return {"client": client, **named}
+    def _named(self, client: int) -> dict[str, Any]:
+        name = {"name": self.names[client]} if 0 <= client < len(self.names) else {}
+        return {"client": client, **name}
 
     def _candidates(
         self, number: int, candidates: Sequence[Any], selected: Sequence[int]
     ) -> list[dict[str, Any]]:
         return [
             {
-                **self._who(int(client)),
+                **self._named(int(client)),
                 "loss": self.history.at(int(client), number),
                 "chosen": client in selected,
             }
@@ -255,44 +233,34 @@ class _Explainer:
 _APART = ("runner_up", "margin")  # shown in a form of their own
 
 
+def _at(reasons: Mapping[str, Sequence[Any]], place: int, picks: int) -> dict[str, Any]:
+    """The numbers of one pick."""
+    return {name: values[place] for name, values in reasons.items() if len(values) == picks}
+
+
 def _or_empty(value: Any, kind: type) -> Any:
     """`value`, if it is what a whole record holds; else an empty one of its kind."""
     return value if isinstance(value, kind) else kind()
 
 
-def _why_not(entry: Mapping[str, Any], client: int) -> str:
-    """Why a chosen client did not take part; empty if it did, or if the record does not say."""
-    missing = entry.get("missing") or {}
-    return next((str(why) for why, clients in missing.items() if client in clients), "")
-
-
 def _parts(values: Mapping[str, Any]) -> dict[str, float]:
-    """The signed parts of FedCor's gain; empty where the record does not hold them all."""
+    """The signed parts of FedCor's gain, named as in `PARTS`; empty for other selectors."""
     needed = ("others", "own", "annealing", "redundancy", "gain")
     if any(not isinstance(values.get(name), int | float) for name in needed):
         return {}
     whole = values["others"] + values["own"]
-    parts = {
+    return {
         "others": values["others"],
         "own": values["own"],
         "annealed": values["annealing"] * whole - whole,
         "redundant": -values["redundancy"],
     }
-    assert tuple(parts) == PARTS
-    return parts
-
-
-def _predicted(why: Mapping[str, Sequence[Any]]) -> float | None:
-    gains = why.get("gain")
-    if not gains or any(gain is None for gain in gains):
-        return None
-    return -float(sum(gains))
 
 
 def _add_losers(rows: list[dict[str, Any]], candidates: list[dict[str, Any]]) -> None:
     """Name the best candidate that was left out as the runner-up of each pick."""
-    left = [one for one in candidates if not one["chosen"] and one["loss"] is not None]
-    for row in rows if left else ():
-        if row.get("loss") is not None:
-            best = {key: left[0][key] for key in ("client", "name") if key in left[0]}
-            row["runner_up"] = {**best, "by": row["loss"] - left[0]["loss"]}
+    best = next((c for c in candidates if not c["chosen"] and c["loss"] is not None), None)
+    for row in rows if best else ():
+        if best and row.get("loss") is not None:
+            identity = {key: best[key] for key in ("client", "name") if key in best}
+            row["runner_up"] = {**identity, "by": row["loss"] - best["loss"]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedcor.core.errors import MissingExtraError
@@ -19,10 +19,9 @@ _COUNTS = ("seed", "round", "bytes_down", "bytes_up", "bytes", "probed", "refuse
 _FLOWERS = "server_round"
 _CLOCK = ("duration", "clock")
 _COLUMNS = (
-    *("experiment", "selector", "seed", "round", "accuracy", "loss", "learning_rate"),
-    *("bytes_down", "bytes_up", "bytes", "probed", "refused", "selected", "participated"),
-    "seconds",
-)
+    "experiment", "selector", "seed", "round", "accuracy", "loss", "learning_rate", "bytes_down",
+    "bytes_up", "bytes", "probed", "refused", "selected", "participated", "seconds",
+)  # fmt: skip
 
 
 def rounds_frame(runs: Sequence[RunRecord]) -> pd.DataFrame:
@@ -67,8 +66,8 @@ def difference_frame(experiment: ExperimentSummary, a: str, b: str) -> pd.DataFr
     """`a` minus `b`, a row per metric; see `fedcor.reporting.results.Result.difference`."""
     rows = {}
     for metric in experiment.metrics:
-        found = difference(metric, experiment.curves[a], experiment.curves[b])
-        rows[metric.key] = {**_parts(found.estimate), "verdict": found.verdict}
+        gap = difference(metric, experiment.curves[a], experiment.curves[b])
+        rows[metric.key] = {**_parts(gap.estimate), "verdict": gap.verdict}
     frame = _pandas().DataFrame.from_dict(rows, orient="index")
     frame.index.name = "metric"
     return frame.astype(dict.fromkeys(("mean", "low", "high"), float))
@@ -97,23 +96,16 @@ def _rows(group: str, name: str, run: RunRecord) -> Iterator[dict[str, Any]]:
             "seconds": entry.get("seconds"),
         }
         row |= {key: entry[key] for key in (_FLOWERS, *_CLOCK) if key in entry}
-        own: Mapping[str, Any] = entry.get("metrics") or {}
-        # One that is named as a column keeps its value under a name of its own.
-        yield row | {
-            f"metric_{key}" if key in (*row, _FLOWERS, *_CLOCK) else key: (
-                tuple(value) if isinstance(value, list) else value
-            )
-            for key, value in own.items()
-        }
+        taken = {*row, _FLOWERS, *_CLOCK}
+        for key, value in (entry.get("metrics") or {}).items():
+            # A metric that is named as a column gets another name.
+            column = f"metric_{key}" if key in taken else key
+            row[column] = tuple(value) if isinstance(value, list) else value
+        yield row
 
 
 def _parts(estimate: Estimate) -> dict[str, Any]:
-    return {
-        "mean": estimate.mean,
-        "low": estimate.low,
-        "high": estimate.high,
-        "n": estimate.n,
-    }
+    return {name: getattr(estimate, name) for name in ("mean", "low", "high", "n")}
 
 
 def _pandas() -> Any:

@@ -1,4 +1,4 @@
-"""How well FedCor's process knows the clients, over the rounds of a run: numbers to be drawn.
+"""How well FedCor's Gaussian process predicts clients' loss changes, over the rounds of a run.
 
 In every round that measured loss changes (a probe round), and before the process learns from them,
 it is asked to predict them: given the changes of the clients that trained, the changes of all
@@ -11,13 +11,16 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from fedcor.reporting.names import run_name
+from fedcor.reporting.series import run_name
 from fedcor.runs.record import RunRecord
 from fedcor.selectors.gp.forecast import BINS
 
+FEWEST = 30  # predictions for clients; with fewer, nothing is said of the intervals
+TOLERANCE = 0.1  # how far from the half an interval of 50 % may be and still be about right
+
 
 def health(run: RunRecord) -> dict[str, Any]:
-    """The health of a run's process as plain values, which `json.dumps` takes.
+    """How well the process of a run predicts, as plain values that `json.dumps` takes.
 
     Args:
         run: as `read_run` gives it
@@ -25,30 +28,11 @@ def health(run: RunRecord) -> dict[str, Any]:
     Returns:
         run, selector: What was run. Texts of a record are as they are there: not safe to show.
         note: Why there is nothing to show, in a sentence; empty if there is something.
-        rounds: Columns over the probe rounds, lists of one length; None where a value is not known
-            (in the first fit nothing was foretold):
-            round: From 0.
-            probed: Losses that clients were asked for.
-            bytes: Bytes of the round, down and up.
-            extra_bytes: Those above `usual_bytes`; None if that is unknown.
-            clients: Clients whose change was foretold, of all selections measured in the round.
-            log_score: Log density of what came to all of them together, in nats per client; more
-                is better.
-            each: The same with each client foretold by itself, whatever came to the others.
-            independent: The same for clients that are independent, with the same variances. `each`
-                is above it where means are foretold better, and also where variances that are too
-                large become smaller: see `agreement`, `error` and `residual`.
-            error: Root mean square error of the forecast.
-            zero_error: The same for the forecast that nothing changes.
-            agreement: Cosine of the angle between the changes foretold and those that came: 1 if
-                they are alike but for their scale, 0 if they have nothing in common.
-            residual: Root mean square of the standardised residuals; 1 is right, above it the
-                process is too sure, below it not sure enough.
-            bins: Standardised residuals by bin, 20 bins that a right process fills alike.
-            similarity: Cosine similarity of the covariances before and after the refit.
-        calibration: `calibration` of all bins together; None if nothing was foretold.
-        log_score, each, independent: Means over all clients foretold; None if there are none.
-        forecasts: Rounds with a forecast.
+        rounds: Columns over the probe rounds, as in `_row`: lists of one length; None where a value
+            is not known (nothing is predicted before the first fit).
+        calibration: `calibration` of all bins together; None if nothing was predicted.
+        log_score, each, independent: Means over all predicted clients; None if there are none.
+        forecasts: Rounds with a prediction.
         better, better_each: Those of them whose `log_score`, `each`, was above that of independent
             clients.
         refits: Fits of the process: rounds in which it learnt.
@@ -61,42 +45,42 @@ def health(run: RunRecord) -> dict[str, Any]:
     plain = [_bytes(entry) for entry in run.rounds if not _has_probes(entry)]
     usual = median(plain) if plain else None
     rows = [_row(entry, usual) for entry in probes]
-    told = [row for row in rows if row["clients"]]
-    columns = {name: [row[name] for row in rows] for name in _COLUMNS}
-    bins = [row["bins"] for row in told if row["bins"]]
-    extra = [row["extra_bytes"] for row in rows]
+    predicted = [row for row in rows if row["clients"]]
+    bins = [row["bins"] for row in predicted if row["bins"]]
+    refits = sum(_is_refit(entry) for entry in probes)
+    note = "the Gaussian process has been fitted, but has not predicted anything yet"
+    if not refits:
+        note = "this selector learns no Gaussian process, or has not fitted it yet"
     return {
         "run": run_name(run),
         "selector": run.header.get("selector"),
-        "note": _note(run, probes, told),
-        "rounds": columns,
+        "note": "" if predicted else note,
+        "rounds": {name: [row[name] for row in rows] for name in _COLUMNS},
         "calibration": calibration([sum(column) for column in zip(*bins, strict=True)]),
-        "log_score": _weighted(told, "log_score"),
-        "each": _weighted(told, "each"),
-        "independent": _weighted(told, "independent"),
-        "forecasts": len(told),
-        "better": sum(_is_better(row, "log_score") for row in told),
-        "better_each": sum(_is_better(row, "each") for row in told),
-        "refits": sum(_is_refit(entry) for entry in probes),
+        **{name: _weighted(predicted, name) for name in ("log_score", "each", "independent")},
+        "forecasts": len(predicted),
+        "better": sum(_is_better(row, "log_score") for row in predicted),
+        "better_each": sum(_is_better(row, "each") for row in predicted),
+        "refits": refits,
         "probed": sum(row["probed"] for row in rows),
         "probe_rounds": len(rows),
         "usual_bytes": usual,
-        "probe_bytes": None if usual is None else sum(extra),
+        "probe_bytes": None if usual is None else sum(row["extra_bytes"] for row in rows),
         "bytes": sum(map(_bytes, run.rounds)),
     }
 
 
 def calibration(bins: Sequence[int]) -> dict[str, Any] | None:
-    """How often forecasts held, against how often they should.
+    """Observed coverage of the prediction intervals, beside their nominal coverage.
 
     Args:
         bins: Number of residuals in each of 2n bins of equal probability.
 
     Returns:
         bins: As given; `expected`, how many each should hold.
-        levels: (n,) probabilities of intervals around the forecast, 1/n, 2/n, ... 1.
+        levels: (n,) nominal coverage of intervals around the prediction, 1/n, 2/n, ... 1.
         coverage: (n,) the fraction of clients whose change was in each: equal to `levels` for a
-            process that is right; below it where it is too sure.
+            process that is right; below it where it is overconfident.
         clients: How many residuals there are.
         None if there are none.
     """
@@ -119,8 +103,63 @@ _COLUMNS = (
 )  # fmt: skip
 
 
+def health_sentence(found: Mapping[str, Any]) -> str:
+    """What the numbers of `health` come to; empty where nothing was predicted."""
+    total = found["forecasts"]
+    if not total:
+        return ""
+    rounds = "prediction" if total == 1 else "predictions"
+    parts = [
+        f"Client by client, the Gaussian process beats independent clients in "
+        f"{_of(found['better_each'], total)} {rounds}",
+        _width(found["calibration"]),
+        f"for all clients jointly, with their correlations, in {_of(found['better'], total)}",
+    ]
+    return "; ".join(filter(None, parts)) + "."
+
+
+def _of(count: int, total: int) -> str:
+    """`22 of 22`; `only 8 of 22` where it is less than half."""
+    return f"{'only ' if 2 * count < total else ''}{count} of {total}"
+
+
+def _width(fit: Mapping[str, Any] | None) -> str:
+    """Whether intervals are as wide as they should be, by the one nearest to 50 %."""
+    if fit is None or fit["clients"] < FEWEST:
+        return ""
+    pairs = zip(fit["levels"], fit["coverage"], strict=True)
+    nominal, observed = min(pairs, key=lambda pair: abs(pair[0] - 0.5))
+    width = "about as wide as they should be"
+    if abs(observed - nominal) > TOLERANCE:
+        width = "too wide" if observed > nominal else "too narrow"
+    text = f"its intervals are {width} (a {nominal:.0%} interval holds {observed:.0%})"
+    return text.replace("%", " %")
+
+
 def _row(entry: Mapping[str, Any], usual: float | None) -> dict[str, Any]:
-    """A probe round."""
+    """A probe round.
+
+    Returns:
+        round: From 0.
+        probed: Losses that clients were asked for.
+        bytes: Bytes of the round, down and up.
+        extra_bytes: Those above the usual ones; None if they are unknown.
+        clients: Clients whose change was predicted, of all selections measured in the round.
+        log_score: Log density of the actual changes of all of them together, in nats per client;
+            more is better.
+        each: The same with each client predicted by itself, whatever came to the others.
+        independent: The same for clients that are independent, with the same variances. `each` is
+            above it where means are predicted better, and also where variances that are too large
+            become smaller: see `agreement`, `error` and `residual`.
+        error: Root mean square error of the prediction.
+        zero_error: The same for the prediction that nothing changes.
+        agreement: Cosine of the angle between the predicted and the actual changes: 1 if they are
+            proportional, 0 if they have nothing in common.
+        residual: Root mean square of the standardised residuals; 1 is right, above it the process
+            is overconfident, below it underconfident.
+        bins: Standardised residuals by bin, 20 bins that a right process fills evenly.
+        similarity: Cosine similarity of the covariances before and after the refit.
+    """
     given, spent = entry.get("details") or {}, _bytes(entry)
     # What holds a null says nothing.
     details = {name: values for name, values in given.items() if None not in values}
@@ -190,15 +229,3 @@ def _is_better(row: Mapping[str, Any], name: str) -> bool:
 def _is_refit(entry: Mapping[str, Any]) -> bool:
     details = entry.get("details") or {}
     return bool(details.get("similarity") or details.get("fitted"))
-
-
-def _note(run: RunRecord, probes: Sequence[Any], told: Sequence[Any]) -> str:
-    if told:
-        return ""
-    if not any("gain" in (entry.get("why") or {}) for entry in run.rounds) and not any(
-        _is_refit(entry) for entry in probes
-    ):
-        return "this selector learns no process, or has not fitted it yet"
-    if any(_is_refit(entry) for entry in probes):
-        return "the process has been fitted, but has not foretold anything yet"
-    return "this record was made by an earlier version of fedcor, which kept no forecasts"

@@ -1,6 +1,7 @@
-"""How figures look. The palette is Okabe and Ito's, which colour-blind readers can tell apart, with
-two colours of Tol's; each series has a line style of its own, so that a figure can be read in grey
-as well.
+"""Plots of runs: a measure against rounds, bytes or time, with bands over seeds; how figures look.
+
+The palette is Okabe and Ito's, which colour-blind readers can tell apart, with two colours of
+Tol's; each series has a line style of its own, so that a figure can be read in grey as well.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import numpy as np
 from fedcor.core.config import check_at_least, check_one_of
 from fedcor.core.errors import ConfigError, MissingExtraError, RecordError
 from fedcor.core.files import write_whole
-from fedcor.core.text import for_figure
-from fedcor.reporting.compact import SeedMeans, seed_means
-from fedcor.reporting.metrics import TIME_UNITS, percent
-from fedcor.reporting.names import short_names
+from fedcor.core.text import BYTE_UNITS, TIME_UNITS, for_figure, unit_for
+from fedcor.core.types import FloatArray
+from fedcor.reporting.curves import SeedMeans, seed_means
+from fedcor.reporting.metrics import percent
+from fedcor.reporting.series import short_names
 from fedcor.reporting.summary import ExperimentSummary, ranking
 
 try:
@@ -30,29 +32,17 @@ except ImportError as error:
 
 
 PALETTE = ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
-_COLOURS = {
-    "fedcor": "#D55E00",
-    "random": "#000000",
-    "afl": "#009E73",
-    "power_of_choice": "#0072B2",
-    "oort": "#117733",
-    "complement": "#CC79A7",
-    "aligned": "#332288",
-    "aligned + FedRecall": "#332288",
-    "round_robin": "#882255",
-    "full": "#999999",
-}
-_LINES = {
-    "fedcor": "-",
-    "random": ":",
-    "afl": "-.",
-    "power_of_choice": "--",
-    "oort": "-.",
-    "complement": "-",
-    "aligned": "--",
-    "aligned + FedRecall": "-",
-    "round_robin": ":",
-    "full": (0, (6, 1)),
+_LOOKS: dict[str, tuple[str, Any]] = {  # colour and line of a selector
+    "fedcor": ("#D55E00", "-"),
+    "random": ("#000000", ":"),
+    "afl": ("#009E73", "-."),
+    "power_of_choice": ("#0072B2", "--"),
+    "oort": ("#117733", "-."),
+    "complement": ("#CC79A7", "-"),
+    "aligned": ("#332288", "--"),
+    "aligned + FedRecall": ("#332288", "-"),
+    "round_robin": ("#882255", ":"),
+    "full": ("#999999", (0, (6, 1))),
 }
 _TITLES = {
     "2spc": "2SPC: two shards a client",
@@ -84,12 +74,10 @@ def write_caption(figure: Figure, caption: str) -> None:
 
 def line_style(label: str, i: int) -> dict[str, Any]:
     """Colour and line of a series: a selector's own, else those of the i-th series."""
-    lines = ["-", "--", ":", "-."]
-    free = [colour for colour in PALETTE if colour not in _COLOURS.values()]
-    return {
-        "color": _COLOURS.get(label, free[i % len(free)]),
-        "linestyle": _LINES.get(label, lines[i % len(lines)]),
-    }
+    used = [colour for colour, _ in _LOOKS.values()]
+    free = [colour for colour in PALETTE if colour not in used]
+    colour, line = _LOOKS.get(label, (free[i % len(free)], ["-", "--", ":", "-."][i % 4]))
+    return {"color": colour, "linestyle": line}
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
@@ -104,8 +92,7 @@ def save_figure(figure: Figure, stem: Path) -> list[Path]:
     return paths
 
 
-# Plots of one's own runs: a measure against rounds, bytes or time, with bands over seeds.
-
+# --- plots of runs --------------------------------------------------------------------------------
 
 LABELS = {
     "rounds": "communication round",
@@ -114,8 +101,7 @@ LABELS = {
     "time": "of simulated time",
 }
 FORMATS = ("png", "svg", "pdf")
-MOST_SMOOTHED = 10  # rounds
-_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_UNITS = {"bytes": BYTE_UNITS, "time": TIME_UNITS}
 
 
 class Plot(Figure):
@@ -173,7 +159,7 @@ def plot_experiment(
     legend = 0.7 + 0.075 * max(map(len, names.values()))
     figure = Plot(figsize=(3.6 * len(xs) + legend, 3.2), layout="constrained")
     axes = [figure.add_subplot(1, len(xs), place + 1) for place in range(len(xs))]
-    window = _window(experiment) if smooth is None else smooth
+    window = experiment.smoothing if smooth is None else smooth
     check_at_least("smooth", window, 1)
     means = {
         name: seed_means(experiment.curves[name], experiment.measure, window)
@@ -225,52 +211,33 @@ def _draw(
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25, linewidth=0.6)
     scale, unit = 1.0, ""
-    if x == "bytes":
-        most = max((float(mean.bytes[-1]) for mean in means.values() if mean.seeds), default=0.0)
-        scale, unit = next((pair for pair in _UNITS if most >= pair[0]), (1.0, "bytes"))
-    if x == "time":
-        most = max((float(mean.time[-1]) for mean in means.values() if mean.seeds), default=0.0)
-        scale, unit = next((pair for pair in TIME_UNITS if most >= 2 * pair[0]), TIME_UNITS[-1])
+    across = {name: _across(mean, x) for name, mean in means.items()}
+    if x in _UNITS:
+        most = max((float(xs[-1]) for xs in across.values() if len(xs)), default=0.0)
+        scale, unit = unit_for(most, _UNITS[x])
     places = [s.name for s in experiment.selectors]  # a selector keeps its look
     for name, mean in means.items():
-        across = {
-            "rounds": np.arange(1, len(mean.mean) + 1),
-            "bytes": mean.bytes / scale,
-            "seconds": mean.seconds,
-            "time": mean.time / scale,
-        }[x]
         known = np.isfinite(mean.mean)  # rounds that were not measured are bridged
         if not known.any():
             continue
         look = line_style(name, places.index(name))
         few: dict[str, Any] = {"marker": "o", "markersize": 3} if known.sum() < 3 else {}
-        ax.plot(across[known], mean.mean[known], label=names[name], linewidth=1.5, **few, **look)
-        ax.fill_between(
-            across[known],
-            mean.low[known],
-            mean.high[known],
-            color=look["color"],
-            alpha=0.15,
-            linewidth=0,
-        )
+        xs = across[name][known] / scale
+        ax.plot(xs, mean.mean[known], label=names[name], linewidth=1.5, **few, **look)
+        low, high = mean.low[known], mean.high[known]
+        ax.fill_between(xs, low, high, color=look["color"], alpha=0.15, linewidth=0)
     if experiment.target is not None:
         ax.axhline(experiment.target, color="grey", linewidth=0.8)
-        ax.text(
-            0.99,
-            experiment.target,
-            f"target {percent(experiment.target)}",
-            va="top",
-            ha="right",
-            fontsize=7,
-            color="grey",
-            transform=ax.get_yaxis_transform(),
-        )
+        look = {"va": "top", "ha": "right", "fontsize": 7, "color": "grey"}
+        text = f"target {percent(experiment.target)}"
+        ax.text(0.99, experiment.target, text, transform=ax.get_yaxis_transform(), **look)
     ax.set_xlabel(f"{unit} {LABELS[x]}".strip())
 
 
-def _window(experiment: ExperimentSummary) -> int:
-    rounds = max(run.rounds_done for s in experiment.selectors for run in s.runs)
-    return min(max(rounds // 20, 1), MOST_SMOOTHED)
+def _across(means: SeedMeans, x: str) -> FloatArray:
+    if x == "rounds":
+        return np.arange(1, len(means.mean) + 1, dtype=np.float64)
+    return {"bytes": means.bytes, "seconds": means.seconds, "time": means.time}[x]
 
 
 def _measure_label(experiment: ExperimentSummary) -> str:

@@ -1,4 +1,7 @@
-"""What the reasons in a record mean, how a round was chosen, and what a record lacks: in words."""
+"""The words of `fedcor explain`: what each reason means, and one sentence per round and per pick.
+
+The numbers come from `fedcor.reporting.explanations`; the report page uses the same words.
+"""
 
 from __future__ import annotations
 
@@ -9,86 +12,86 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from fedcor.core.text import one_line
-from fedcor.reporting.metrics import seconds_text
+from fedcor.core.text import one_line, seconds_text
 
+# What each number of a pick means.
 MEANINGS = {
-    "gain": "expected decrease of everyone's loss by this pick, given the picks before it, "
-    "annealed: others + own, times annealing, minus redundancy",
-    "redundancy": "what the picks before it took from that; below zero where they made it more "
-    "valuable",
+    "gain": "expected decrease of everyone's loss by this pick, given the earlier picks, annealed: "
+    "others + own, times annealing, minus redundancy",
+    "redundancy": "the part of that which earlier picks already bring; negative where they make "
+    "this pick more valuable",
     "annealing": "beta ^ (times chosen since the last refit)",
-    "others": "decrease of all other clients' losses that is expected of it as the first pick",
-    "own": "decrease of its own loss in the same sum",
-    "change": "predicted change of the client's own loss in this round: what the picks before it "
-    "let expect, minus one standard deviation, annealed; came: what came, where it is known",
-    "explored": "1 where it has its seat because no loss change of it was ever measured: it has no "
-    "part in the process yet",
+    "others": "expected decrease of all other clients' losses if this were the first pick",
+    "own": "expected decrease of its own loss in the same sum",
+    "change": "predicted change of the client's own loss in this round: the expected change given "
+    "earlier picks, minus one standard deviation, annealed; actual: the measured change, if known",
+    "explored": "1 if it was picked because none of its loss changes was ever measured: the "
+    "Gaussian process does not know it yet",
     "loss": "the client's loss of the current model",
     "valuation": "sqrt(samples) * last reported loss",
     "by_valuation": "1 for a seat that is drawn by valuation, 0 for one that is drawn uniformly",
     "probability": "of being drawn for this seat, given those drawn before",
-    "kept": "1 where the valuation was among the largest, who can be drawn by it; 0 where not",
-    "utility": "what it was drawn by: (statistical + uncertainty) x slowdown; - for one that is "
-    "explored",
+    "kept": "1 if the valuation was among the largest, which can be drawn by it; else 0",
+    "utility": "what it was drawn by: (statistical + uncertainty) x slowdown; - for a client that "
+    "is explored",
     "statistical": "samples x root mean square loss when it last took part, clipped, between 0 for "
     "the smallest and 1 for the largest",
     "uncertainty": "sqrt(weight x ln round / round in which it last took part)",
     "slowdown": "(preferred duration / its duration) ^ penalty where it is slower; else 1",
-    "exploring": "1 for a client that never reported a loss, and is drawn for that",
-    "distance": "of the group's mean update from everyone's after this pick, relative to the "
-    "length of everyone's; - for a client's first training",
+    "exploring": "1 for a client that was drawn because it never reported a loss",
+    "distance": "of the group's mean update from the mean of all after this pick, relative to the "
+    "length of the mean of all; - for a client's first training",
     "before": "the same before this pick",
-    "cosine": "of the group's summed update, after this pick, with everyone's mean update: 1 where "
+    "cosine": "of the group's summed update, after this pick, with the mean update of all: 1 where "
     "they point the same way; - for a client's first training",
     "cosine_before": "the same before this pick",
     "age": "rounds since the client's last update came",
     "waited": "rounds since the client was last chosen",
     "waited_alike": "how many clients, itself among them, had waited as long",
-    "overdue": "1 for a seat that went to who has waited longest, whatever it points to",
+    "overdue": "1 for a seat given to the client that had waited longest, wherever its update "
+    "points",
 }
-
-# What the details of a line say of each pick.
+# Numbers of a pick that a record's line has among its details.
 PICK_DETAILS = ("waited", "overdue", "waited_alike")
-
 # The parts that add up to FedCor's gain, in the order in which they are shown.
 PARTS = ("others", "own", "annealed", "redundant")
 
-_UNFITTED = "chosen uniformly: the process was never fitted (no loss change could be measured)"
-_WARM_UP = (
-    "warm-up: chosen uniformly, and the loss changes that this choice makes were measured for the "
-    "process"
-)
-_PLAIN = {
+# How a round was chosen, by selector.
+_ROUNDS = {
     "random": "every available client had the same chance",
-    "round_robin": "those who were chosen longest ago, in random order among equals",
+    "round_robin": "the clients that were chosen longest ago, in random order among equals",
     "full": "everyone who was available",
     "afl": "most seats are drawn by valuation among the largest valuations, the rest uniformly",
     "power_of_choice": "candidates are drawn by the size of their data; those with the largest "
     "losses train",
-}
-_MATCHED = {
-    "complement": "a known client starts the group; those join that bring its mean update closest "
-    "to everyone's",
-    "aligned": "who has waited longest starts the group; those join that turn its update to where "
-    "everyone's points",
+    "complement": "a known client starts the group; clients are added that bring the group's mean "
+    "update closest to the mean of all",
+    "aligned": "the client that has waited longest starts the group; clients are added that align "
+    "the group's update with the mean of all",
 }
 _NEW_FIRST = "clients that never trained come first, in random order"
+_WARM_UP = "warm-up: chosen uniformly, and the resulting loss changes were measured for the "
+_WARM_UP += "Gaussian process"
+_UNFITTED = "chosen uniformly: the Gaussian process was never fitted (no loss change was measured)"
 
 
 def round_note(header: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     """One sentence on how a round was chosen; empty where nothing is to be said."""
-    selector, silent = header.get("selector"), not entry.get("why") and bool(entry.get("selected"))
-    if selector == "fedcor" and silent:
-        warmup = _options(header).get("warmup")
+    selector = str(header.get("selector"))
+    without_reasons = bool(entry.get("selected")) and not entry.get("why")
+    if selector == "fedcor" and without_reasons:
+        options: Any = header
+        for key in ("config", "selectors", "fedcor"):
+            options = options.get(key) if isinstance(options, Mapping) else None
+        warmup = options.get("warmup") if isinstance(options, Mapping) else None
         if not isinstance(warmup, int):
             return ""
         return _WARM_UP if int(entry["round"]) < warmup else _UNFITTED
+    if selector in ("complement", "aligned") and without_reasons:
+        return _NEW_FIRST
     if selector == "oort":
         return _oort_note(entry.get("details") or {})
-    if selector in ("complement", "aligned") and silent:
-        return _NEW_FIRST
-    return (_PLAIN | _MATCHED).get(str(selector), "")
+    return _ROUNDS.get(selector, "")
 
 
 def _oort_note(details: Mapping[str, Any]) -> str:
@@ -103,46 +106,13 @@ def _oort_note(details: Mapping[str, Any]) -> str:
     return note
 
 
-def what_is_missing(header: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
-    """What a record does not hold that those of this version do: a sentence each."""
-    selector, why = header.get("selector"), entry.get("why") or {}
-    details = entry.get("details") or {}
-    old = "this record was made by an earlier version of fedcor"
-    if "gain" in why and "others" not in why:
-        return [
-            f"{old}: what a pick does for others and for itself, the predicted loss change and the "
-            "runner-up are not in it"
-        ]
-    if selector == "power_of_choice" and "loss" in why and "candidates" not in details:
-        return [f"{old}: the candidates that were not chosen are not in it"]
-    if selector == "afl" and "valuation" in why and "probability" not in why:
-        return [f"{old}: how each seat was drawn is not in it"]
-    if selector == "complement" and "distance" in why and "before" not in why:
-        return [f"{old}: the distance before each pick and the runner-up are not in it"]
-    if selector == "aligned" and "cosine" in why and "cosine_before" not in why:
-        return [f"{old}: the cosine before each pick, how long clients waited and the runner-up "
-                "are not in it"]  # fmt: skip
-    return []
+# --- one pick -------------------------------------------------------------------------------------
 
 
-def _options(header: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The selector's settings."""
-    found: Any = header
-    for key in ("config", "selectors", header.get("selector")):
-        found = found.get(key) if isinstance(found, Mapping) and isinstance(key, str) else None
-    return found if isinstance(found, Mapping) else {}
-
-
-# Why one client was picked, in a sentence or two.
-
-
-_LONGEST_NAME = 40
-
-
-def client_label(who: Mapping[str, Any]) -> str:
+def client_label(client: Mapping[str, Any]) -> str:
     """A client's number, and its name where it has one, made safe to show."""
-    label = f"client {who['client']}"
-    return f"{label} ({one_line(who['name'], _LONGEST_NAME)})" if "name" in who else label
+    label = f"client {client['client']}"
+    return f"{label} ({one_line(client['name'], 40)})" if "name" in client else label
 
 
 def pick_sentence(row: Mapping[str, Any], explanation: Mapping[str, Any], first: int) -> str:
@@ -150,34 +120,36 @@ def pick_sentence(row: Mapping[str, Any], explanation: Mapping[str, Any], first:
 
     Args:
         row: Of `explanation["chosen"]`.
-        explanation: The round, as `explain.explanation` gives it.
+        explanation: The round, as `explanations.explanation` gives it.
         first: The number of the first round where a person reads it, 0 or 1.
     """
-    whole = [_reason(row, explanation), _rival(row, explanation["by_what"]), _change(row, first)]
-    if not row["delivered"]:
-        whole.append("It did not deliver.")
     label = client_label(row)
-    return " ".join([f"{label[0].upper()}{label[1:]}:", *filter(None, whole)])
+    sentences = [
+        f"{label[0].upper()}{label[1:]}: {_reason(row, explanation)}",
+        _rival(row, explanation["by_what"]),
+        _change(row, first),
+        "" if row["delivered"] else "It did not deliver.",
+    ]
+    return " ".join(filter(None, sentences))
 
 
 def _reason(row: Mapping[str, Any], explanation: Mapping[str, Any]) -> str:
-    """Why the selector picked it."""
+    """Why the selector picked it: by the numbers that it gave for this pick."""
     if row["parts"]:
-        explored = "explored, since no loss change of it was ever measured; "
-        return (explored if row.get("explored") else "") + _gain(row)
+        return _gain(row)
     if _known(row, "by_valuation", "valuation", "probability"):
-        return _draw(row)
+        return _valuation(row)
     if _known(row, "exploring"):
         return _utility(row)
     if _known(row, "loss") and explanation["selector"] == "power_of_choice":
         rivals = len(explanation["candidates"])
-        of = f" of {rivals} candidates" if rivals else ""
-        return f"a loss of {_n(row['loss'])}, the {_ordinal(row['place'])} largest{of}."
+        among = f" of {rivals} candidates" if rivals else ""
+        return f"a loss of {_n(row['loss'])}, the {_ordinal(row['place'])} largest{among}."
     if {"before", "cosine_before", "overdue"} & row.keys():
-        return _match(row)
-    named = [f"{name} {_n(row[name])}" for name in explanation["reasons"] if _known(row, name)]
-    if named:
-        return one_line(", ".join(named)) + "."
+        return _group(row)
+    known = [f"{name} {_n(row[name])}" for name in explanation["reasons"] if _known(row, name)]
+    if known:
+        return one_line(", ".join(known)) + "."
     return (
         "the record gives no reason."
         if explanation["reasons"]
@@ -186,19 +158,22 @@ def _reason(row: Mapping[str, Any], explanation: Mapping[str, Any]) -> str:
 
 
 def _gain(row: Mapping[str, Any]) -> str:
+    """FedCor."""
     parts, taken = row["parts"], []
-    text = f"worth {_n(parts['others'])} to the others and {_n(parts['own'])} to itself"
     if row["annealing"] < 1:
         taken.append(f"annealing (x {_n(row['annealing'])}) takes {_n(-parts['annealed'])}")
     if row["place"] > 1:
-        redundant = parts["redundant"]
-        verb = "take" if redundant <= 0 else "add"
-        taken.append(f"earlier picks {verb} {_n(abs(redundant))}")
-    whole = "; ".join([text, " and ".join(taken)] if taken else [text])
-    return f"{whole}: gain {_n(row['gain'])}."
+        verb = "take" if parts["redundant"] <= 0 else "add"
+        taken.append(f"earlier picks {verb} {_n(abs(parts['redundant']))}")
+    explored = "explored, since none of its loss changes was ever measured; "
+    text = explored if row.get("explored") else ""
+    text += f"worth {_n(parts['others'])} to the others and {_n(parts['own'])} to itself"
+    text += f"; {' and '.join(taken)}" if taken else ""
+    return f"{text}: gain {_n(row['gain'])}."
 
 
-def _draw(row: Mapping[str, Any]) -> str:
+def _valuation(row: Mapping[str, Any]) -> str:
+    """AFL."""
     chance = f"probability {100 * row['probability']:.3g} %"
     value = f"valuation {_n(row['valuation'])}"
     if row["by_valuation"]:
@@ -208,6 +183,7 @@ def _draw(row: Mapping[str, Any]) -> str:
 
 
 def _utility(row: Mapping[str, Any]) -> str:
+    """Oort."""
     if row["exploring"]:
         return "it never reported a loss, and is explored."
     if not _known(row, "utility", "statistical", "uncertainty", "slowdown"):
@@ -217,42 +193,44 @@ def _utility(row: Mapping[str, Any]) -> str:
     return f"drawn by its utility {_n(row['utility'])} ({worth}{slow})."
 
 
-def _match(row: Mapping[str, Any]) -> str:
+def _group(row: Mapping[str, Any]) -> str:
+    """Complement and aligned."""
     what, before = ("distance", "before") if "before" in row else ("cosine", "cosine_before")
     if not _known(row, what):
-        return "no update of it is known: it trains for the first time, or rests no longer."
+        return "none of its updates is known: it trains for the first time, or after a back-off."
     seat = ""
     if row.get("overdue") and _known(row, "waited"):
-        alike = row.get("waited_alike") or 1
-        drawn = f", drawn among {alike} who waited as long" if alike > 1 else ""
-        seat = f"it has its seat for waiting longest ({int(row['waited'])} rounds{drawn}); "
-    aim = "the distance of the group's mean update from everyone's"
+        tied = row.get("waited_alike") or 1
+        drawn = f", drawn from {tied} clients tied on waiting time" if tied > 1 else ""
+        seat = f"chosen because it had waited longest ({int(row['waited'])} rounds{drawn}); "
+    aim = "the distance of the group's mean update from the mean of all"
     if what == "cosine":
-        aim = "the cosine of the group's update with everyone's"
+        aim = "the cosine of the group's update with the mean of all"
     if _known(row, before):
         return f"{seat}{aim} went from {_n(row[before])} to {_n(row[what])}."
     return f"{seat}the first of the group: {aim} is {_n(row[what])}."
 
 
 def _rival(row: Mapping[str, Any], by_what: str) -> str:
+    """How far the best other client was from this seat."""
     rival = row["runner_up"]
     if rival is None or rival["by"] is None:
         return ""
-    who, by = client_label(rival), rival["by"]
+    label, by = client_label(rival), rival["by"]
     if by_what in ("distance", "cosine"):
         larger = "larger" if (by >= 0) == (by_what == "distance") else "smaller"
-        what = f"the whole group's {by_what} would be {_n(abs(by))} {larger}"
-        return f"With {who} in its place, {what}."
-    return f"It beat {who} by {_n(by)}." if by >= 0 else f"Before it came {who}, by {_n(-by)}."
+        change = f"the whole group's {by_what} would be {_n(abs(by))} {larger}"
+        return f"With {label} in its place, {change}."
+    return f"It beat {label} by {_n(by)}." if by >= 0 else f"Ahead of it was {label}, by {_n(-by)}."
 
 
 def _change(row: Mapping[str, Any], first: int) -> str:
-    """The predicted change of its loss beside the one that came."""
+    """The predicted change of its loss beside the actual one."""
     if not _known(row, "change"):
         return ""
     text, came = f"Its loss was predicted to change by {_n(row['change'])}", row["came"]
     if came is None:
-        return f"{text}; what came is unknown: it was not measured around this round."
+        return f"{text}; actual change unknown: not measured near this round."
     start, end = came["from_round"] + first, came["to_round"] + first
     if end - start == 1:
         return f"{text}; it changed by {_n(came['change'])}."
@@ -268,114 +246,102 @@ def _n(value: float) -> str:
 
 
 def _ordinal(number: int) -> str:
-    if number % 100 in (11, 12, 13):
-        return f"{number}th"
-    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
+    endings = {1: "st", 2: "nd", 3: "rd"} if number % 100 not in (11, 12, 13) else {}
+    return f"{number}{endings.get(number % 10, 'th')}"
 
 
-# An explanation on a terminal: one short table, and a sentence per pick.
-
+# --- a round on a terminal ------------------------------------------------------------------------
 
 _NAME_WIDTH = 20
-# What a table has no room for is in the sentences.
-_HIDDEN = ("place", "parts", "runner_up", "came", "sentence", "delivered", "why_not")
 _FIRST = ("client", "name", "others", "own", "annealing", "redundancy", "gain", "change")
-_SHOWN_ONCE = (
-    "by_valuation",
-    "kept",
-    "exploring",
-    "overdue",
-    "waited",
-    "waited_alike",
-    "before",
-    "cosine_before",
-)
+# The table has no room for these; the sentences say them.
+_HIDDEN = (
+    {"place", "parts", "runner_up", "came", "sentence", "delivered", "why_not"}
+    | {"by_valuation", "kept", "exploring", "before", "cosine_before"}
+    | set(PICK_DETAILS)
+)  # fmt: skip
 
 
 def render_explanation(explanation: Mapping[str, Any], console: Console) -> None:
-    """Print what `explanation` returned.
+    """Print what `explanation` returned: one short table, and a sentence per pick.
 
     Args:
-        explanation: As `explain.explanation` gives it.
+        explanation: As `explanations.explanation` gives it.
         console: Where to print.
     """
-    asked = f", {explanation['probed']} losses asked for" if explanation["probed"] else ""
-    round = f"round {explanation['round']}"
-    if "server_round" in explanation:
-        round = f"round {explanation['server_round']} (numbered as in Flower, from 1)"
-    title = f"{explanation['selector']}, {round}{asked}"
-    if "duration" in explanation and "clock" in explanation:
-        took, clock = (seconds_text(explanation[key]) for key in ("duration", "clock"))
-        title += f", {took} of simulated time ({clock} in all)"
-    console.print(Text(one_line(title)), soft_wrap=True)
+
+    def say(line: str) -> None:
+        console.print(Text(line), soft_wrap=True)
+
     for line in _above(explanation):
-        console.print(Text(line), soft_wrap=True)
-    console.print(_table(explanation))
+        say(line)
+    console.print(_table(explanation["chosen"]))
     for row in explanation["chosen"] if explanation["reasons"] else ():
-        console.print(Text(f"{row['place']}. {row['sentence']}"), soft_wrap=True)
+        say(f"{row['place']}. {row['sentence']}")
     for line in _below(explanation):
-        console.print(Text(line), soft_wrap=True)
+        say(line)
 
 
 def _above(explanation: Mapping[str, Any]) -> list[str]:
-    """What is said of the round as a whole."""
-    lines = [explanation["note"]] if explanation["note"] else []
-    if not explanation["note"] and not explanation["reasons"]:
+    """The title, and what is said of the round as a whole."""
+    number = f"round {explanation['round']}"
+    if "server_round" in explanation:
+        number = f"round {explanation['server_round']} (numbered as in Flower, from 1)"
+    title = f"{explanation['selector']}, {number}"
+    if explanation["probed"]:
+        title += f", {explanation['probed']} losses asked for"
+    if "duration" in explanation and "clock" in explanation:
+        took, clock = (seconds_text(explanation[key]) for key in ("duration", "clock"))
+        title += f", {took} of simulated time ({clock} in all)"
+    lines = [one_line(title)]
+    if explanation["note"]:
+        lines.append(explanation["note"])
+    elif not explanation["reasons"]:
         lines.append("No reasons in the record: the selector gives none.")
     if explanation["predicted_change"] is not None:
-        change = explanation["predicted_change"]
-        lines.append(f"predicted change of everyone's mean loss: {change:.3g} (all gains)")
+        change = _n(explanation["predicted_change"])
+        lines.append(f"predicted change of everyone's mean loss: {change} (all gains)")
     if explanation["before_rules"]:
         clients = ", ".join(map(str, explanation["before_rules"]))
         lines.append(f"rules changed the choice; before them it was: {clients}")
     return lines
 
 
-def _table(explanation: Mapping[str, Any]) -> Table:
-    rows = explanation["chosen"]
-    table = Table(box=None, pad_edge=False)
-    columns = [
-        column
-        for column in (rows[0] if rows else ())
-        if column not in _HIDDEN and column not in _SHOWN_ONCE
-    ]
+def _table(rows: list[dict[str, Any]]) -> Table:
+    columns = [column for column in (rows[0] if rows else ()) if column not in _HIDDEN]
     columns.sort(key=lambda column: _FIRST.index(column) if column in _FIRST else len(_FIRST))
-    late = not all(row["delivered"] for row in rows)
-    came = "change" in columns and any(row["came"] for row in rows)
-    for column in ["", *columns, *(["came"] if came else []), *(["delivered"] if late else [])]:
+    actual = ["actual"] if "change" in columns and any(row["came"] for row in rows) else []
+    delivered = [] if all(row["delivered"] for row in rows) else ["delivered"]
+    table = Table(box=None, pad_edge=False)
+    for column in ["", *columns, *actual, *delivered]:
         justify: JustifyMethod = "left" if column == "name" else "right"
         table.add_column(Text(one_line(column, _NAME_WIDTH)), justify=justify)
     for row in rows:
         cells = [f"{row['place']}.", *(_cell(row[column]) for column in columns)]
-        if came:
+        if actual:
             cells.append("?" if row["came"] is None else _cell(row["came"]["change"]))
-        if late:
+        if delivered:
             cells.append("yes" if row["delivered"] else row["why_not"] or "no")
         table.add_row(*(Text(cell) for cell in cells))
     return table
 
 
 def _below(explanation: Mapping[str, Any]) -> list[str]:
-    """Who else was there, what is missing, and what the columns mean."""
+    """The other candidates, clients that were not asked, and what the columns mean."""
     lines = []
-    if explanation["candidates"]:
-        named = ", ".join(
-            f"{one['client']} ({_cell(one['loss'])})" for one in explanation["candidates"]
-        )
-        lines.append(f"candidates and their losses: {named}")
+    if candidates := explanation["candidates"]:
+        losses = ", ".join(f"{row['client']} ({_cell(row['loss'])})" for row in candidates)
+        lines.append(f"candidates and their losses: {losses}")
     if explanation["left_alone"]:
         clients = ", ".join(map(str, explanation["left_alone"]))
         lines.append(f"left alone after faults: {clients}")
     if explanation["unreachable"]:
         lines.append(f"could not be reached: {explanation['unreachable']}")
-    lines += explanation["missing"]
-    for reason in explanation["reasons"]:
-        if reason in MEANINGS and reason not in _SHOWN_ONCE:
-            lines.append(f"{reason}: {MEANINGS[reason]}")
-    return lines
+    shown = [name for name in explanation["reasons"] if name in MEANINGS and name not in _HIDDEN]
+    return lines + [f"{name}: {MEANINGS[name]}" for name in shown]
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:.3g}" if isinstance(value, float) else one_line(value, _NAME_WIDTH)
+    return _n(value) if isinstance(value, float) else one_line(value, _NAME_WIDTH)

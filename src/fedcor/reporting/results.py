@@ -153,8 +153,8 @@ class Result:
         return rounds_frame(self.runs)
 
     def summary(self, metric: str | None = None) -> pd.DataFrame:
-        """Each selector over its seeds: a row per selector, best first. By a metric of which
-        nobody said which direction is better, they keep the order of the runs.
+        """Each selector over its seeds: a row per selector, best first. For metrics without a
+        declared direction, they keep the order of the runs.
 
         Its columns have two levels: the metric (`mean_accuracy`, `rounds_to_target`, ...), and
         `mean`, `low` and `high` (its 95 % interval) and `n` (seeds with a value). With several
@@ -177,11 +177,11 @@ class Result:
 
         Its columns: `mean`, `low` and `high` (its 95 % interval), `n` (seeds that both have), and
         `verdict`: whether `a` is better, worse, unclear (the interval holds zero) or equal;
-        higher or lower where nobody said which direction of the metric is better.
+        higher or lower for metrics without a declared direction.
 
         Args:
-            a: Name of a selector; of `module:Class`, the class is enough, and of `aligned +
-                FedRecall` the selector, if it is there with one optimiser only.
+            a: Name of a selector. For `module:Class` the class is enough; for `aligned + FedRecall`
+                the selector is, if it was run with one optimiser only.
             b: Name of another; None for the baseline.
             metric: As in `summary`.
         """
@@ -235,7 +235,7 @@ class Result:
         return page.decode()
 
     def show(self) -> Path:
-        """Opens the page of `to_html` in the web browser.
+        """Open the page of `to_html` in the web browser.
 
         Returns:
             The page's file, in a temporary folder.
@@ -273,13 +273,13 @@ class Result:
         return summary.experiments[0]
 
     def _selector(self, parameter: str, name: str) -> str:
-        from fedcor.reporting.names import find_name
+        from fedcor.reporting.series import find_name
 
-        found = find_name(name, self.selectors)
-        if found is None:
+        selector = find_name(name, self.selectors)
+        if selector is None:
             hint = suggest(name, self.selectors) or f"there is {', '.join(self.selectors)}"
             raise RecordError(f'{parameter} = "{name}": no run has this selector ({hint})')
-        return found
+        return selector
 
     @property
     def _inventory(self) -> str:

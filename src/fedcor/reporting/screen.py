@@ -1,9 +1,11 @@
-"""A measure over rounds as one line of text per selector."""
+"""What a person sees of a report: the verdict, one table, a small curve, and what is unfinished.
+
+The same for a terminal, for a notebook (HTML) and for a paper (LaTeX).
+"""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
 
 import numpy as np
 from rich.cells import cell_len, chop_cells, set_cell_size
@@ -11,15 +13,163 @@ from rich.text import Text
 
 from fedcor.core.text import one_line
 from fedcor.core.types import FloatArray
-from fedcor.reporting.compact import WIDTH, CompactTable, compact_table, seed_means
+from fedcor.reporting.curves import seed_means
 from fedcor.reporting.metrics import numbers
-from fedcor.reporting.names import clean, short_names
-from fedcor.reporting.notes import all_notes, seeds_text, span
+from fedcor.reporting.notes import all_notes
+from fedcor.reporting.series import clean, short_names
 from fedcor.reporting.summary import ExperimentSummary, Summary, ranking
+from fedcor.reporting.tables import VERDICT_STYLES, WIDTH, ResultsTable, results_table, title
 from fedcor.reporting.verdict import experiment_verdict
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII = ".:-=+*#@"
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
+_COLOURS = {"better": "#007a53", "worse": "#b04000"}
+
+
+def screen(summary: Summary, *, ascii: bool = False, curve: bool = True) -> Text:
+    """Every experiment with its verdict, table and curve, and what was left out; at most 80
+    columns wide.
+
+    Args:
+        summary: as `summarise` gives it
+        ascii: whether to draw curves with ASCII characters
+        curve: whether to draw them
+    """
+    several = len(summary.experiments) > 1
+    parts = []
+    for experiment in summary.experiments:
+        name = f"{clean(experiment.name)}: " if several else ""
+        text = Text(_wrapped(name + experiment_verdict(experiment)), style="bold")
+        parts.append(_below_verdict(Text().append_text(text), experiment))
+        if curve and (drawn := sparklines(experiment, ascii)):
+            parts[-1].append("\n\n" + "\n".join(drawn))
+    parts += [Text(_wrapped(clean(note))) for note in summary.notes]
+    return Text("\n\n").join(parts)
+
+
+def screen_text(summary: Summary, *, ascii: bool = False, curve: bool = True) -> str:
+    """`screen` without colour."""
+    return screen(summary, ascii=ascii, curve=curve).plain
+
+
+def _below_verdict(text: Text, experiment: ExperimentSummary) -> Text:
+    """`text`, followed by the table and the notes."""
+    text.append("\n\n" + _wrapped(title(experiment)) + "\n")
+    table = results_table(experiment)
+    head, *lines = table_lines(table)
+    text.append(head, style="underline")
+    for row, line in zip(table.rows, lines, strict=True):
+        text.append("\n" + line, style=VERDICT_STYLES.get(row.verdict, ""))
+    for note in all_notes(experiment):
+        text.append("\n" + _wrapped(clean(note)))
+    return text
+
+
+def to_html(summary: Summary) -> str:
+    """Verdict and table of every experiment, for a notebook; names are escaped."""
+    parts = []
+    for experiment in summary.experiments:
+        parts.append(f"<p><b>{html.escape(experiment_verdict(experiment))}</b></p>")
+        parts.append(html_table(experiment))
+        parts += _html_notes(*all_notes(experiment))
+    return "".join([*parts, *_html_notes(*summary.notes)])
+
+
+def _html_notes(*notes: str) -> list[str]:
+    return [f"<p><small>{html.escape(clean(note))}</small></p>" for note in notes]
+
+
+def to_latex(summary: Summary) -> str:
+    r"""One table per experiment, with its verdict as a comment; needs `\usepackage{booktabs}`."""
+    text = "".join(f"% {clean(note)}\n" for note in summary.notes)
+    tables = []
+    for experiment in summary.experiments:
+        comments = [title(experiment), experiment_verdict(experiment), *all_notes(experiment)]
+        above = "".join(f"% {clean(comment)}\n" for comment in comments)
+        tables.append(above + latex_table(experiment))
+    return text + "\n".join(tables)
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def table_lines(table: ResultsTable) -> list[str]:
+    """The head and the rows in columns: names and differences to the left, numbers to the right."""
+    texts = table.narrow()
+    widths = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
+    lines = []
+    for cells in texts:
+        padded = [
+            set_cell_size(cell, width)
+            if place in (0, len(cells) - 1)
+            else " " * (width - cell_len(cell)) + cell
+            for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        lines.append("  ".join(padded).rstrip())
+    return lines
+
+
+def html_table(experiment: ExperimentSummary) -> str:
+    """The table for a notebook; names are escaped."""
+    table = results_table(experiment)
+    head, *lines = table.narrow()
+    rows = []
+    for row, cells in zip(table.rows, lines, strict=True):
+        colour = _COLOURS.get(row.verdict)
+        *first, last = [_html_cell("td", cell, place == 0) for place, cell in enumerate(cells)]
+        if colour:
+            last = last.replace('style="', f'style="color:{colour};', 1)
+        name = html.escape(one_line(row.selector))
+        rows.append(f'<tr title="{name}">{"".join(first)}{last}</tr>')
+    titles = "".join(_html_cell("th", cell, place == 0) for place, cell in enumerate(head))
+    caption = html.escape(title(experiment))
+    return (
+        f'<table><caption style="white-space:nowrap">{caption}</caption>'
+        f"<thead><tr>{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def _html_cell(tag: str, text: str, is_name: bool) -> str:
+    align = "left" if is_name else "right"
+    style = f"text-align:{align};padding:2px 8px;white-space:nowrap;"
+    return f'<{tag} style="{style}">{html.escape(text)}</{tag}>'
+
+
+def latex_table(experiment: ExperimentSummary) -> str:
+    r"""The table for a paper; needs `\usepackage{booktabs}`."""
+    table = results_table(experiment)
+    head, *lines = table.narrow()
+    rows = [
+        [_latex_text(row.selector), *map(_latex_number, cells[1:])]
+        for row, cells in zip(table.rows, lines, strict=True)
+    ]
+    above, *below = [
+        " & ".join(cells) + r" \\" + "\n" for cells in ([*map(_latex_text, head)], *rows)
+    ]
+    return (
+        rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}" + "\n\\toprule\n" + above
+        + "\\midrule\n" + "".join(below) + "\\bottomrule\n\\end{tabular}\n"
+    )  # fmt: skip
+
+
+def _latex_number(text: str) -> str:
+    r"""Numbers with a sign are mathematics, so that a minus is one; the rest is escaped."""
+    if text[0] in "+-" and len(text) > 1:
+        return "${}$".format(text.replace(" [", r"\ ["))
+    return _latex_text(text)
+
+
+def _latex_text(text: str) -> str:
+    return "".join(_LATEX.get(c, c) for c in one_line(text))
+
+
+# --- the curve ------------------------------------------------------------------------------------
 
 
 def sparklines(experiment: ExperimentSummary, ascii: bool = False) -> list[str]:
@@ -49,12 +199,12 @@ def sparklines(experiment: ExperimentSummary, ascii: bool = False) -> list[str]:
     scale = f"from {marks[0]} {bottom} to {marks[-1]} {top}"
     lines = [f"{clean(experiment.measure)}, rounds 1 to {longest}, {scale}"]
     for name, mean in means.items():
-        if not np.isfinite(mean).any():
-            continue
-        padded = np.full(longest, np.nan)
-        padded[: len(mean)] = mean
-        marked = "".join(_mark(part, low, high, marks) for part in np.array_split(padded, columns))
-        lines.append((set_cell_size(names[name], margin) + marked).rstrip())
+        if np.isfinite(mean).any():
+            padded = np.full(longest, np.nan)
+            padded[: len(mean)] = mean
+            parts = np.array_split(padded, columns)
+            marked = "".join(_mark(part, low, high, marks) for part in parts)
+            lines.append((set_cell_size(names[name], margin) + marked).rstrip())
     return lines
 
 
@@ -65,72 +215,6 @@ def _mark(part: FloatArray, low: float, high: float, marks: str) -> str:
         return " "
     share = (float(known.mean()) - low) / (high - low) if high > low else 0.0
     return marks[min(int(share * len(marks)), len(marks) - 1)]
-
-
-# What a person sees first: the verdict, one table, a small curve, and what is unfinished.
-
-
-STYLES = {"better": "green", "worse": "red"}
-
-
-def screen(summary: Summary, *, ascii: bool = False, curve: bool = True) -> Text:
-    """Every experiment with its verdict, table and curve, and what was left out; at most 80
-    columns wide.
-
-    Args:
-        summary: as `summarise` gives it
-        ascii: whether to draw curves with ASCII characters
-        curve: whether to draw them
-    """
-    several = len(summary.experiments) > 1
-    parts = [_experiment(e, ascii, curve, several) for e in summary.experiments]
-    parts += [Text(_wrapped(clean(note))) for note in summary.notes]
-    return Text("\n\n").join(parts)
-
-
-def screen_text(summary: Summary, *, ascii: bool = False, curve: bool = True) -> str:
-    """`screen` without colour."""
-    return screen(summary, ascii=ascii, curve=curve).plain
-
-
-def _experiment(experiment: ExperimentSummary, ascii: bool, curve: bool, named: bool) -> Text:
-    text = Text()
-    name = f"{clean(experiment.name)}: " if named else ""
-    text.append(_wrapped(name + experiment_verdict(experiment)), style="bold")
-    text.append("\n\n" + _wrapped(title(experiment)) + "\n")
-    table = compact_table(experiment)
-    head, *lines = table.lines()
-    text.append(head, style="underline")
-    for row, line in zip(table.rows, lines, strict=True):
-        text.append("\n" + line, style=STYLES.get(row.verdict or "", ""))
-    for note in notes(experiment):
-        text.append("\n" + _wrapped(note))
-    if curve and (drawn := sparklines(experiment, ascii)):
-        text.append("\n\n" + "\n".join(drawn))
-    return text
-
-
-def notes(experiment: ExperimentSummary) -> list[str]:
-    """What is unfinished, and what is missing."""
-    return [clean(note) for note in all_notes(experiment)]
-
-
-def title(experiment: ExperimentSummary) -> str:
-    """What the table is about: experiment, measure, rounds and seeds."""
-    done = [run.rounds_done for s in experiment.selectors for run in s.runs]
-    rounds = f"{span((min(done), max(done)))} rounds"
-    what = (
-        f"test {experiment.measure}"
-        if experiment.measure in ("accuracy", "loss")
-        else (experiment.measure)
-    )
-    to = f"; to {100 * experiment.target:g} %: in rounds" if experiment.target is not None else ""
-    if experiment.has_clock:
-        to += " and simulated time" if to else "; time: simulated"
-    seeds = seeds_text(experiment)
-    if len(experiment.curves) == 1 or "(" not in seeds:
-        seeds = seeds if "," in seeds else seeds.replace("seeds", "seed")
-    return clean(f"{experiment.name}: {what} over {rounds}, {seeds}{to}")
 
 
 def _wrapped(text: str) -> str:
@@ -144,90 +228,3 @@ def _wrapped(text: str) -> str:
             else:
                 lines.append(part)
     return "\n".join(lines)
-
-
-# The compact table for other programs: HTML for notebooks, LaTeX for papers.
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    **{c: f"\\{c}" for c in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-}
-_COLOURS = {"better": "#007a53", "worse": "#b04000"}
-
-
-def to_html(summary: Summary) -> str:
-    """Verdict and table of every experiment, for a notebook; names are escaped."""
-    experiments = "".join(_html_experiment(experiment) for experiment in summary.experiments)
-    return experiments + _html_notes(summary.notes)
-
-
-def _html_notes(notes: Iterable[str]) -> str:
-    return "".join(f"<p><small>{html.escape(note)}</small></p>" for note in notes)
-
-
-def _html_experiment(experiment: ExperimentSummary) -> str:
-    table = compact_table(experiment)
-    head = "".join(_html_cell("th", cell, place) for place, cell in enumerate(table.head))
-    rows = "".join(_html_row(table, place) for place in range(len(table.rows)))
-    below = _html_notes(notes(experiment))
-    return (
-        f"<p><b>{html.escape(experiment_verdict(experiment))}</b></p>"
-        f'<table><caption style="white-space:nowrap">{html.escape(title(experiment))}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{below}"
-    )
-
-
-def _html_row(table: CompactTable, place: int) -> str:
-    row = table.rows[place]
-    *first, last = row.cells
-    colour = _COLOURS.get(row.verdict or "", "")
-    cells = [_html_cell("td", cell, column) for column, cell in enumerate(first)]
-    cells.append(_html_cell("td", last, len(first), f"color:{colour};" if colour else ""))
-    return f'<tr title="{html.escape(one_line(row.selector))}">{"".join(cells)}</tr>'
-
-
-def _html_cell(tag: str, text: str, column: int, style: str = "") -> str:
-    align = "left" if column == 0 else "right"
-    look = f"text-align:{align};padding:2px 8px;white-space:nowrap;{style}"
-    return f'<{tag} style="{look}">{html.escape(text)}</{tag}>'
-
-
-def to_latex(summary: Summary) -> str:
-    r"""One table per experiment, with its verdict as a comment; needs `\usepackage{booktabs}`."""
-    above = "".join(f"% {clean(note)}\n" for note in summary.notes)
-    return above + "\n".join(_latex_experiment(experiment) for experiment in summary.experiments)
-
-
-def _latex_experiment(experiment: ExperimentSummary) -> str:
-    table = compact_table(experiment)
-    columns = "l" + "r" * (len(table.head) - 1)
-    comments = (title(experiment), experiment_verdict(experiment), *notes(experiment))
-    lines = [
-        *(f"% {comment}" for comment in comments),
-        rf"\begin{{tabular}}{{{columns}}}",
-        r"\toprule",
-        _latex_row(table.head[0], *map(_latex_text, table.head[1:])),
-        r"\midrule",
-        *(_latex_row(row.selector, *map(_latex_number, row.cells[1:])) for row in table.rows),
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _latex_row(name: str, *cells: str) -> str:
-    return " & ".join([_latex_text(name), *cells]) + r" \\"
-
-
-def _latex_number(text: str) -> str:
-    r"""Numbers with a sign are mathematics, so that a minus is one; the rest is escaped."""
-    if text[0] in "+-" and len(text) > 1:
-        return "${}$".format(text.replace(" [", r"\ ["))
-    return _latex_text(text)
-
-
-def _latex_text(text: str) -> str:
-    return "".join(_LATEX.get(c, c) for c in one_line(text))

@@ -1,12 +1,18 @@
-"""How names and numbers are written: in tables on the screen, in Markdown and in figures."""
+"""Tables of results: one model of an experiment's table, and its forms.
+
+`results_table` has a row per selector, best first, and a column per number that people compare;
+each cell is a number and its text. The terminal, notebooks (HTML), papers (LaTeX; all three in
+`fedcor.reporting.screen`) and the report page are forms of it. The full tables, JSON and CSV hold
+every metric of a summary instead. Nothing is computed here.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from rich import box
 from rich.cells import cell_len
@@ -14,12 +20,199 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedcor.core.text import for_csv, one_line
+from fedcor.core.text import bytes_text, for_csv, one_line, seconds_text
 from fedcor.reporting.estimates import Difference, Estimate
-from fedcor.reporting.metrics import TIME_UNITS, Metric
+from fedcor.reporting.metrics import (
+    WINDOW,
+    Metric,
+    numbers,
+    numbers_with_unit,
+    percent,
+    rounds_text,
+)
 from fedcor.reporting.notes import all_notes, missing_note, seeds_text, span, unfinished_note
-from fedcor.reporting.summary import ExperimentSummary, SelectorSummary, Summary
+from fedcor.reporting.series import NAME_WIDTH, clean, short_names
+from fedcor.reporting.summary import ExperimentSummary, SelectorSummary, Summary, ranking
 
+WIDTH = 80
+NARROWEST_NAME = 8
+VERDICT_STYLES = {"better": "green", "worse": "red"}
+
+# --- the model ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table.
+
+    Attributes:
+        key: mean, final, rounds, bytes_to, time_to, bytes, time, or gap (the paired difference of
+            the mean from the baseline)
+        head: its title in a narrow table; empty if it is left out there
+        title: its title where there is room
+    """
+
+    key: str
+    head: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number, and how it is written; `-` where there is none."""
+
+    value: float | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One selector.
+
+    Attributes:
+        selector: its whole name
+        cells: by the key of the column
+        difference: from the baseline, in the mean of the measure; None for the baseline
+    """
+
+    selector: str
+    cells: Mapping[str, Cell]
+    difference: Difference | None
+
+    @property
+    def verdict(self) -> str:
+        """What the interval of the difference says; empty without one."""
+        return "" if self.difference is None else self.difference.verdict or ""
+
+
+@dataclass(frozen=True)
+class ResultsTable:
+    """The table of an experiment; its rows are the selectors, best first."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+
+    def narrow(self) -> list[list[str]]:
+        """The head and the rows as text, at most 80 wide."""
+        columns = [column for column in self.columns if column.head]
+        table = [[column.head, *self.texts(column.key)] for column in columns]
+        used = sum(2 + max(map(cell_len, column)) for column in table)
+        width = min(max(WIDTH - used, NARROWEST_NAME), NAME_WIDTH)
+        names = short_names((row.selector for row in self.rows), width)
+        return [list(row) for row in zip(["selector", *names.values()], *table, strict=True)]
+
+    def texts(self, key: str) -> list[str]:
+        """The texts of a column."""
+        return [row.cells[key].text for row in self.rows]
+
+
+def results_table(experiment: ExperimentSummary) -> ResultsTable:
+    """The table of an experiment.
+
+    Args:
+        experiment: as `summarise` gives it
+    """
+    cells: dict[Column, Callable[[SelectorSummary], Cell]] = {}
+    measure, target, clock = clean(experiment.measure), experiment.target, experiment.has_clock
+
+    def add(key: str, head: str, title: str, metric: str) -> None:
+        shown = experiment.metric(metric)
+        cells[Column(key, head, title)] = lambda selector: _cell(shown, selector)
+
+    add("mean", "mean", f"{measure}, mean of all rounds", f"mean_{experiment.measure}")
+    final = f"{measure}, last {WINDOW} rounds"
+    add("final", f"last {WINDOW}", final, f"final_{experiment.measure}")
+    if target is not None:
+        goal = percent(target)
+        add("rounds", f"to {goal}", f"first round at {goal}", "rounds_to_target")
+        add("bytes_to", "", "bytes to then", "bytes_to_target")
+    if target is not None and clock:
+        add("time_to", "time", "simulated time to then", "seconds_to_target")
+    if clock:
+        head = "" if target is not None else "time"
+        add("time", head, "simulated time in all", "simulated_seconds")
+    cells[Column("bytes", "bytes", "bytes in all")] = _bytes
+    selectors = [experiment.selector(name) for name in ranking(experiment)]
+    if len(selectors) > 1:
+        gaps = [_gap(experiment, selector) for selector in selectors]
+        baseline = short_names([experiment.baseline], NARROWEST_NAME + 2)[experiment.baseline]
+        interval = " [95 %]" if any("[" in gap.text for gap in gaps) else ""
+        title = f"mean {measure} minus {clean(experiment.baseline)}’s"
+        column = Column("gap", f"vs {baseline}{interval}", title)
+        cells[column] = lambda selector: _gap(experiment, selector)
+    rows = [
+        Row(
+            selector=selector.name,
+            cells={column.key: cell(selector) for column, cell in cells.items()},
+            difference=selector.differences.get(experiment.headline.key),
+        )
+        for selector in selectors
+    ]
+    return ResultsTable(tuple(cells), tuple(rows))
+
+
+def _cell(metric: Metric, selector: SelectorSummary) -> Cell:
+    mean = selector.estimates[metric.key].mean
+    if mean is None and metric.key == "rounds_to_target":
+        reached, runs = selector.reached
+        return Cell(None, f"{reached}/{runs}" if reached else "-")
+    if mean is None:
+        return Cell(None, "-")
+    texts = {"bytes": bytes_text, "seconds": seconds_text, "rounds": rounds_text}
+    text = texts[metric.unit](mean) if metric.unit in texts else numbers(metric, [mean])[0]
+    return Cell(mean, text)
+
+
+def _bytes(selector: SelectorSummary) -> Cell:
+    down, up = (selector.estimates[key].mean for key in ("bytes_down", "bytes_up"))
+    return Cell(None, "-") if down is None or up is None else Cell(down + up, bytes_text(down + up))
+
+
+def _gap(experiment: ExperimentSummary, selector: SelectorSummary) -> Cell:
+    """The paired difference from the baseline."""
+    if not selector.differences:
+        return Cell(0.0, "baseline")
+    estimate = selector.differences[experiment.headline.key].estimate
+    if estimate.mean is None:
+        return Cell(None, "-" if estimate.of else "no common seed")
+    return Cell(estimate.mean, gap_text(experiment.headline, estimate))
+
+
+def gap_text(metric: Metric, estimate: Estimate) -> str:
+    """`+.052 [+.041, +.063]`; without the bracket where there is no interval. There must be a mean.
+
+    In wide tables, `difference_text` says the same with units.
+    """
+    values = [value for value in (estimate.mean, estimate.low, estimate.high) if value is not None]
+    mean, *ends = numbers(metric, values, signed=True)
+    return f"{mean} [{', '.join(ends)}]" if ends else mean
+
+
+def title(experiment: ExperimentSummary, *, target: bool = True) -> str:
+    """What the table is about: experiment, measure, rounds and seeds; and the target, if there is
+    one and `target` says so."""
+    known = experiment.measure in ("accuracy", "loss")
+    measure = f"test {experiment.measure}" if known else experiment.measure
+    rounds = f"{span(experiment.rounds_done)} rounds"
+    to = ""
+    if target and experiment.target is not None:
+        to = f"; to {100 * experiment.target:g} %: in rounds"
+        to += " and simulated time" if experiment.has_clock else ""
+    elif experiment.has_clock:
+        to = "; time: simulated"
+    return clean(f"{experiment.name}: {measure} over {rounds}, {seeds_text(experiment)}{to}")
+
+
+# --- wide forms: every headline metric, with intervals --------------------------------------------
+
+# A line below the head and nothing else, in characters that every file and pipe takes.
+PLAIN = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+LEGEND = (
+    "better, worse: the interval excludes zero; unclear: it does not; "
+    "equal: to the last digit; -: no interval.",
+    "pairs: seeds on which both have a value, N/A (k/n) where only k of n common seeds do.",
+    "rounds: compared over as many as both runs have.",
+)
 _DISPLAY_NAMES = {
     "fedcor": "FedCor",
     "random": "Rand",
@@ -29,12 +222,17 @@ _DISPLAY_NAMES = {
     "full": "everyone trains",
     "round_robin": "round-robin",
 }
-_BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def display_name(selector: str) -> str:
     """What a selector or variant is called in the paper's tables and figures; else its own name."""
     return _DISPLAY_NAMES.get(selector, selector)
+
+
+def markdown(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A heading with a table below it."""
+    lines = [head, ["---"] * len(head), *rows]
+    return f"### {title}\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines) + "\n"
 
 
 def estimate_text(metric: Metric, estimate: Estimate, between: str = " ") -> str:
@@ -51,8 +249,9 @@ def estimate_text(metric: Metric, estimate: Estimate, between: str = " ") -> str
     if estimate.mean is None:
         return f"N/A{between}({estimate.n}/{estimate.of})"
     if estimate.half_width is None:
-        return "{} {}".format(*_formatted(metric, "", estimate.mean)).strip()
-    mean, half, unit = _formatted(metric, "", estimate.mean, estimate.half_width)
+        (mean,), unit = numbers_with_unit(metric, [estimate.mean])
+        return f"{mean} {unit}".strip()
+    (mean, half), unit = numbers_with_unit(metric, [estimate.mean, estimate.half_width])
     return f"{mean}{between}± {half} {unit}".strip()
 
 
@@ -60,57 +259,14 @@ def difference_text(metric: Metric, estimate: Estimate) -> str:
     """`+0.052 [+0.041, +0.063]`; without the bracket where there is no interval."""
     if estimate.mean is None:
         return f"N/A ({estimate.n}/{estimate.of})" if estimate.of else "no common seed"
-    if estimate.low is None or estimate.high is None:
-        return "{} {}".format(*_formatted(metric, "+", estimate.mean)).strip()
-    mean, low, high, unit = _formatted(metric, "+", estimate.mean, estimate.low, estimate.high)
-    return f"{mean} [{low}, {high}] {unit}".strip()
-
-
-def _formatted(metric: Metric, sign: str, *values: float) -> list[str]:
-    """Each value in the metric's format, all in one unit, and then the unit; never a `-0.0`."""
-    if metric.unit == "bytes":
-        size = max(abs(value) for value in values)
-        scale, unit = next((pair for pair in _BYTE_UNITS if size >= pair[0]), _BYTE_UNITS[-1])
-        # Three significant digits: 1.23, 12.3, 123.
-        digits = sum(size < bound * scale for bound in (10, 100)) if scale > 1 else 0
-        return [f"{value / scale:{sign}z.{digits}f}" for value in values] + [unit]
-    if metric.unit == "seconds":
-        size = max(abs(value) for value in values)
-        scale, unit = next((pair for pair in TIME_UNITS if size >= 2 * pair[0]), TIME_UNITS[-1])
-        digits = sum(size < bound * scale for bound in (10, 100))
-        return [f"{value / scale:{sign}z.{digits}f}" for value in values] + [unit]
-    if metric.unit == "number":
-        return [f"{value:{sign}.4g}" for value in values] + [""]
-    digits = 1 if metric.unit == "rounds" else 3
-    return [f"{value:{sign}z.{digits}f}" for value in values] + [""]
-
-
-def markdown(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A heading with a table below it."""
-    lines = [head, ["---"] * len(head), *rows]
-    return f"### {title}\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines) + "\n"
-
-
-# A summary as tables on a screen, as JSON or as CSV. Nothing is computed here.
-
-
-# A line below the head and nothing else, in characters that every file and pipe takes.
-PLAIN = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
-LEGEND = (
-    "better, worse: the interval excludes zero; unclear: it does not; "
-    "equal: to the last digit; -: no interval.",
-    "pairs: seeds on which both have a value, N/A (k/n) where only k of n common seeds do.",
-    "rounds: compared over as many as both runs have.",
-)
-VERDICT_STYLES = {"better": "green", "worse": "red"}
-
-
-# --- the screen -----------------------------------------------------------------------------------
+    values = [value for value in (estimate.mean, estimate.low, estimate.high) if value is not None]
+    (mean, *ends), unit = numbers_with_unit(metric, values, "+")
+    return f"{mean} [{', '.join(ends)}] {unit}".strip() if ends else f"{mean} {unit}".strip()
 
 
 def render(summary: Summary, console: Console) -> None:
-    """Print two tables per experiment: each selector over its seeds, and its paired differences to
-    the baseline.
+    """Print two tables per experiment: each selector over its seeds, and its paired differences
+    from the baseline.
 
     A terminal gets colour; a file or a pipe gets plain text. Where a row would be too wide, `±`
     goes to a second line.
@@ -120,57 +276,54 @@ def render(summary: Summary, console: Console) -> None:
         unlimited = console.options.update(max_width=9999)
         if console.measure(table, options=unlimited).maximum > console.width:
             table = _levels(experiment, console, "\n")
-        _print(console, f"\n{experiment.name}", "bold")
+        _print(console, experiment.name, heading=True)
         console.print(table)
         console.print()
         for line in _caption(experiment):
             _print(console, line)
         if len(experiment.selectors) > 1:
-            title = f"paired difference to {experiment.baseline}, mean [95 % interval]"
-            _print(console, f"\n{experiment.name}: {title}", "bold")
+            what = f"paired difference from {experiment.baseline}, mean [95 % interval]"
+            _print(console, f"{experiment.name}: {what}", heading=True)
             console.print(_differences(experiment, console))
             console.print()
             for line in LEGEND:
                 _print(console, line)
     for note in summary.notes:
-        _print(console, f"\n{note}")
+        console.print()
+        _print(console, note)
     further = ", ".join(metric.title for metric in _metrics(summary) if not metric.headline)
-    _print(console, f"\nIn the JSON and CSV as well: {further}.")
+    console.print()
+    _print(console, f"In the JSON and CSV as well: {further}.")
 
 
 def _metrics(summary: Summary) -> list[Metric]:
     """Every metric of every experiment, each once."""
-    found = {m.key: m for experiment in summary.experiments for m in experiment.metrics}
-    return list(found.values())
+    return list({m.key: m for e in summary.experiments for m in e.metrics}.values())
 
 
-def _print(console: Console, line: str, style: str = "") -> None:
-    # A heading begins with an empty line of ours.
-    heading = "\n" if line.startswith("\n") else ""
-    text = heading + one_line(line.removeprefix(heading), None)
-    console.print(Text(_ascii(console, text), style=style))
+def _print(console: Console, line: str, heading: bool = False) -> None:
+    if heading:
+        console.print()
+    console.print(Text(_ascii(console, clean(line)), style="bold" if heading else ""))
 
 
 def _ascii(console: Console, text: str) -> str:
     return text.replace("±", "+/-") if console.options.ascii_only else text
 
 
-def _table(console: Console) -> Table:
+def _grid(console: Console) -> Table:
     lines = box.SIMPLE_HEAD if console.is_terminal else PLAIN
     return Table(box=lines, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
 
 
 def _headlines(experiment: ExperimentSummary) -> list[Metric]:
-    return [
-        m
-        for m in experiment.metrics
-        if m.headline and (experiment.target is not None or not m.to_target)
-    ]
+    has_target = experiment.target is not None
+    return [m for m in experiment.metrics if m.headline and (has_target or not m.to_target)]
 
 
 def _levels(experiment: ExperimentSummary, console: Console, between: str) -> Table:
     """One row per selector, one column per metric, each as narrow as its cells allow."""
-    table = _table(console)
+    table = _grid(console)
     table.add_column("selector", overflow="fold")
     columns = []
     for metric in _headlines(experiment):
@@ -189,11 +342,11 @@ def _levels(experiment: ExperimentSummary, console: Console, between: str) -> Ta
 
 def _differences(experiment: ExperimentSummary, console: Console) -> Table:
     """One row per metric and selector other than the baseline."""
-    table = _table(console)
-    for title in ("selector", "difference", ""):
-        table.add_column(title, overflow="fold")
-    for title in ("pairs", "rounds"):
-        table.add_column(title, overflow="fold", justify="right")
+    table = _grid(console)
+    for column in ("selector", "difference", ""):
+        table.add_column(column, overflow="fold")
+    for column in ("pairs", "rounds"):
+        table.add_column(column, overflow="fold", justify="right")
     for metric in _headlines(experiment):
         table.add_row(Text(one_line(metric.title), style="bold"))
         for selector in experiment.selectors:
@@ -201,31 +354,24 @@ def _differences(experiment: ExperimentSummary, console: Console) -> Table:
                 continue
             difference = selector.differences[metric.key]
             verdict = difference.verdict or "-"
+            rounds = span(difference.rounds) if difference.rounds else "-"
             table.add_row(
                 Text(f"  {one_line(selector.name)}"),
                 Text(difference_text(metric, difference.estimate)),
                 Text(verdict, style=VERDICT_STYLES.get(verdict, "")),
                 Text(str(difference.estimate.n)),
-                Text(_rounds_compared(metric, difference)),
+                Text("to target" if metric.to_target else rounds),
             )
     return table
 
 
-def _rounds_compared(metric: Metric, difference: Difference) -> str:
-    if metric.to_target:
-        return "to target"
-    return span(difference.rounds) if difference.rounds else "-"
-
-
 def _caption(experiment: ExperimentSummary) -> Iterator[str]:
-    runs = [run for selector in experiment.selectors for run in selector.runs]
-    done = span((min(run.rounds_done for run in runs), max(run.rounds_done for run in runs)))
-    if experiment.target is None:
-        target = f"no target {experiment.measure}"
-    else:
+    target = f"no target {experiment.measure}"
+    if experiment.target is not None:
         target = f"target accuracy {experiment.target:g}"
     interval = "± half the 95 % interval of the mean over seeds"
-    yield f"{seeds_text(experiment)}; {done} rounds; {target}; {interval}."
+    rounds = f"{span(experiment.rounds_done)} rounds"
+    yield f"{seeds_text(experiment)}; {rounds}; {target}; {interval}."
     hidden = [m.title for m in experiment.metrics if m.headline and m.to_target]
     if experiment.target is not None:
         yield "N/A (k/n): only k of n seeds reached the target, so there is no mean."
@@ -236,7 +382,7 @@ def _caption(experiment: ExperimentSummary) -> Iterator[str]:
     yield from filter(None, (unfinished_note(experiment), missing_note(experiment)))
 
 
-# --- files ----------------------------------------------------------------------------------------
+# --- files: every metric --------------------------------------------------------------------------
 
 
 def to_json(summary: Summary) -> str:
@@ -267,7 +413,7 @@ def to_csv(summary: Summary) -> str:
     `fedcor.core.text.for_csv`. The JSON has names as they are.
     """
     rows = [
-        _csv_row(experiment, selector, metric)
+        _csv_row(experiment, selector, metric.key)
         for experiment in summary.experiments
         for selector in experiment.selectors
         for metric in experiment.metrics
@@ -280,14 +426,14 @@ def to_csv(summary: Summary) -> str:
 
 
 def _csv_row(
-    experiment: ExperimentSummary, selector: SelectorSummary, metric: Metric
+    experiment: ExperimentSummary, selector: SelectorSummary, key: str
 ) -> dict[str, object]:
-    level = selector.estimates[metric.key]
-    paired = selector.differences[metric.key].estimate if selector.differences else None
+    level = selector.estimates[key]
+    paired = selector.differences[key].estimate if selector.differences else None
     return {
         "experiment": for_csv(experiment.name),
         "selector": for_csv(selector.name),
-        "metric": for_csv(metric.key),
+        "metric": for_csv(key),
         "mean": level.mean,
         "std": level.std,
         "n": level.n,

@@ -1,19 +1,28 @@
-"""The verdict: who is best, by how much and how surely, in one or two sentences.
+"""The words of the verdict: who is best, by how much and how surely, in a few sentences.
 
-Nothing is called a win unless the 95 % interval of the paired difference excludes zero.
+Nothing is called a win unless the 95 % interval of the paired difference excludes zero. The
+interval is that of one comparison: it is not widened for the number of selectors among which the
+best was found.
+
+`_Pair` holds the facts about two selectors; the functions below it write one sentence each.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
+from fedcor.core.text import listed, seconds_text
 from fedcor.reporting.estimates import (
+    Curves,
     Difference,
     bytes_ratio,
     difference,
     drops_values,
     paired_values,
 )
-from fedcor.reporting.metrics import numbers, percent, rounds_text, seconds_text
-from fedcor.reporting.names import clean, short_names
+from fedcor.reporting.metrics import Metric, numbers, percent, rounds_text
+from fedcor.reporting.series import clean, short_names
 from fedcor.reporting.summary import (
     ExperimentSummary,
     SelectorSummary,
@@ -21,8 +30,7 @@ from fedcor.reporting.summary import (
     not_clearly_behind,
     ranking,
 )
-
-MOST_NAMED = 3
+from fedcor.reporting.tables import gap_text
 
 
 def verdict(summary: Summary) -> str:
@@ -35,312 +43,288 @@ def verdict(summary: Summary) -> str:
 
 
 def experiment_verdict(experiment: ExperimentSummary) -> str:
-    """One or two sentences on an experiment.
+    """A few sentences on an experiment.
 
-    They say who is best by the mean of the measure over rounds, how many rounds it and the baseline
-    need to the target, on how many seeds it is ahead, the 95 % interval of the paired difference,
-    and what it costs in bytes. Where the interval holds zero, or there is none, they say that the
-    difference may be noise. Of a metric whose better direction nobody said, they give the
-    differences to the baseline, and name no best. The interval is that of one comparison: it is
-    not widened for the number of selectors among which the best was found.
+    They say how many rounds the best selector and the baseline need to the target, on how many
+    seeds the best is ahead in the mean of the measure over rounds, the 95 % interval of the paired
+    difference, and what it costs in bytes. Where the interval holds zero, or there is none, they
+    say that the difference may be noise. For metrics without a declared direction, they give the
+    differences from the baseline, and name no best.
 
     Example:
         experiment_verdict(summarise(read_runs(Path("runs/demo"))).experiments[0])
     """
-    if not any(run.rounds_done for s in experiment.selectors for run in s.runs):
+    if not experiment.rounds_done[1]:
         return "No round is finished yet."
     order = ranking(experiment)
     if len(order) == 1:
-        return _Duel(experiment, order[0], order[0]).alone()
+        return _only_selector(experiment)
     if experiment.headline.better is None:
-        return _neutral(experiment)
+        return _without_direction(experiment)
     rival = experiment.baseline if order[0] != experiment.baseline else order[1]
-    return _Duel(experiment, order[0], rival).text()
+    pair = _Pair(experiment, order[0], rival)
+    if pair.difference.estimate.mean is None:
+        return _no_comparison(pair)
+    baseline_leads = order[0] == experiment.baseline
+    lead = f"No selector is ahead of {pair.a}. " if baseline_leads else ""
+    comparison = " ".join(filter(None, [_target(pair), _comparison(pair)]))
+    return lead + _after(_so_far(pair), comparison) + _others(pair)
 
 
-def _neutral(experiment: ExperimentSummary) -> str:
-    """The differences to the baseline, where nobody said which direction is better."""
+# --- facts ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two selectors of an experiment, the best and its rival, by their whole names."""
+
+    experiment: ExperimentSummary
+    best: str
+    rival: str
+
+    @property
+    def metric(self) -> Metric:
+        return self.experiment.headline
+
+    @property
+    def what(self) -> str:
+        """`mean accuracy`."""
+        return f"mean {clean(self.experiment.measure)}"
+
+    @property
+    def a(self) -> str:
+        """The best as it is shown."""
+        return _shown(self.experiment, self.best)
+
+    @property
+    def b(self) -> str:
+        """The rival as it is shown."""
+        return _shown(self.experiment, self.rival)
+
+    @property
+    def selectors(self) -> tuple[SelectorSummary, SelectorSummary]:
+        return self.experiment.selector(self.best), self.experiment.selector(self.rival)
+
+    @property
+    def curves(self) -> tuple[Curves, Curves]:
+        return self.experiment.curves[self.best], self.experiment.curves[self.rival]
+
+    @property
+    def difference(self) -> Difference:
+        """The paired difference, best minus rival."""
+        return difference(self.metric, *self.curves)
+
+    @property
+    def seeds_ahead(self) -> int:
+        """The number of seeds on which the best is ahead."""
+        sign = -1.0 if self.metric.better == "lower" else 1.0
+        gaps = paired_values(self.metric, *self.curves).values()
+        return sum(gap is not None and sign * gap > self.metric.tolerance for gap in gaps)
+
+    @property
+    def finished(self) -> bool:
+        return all(selector.finished for selector in self.selectors)
+
+
+def _shown(experiment: ExperimentSummary, name: str) -> str:
+    return short_names(s.name for s in experiment.selectors)[name]
+
+
+def _why_no_mean(experiment: ExperimentSummary, selector: SelectorSummary) -> str:
+    """Why a selector has no mean of the measure; empty where it has one."""
+    estimate = selector.estimates[experiment.headline.key]
+    if estimate.mean is not None:
+        return ""
+    begun = sum(run.rounds_done > 0 for run in selector.runs)
+    if not begun:
+        return "no round is finished yet"
+    curves = experiment.curves[selector.name].values()
+    values = (value for curve in curves for value in curve.of(experiment.measure))
+    if estimate.n < begun and any(map(math.isinf, values)):
+        return "its model diverged"
+    return f"no round has a value of {experiment.measure}"
+
+
+# --- one sentence per case ------------------------------------------------------------------------
+
+
+def _comparison(pair: _Pair) -> str:
+    """Whether the best is ahead of its rival, with the difference and the bytes."""
+    estimate, verdict = pair.difference.estimate, pair.difference.verdict
+    seeds = _seeds(pair, estimate.n)
+    cost = _bytes(pair)
+    with_bytes, used = (f", with {cost}", f"; {pair.a} used {cost}") if cost else ("", "")
+    if verdict == "equal":
+        return f"{pair.a} and {pair.b} have the same {pair.what} on {seeds}{with_bytes}."
+    noise = f"The difference between {pair.a} and {pair.b} may be noise"
+    values = [value for value in (estimate.mean, estimate.low, estimate.high) if value is not None]
+    gap, *ends = numbers(pair.metric, values, signed=True)
+    if not ends:
+        return f"{noise} ({pair.what} {gap}; one seed has no interval){used}."
+    interval = f"{pair.what} {gap}, 95 % interval {ends[0]} to {ends[1]}"
+    ahead = _seeds(pair, estimate.n, pair.seeds_ahead)
+    if verdict == "unclear":
+        return f"{noise} ({interval}; ahead on {ahead}){used}."
+    return f"{pair.a} is ahead of {pair.b} on {ahead} ({interval}){with_bytes}."
+
+
+def _target(pair: _Pair) -> str:
+    """Whether and when both reach the target; empty without one."""
+    experiment = pair.experiment
+    if experiment.target is None:
+        return ""
+    if not any(selector.reached[0] for selector in experiment.selectors):
+        yet = "" if pair.finished else " yet"
+        return f"No selector reaches {percent(experiment.target)}{yet}."
+    best, rival = (_reaches(experiment, selector) for selector in pair.selectors)
+    return f"{pair.a} {best}; {pair.b} {rival}."
+
+
+def _reaches(experiment: ExperimentSummary, selector: SelectorSummary) -> str:
+    """`reaches 80 % after 17.3 rounds`."""
+    target = percent(experiment.target or 0.0)
+    (reached, runs), mean = selector.reached, selector.estimates["rounds_to_target"].mean
+    if mean is not None:
+        time = selector.estimates.get("seconds_to_target")
+        after = f"{rounds_text(mean)} {_rounds(mean)}"
+        if time is not None and time.mean is not None:
+            after += f" ({seconds_text(time.mean)} of simulated time)"
+        return f"reaches {target} after {after}"
+    if reached:
+        return f"reaches {target} on {reached} of {runs} seeds"
+    return f"does not reach {target}" if selector.finished else f"has not reached {target} yet"
+
+
+def _so_far(pair: _Pair) -> str:
+    """Whether runs go on, and over which rounds unequal runs are compared."""
+    unequal = len({curve.done for curves in pair.curves for curve in curves.values()}) > 1
+    first, last = pair.difference.rounds or (0, 0)
+    rounds = f"{first}" if first == last else f"{first} to {last}"
+    over = f"over the first {rounds} rounds, which both have" if unequal else ""
+    if drops_values(pair.metric, *pair.curves):
+        over = f"over the {rounds} {_rounds(last)} in which both have a value"
+    if not pair.finished:
+        return f"So far ({over}):" if over else "So far:"
+    return f"O{over[1:]}:" if over else ""
+
+
+def _others(pair: _Pair) -> str:
+    """Who is clearly ahead of the rival though the best is not, and who may be as good as it."""
+    experiment, key = pair.experiment, pair.metric.key
+    clear = []
+    gap = pair.selectors[0].differences.get(key)
+    if gap is not None and gap.verdict != "better":
+        compared = [s for s in experiment.selectors if key in s.differences]
+        clear = [s.name for s in compared if s.differences[key].verdict == "better"]
+    near = [
+        name
+        for name in not_clearly_behind(experiment, pair.best)
+        if name != pair.rival and name not in clear
+    ]
+    groups = {f"Clearly ahead of {pair.b}": clear, f"Not clearly behind {pair.a}": near}
+    return "".join(
+        f" {words}: {listed([_shown(experiment, name) for name in names], 3)}."
+        for words, names in groups.items()
+        if names
+    )
+
+
+def _no_comparison(pair: _Pair) -> str:
+    """The two have no difference: no common seed, or no value."""
+    experiment = pair.experiment
+    level = pair.selectors[0].estimates[pair.metric.key].mean
+    counts, (ours, theirs) = pair.difference, pair.curves
+    without = [
+        f"{_shown(experiment, selector.name)} has none: {why}"
+        for selector in pair.selectors
+        if (why := _why_no_mean(experiment, selector))
+    ]
+    why = f"only {counts.estimate.n} of {counts.estimate.of} pairs have both values"
+    if not ours.keys() & theirs.keys():
+        why = f"{pair.a} and {pair.b} have no seed in common"
+    elif without:
+        why = "; ".join(without)
+    elif counts.rounds is None:
+        why = f"there is no round in which both have a value of {experiment.measure}"
+    if level is None:
+        return f"No comparison of {pair.what}: {why}."
+    (shown,) = numbers(pair.metric, [level])
+    return f"{pair.a} has a {pair.what} of {shown}, but there is no comparison: {why}."
+
+
+def _only_selector(experiment: ExperimentSummary) -> str:
+    """One selector: what it reached."""
+    (selector,) = experiment.selectors
+    name, what = _shown(experiment, selector.name), f"mean {clean(experiment.measure)}"
+    estimate = selector.estimates[experiment.headline.key]
+    if estimate.mean is None:
+        return f"{name} has no {what}: {_why_no_mean(experiment, selector)}."
+    values = [value for value in (estimate.mean, estimate.low, estimate.high) if value is not None]
+    level, *ends = numbers(experiment.headline, values)
+    seeds = f"{estimate.n} seeds" if estimate.n > 1 else "1 seed"
+    interval = f", 95 % interval {ends[0]} to {ends[1]}" if ends else ""
+    text = f"a {what} of {level} ({seeds}{interval}). There is no other selector to compare with."
+    reach = "has" if experiment.target is None else f"{_reaches(experiment, selector)}, with"
+    return _after("" if selector.finished else "So far,", f"{name} {reach} {text}")
+
+
+def _without_direction(experiment: ExperimentSummary) -> str:
+    """The differences from the baseline, for a metric without a declared direction."""
     baseline, measure = experiment.baseline, experiment.measure
-    duels = [_Duel(experiment, s.name, baseline) for s in experiment.selectors if s.differences]
-    compared = {duel: found for duel in duels if (found := duel.found()).estimate.mean is not None}
+    pairs = [_Pair(experiment, s.name, baseline) for s in experiment.selectors if s.differences]
+    compared = [pair for pair in pairs if pair.difference.estimate.mean is not None]
     if not compared:
-        return duels[0].incomparable(duels[0].found())
-    first, *others = compared
-    so_far = {duel.so_far(found) for duel, found in compared.items()}
-    before = so_far.pop() if len(so_far) == 1 else ""
-    if not before and any(duel.unfinished() for duel in compared):
-        before = "so far: "
-    if not others and compared[first].verdict == "equal":
-        return _sentence(before + first.comparison(compared[first], first.a, named=True))
-    if not others:
-        text = f"{first.what} of {first.a} is {first.gap(compared[first])} to {first.b}'s"
-    else:
-        gaps = [f"{duel.a} {duel.gap(found)}" for duel, found in compared.items()]
-        more = f" and {len(gaps) - MOST_NAMED} more" if len(gaps) > MOST_NAMED else ""
-        text = f"{first.what}, to {first.b}'s: {', '.join(gaps[:MOST_NAMED])}{more}"
-    text += "; which direction is better was not said"
+        return _no_comparison(pairs[0])
+    starts = {_so_far(pair) for pair in compared}
+    start = starts.pop() if len(starts) == 1 else ""
+    if not start and not all(pair.finished for pair in compared):
+        start = "So far:"
+    if len(compared) == 1 and compared[0].difference.verdict == "equal":
+        return _after(start, _comparison(compared[0]))
+    gaps = [f"{pair.a} {_gap(pair)}" for pair in compared]
+    what = f"The difference in {compared[0].what} from {compared[0].b}: {listed(gaps, 3)}"
+    text = "No direction of this metric is declared to be better"
     if next(iter(experiment.curves[baseline].values())).can_say_better(measure):
         name = measure if measure.isidentifier() else "function"
         text += f': give metrics={{"{clean(measure)}": ({name}, "lower")}} or "higher"'
-    return _sentence(f"{before}{text}.")
+    return _after(start, f"{what}. {text}.")
 
 
-class _Duel:
-    """The best selector beside the one that it is compared with: the baseline, or the next."""
-
-    def __init__(self, experiment: ExperimentSummary, best: str, rival: str) -> None:
-        self.experiment, self.metric = experiment, experiment.headline
-        self.best, self.rival = experiment.selector(best), experiment.selector(rival)
-        shown = short_names(s.name for s in experiment.selectors)
-        self.shown, self.a, self.b = shown, shown[best], shown[rival]
-        self.ours, self.theirs = experiment.curves[best], experiment.curves[rival]
-        self.what = f"mean {clean(experiment.measure)}"
-
-    def found(self) -> Difference:
-        """The paired difference, ours minus theirs."""
-        return difference(self.metric, self.ours, self.theirs)
-
-    def gap(self, found: Difference) -> str:
-        """The difference and its interval, which say nothing of ahead or behind."""
-        estimate = found.estimate
-        assert estimate.mean is not None
-        if estimate.low is None or estimate.high is None:
-            (gap,) = numbers(self.metric, [estimate.mean], signed=True)
-            return f"{gap} (one seed, no interval)"
-        values = [estimate.mean, estimate.low, estimate.high]
-        return "{} [{}, {}]".format(*numbers(self.metric, values, signed=True))
-
-    def alone(self) -> str:
-        """One selector: what it reached."""
-        estimate = self.best.estimates[self.metric.key]
-        if estimate.mean is None:
-            return f"{self.a} has no {self.what}: {self._why_none(self.best)}."
-        level, *ends = numbers(
-            self.metric, [v for v in (estimate.mean, estimate.low, estimate.high) if v is not None]
-        )
-        interval = f", 95 % interval {ends[0]} to {ends[1]}" if ends else ""
-        seeds = f"{estimate.n} seeds" if estimate.n > 1 else "1 seed"
-        reach = f"{self.a} {self._reach(self.best)}, with a" if self._target else f"{self.a} has a"
-        so_far = "so far, " if self._unfinished(self.best) else ""
-        text = f"{so_far}{reach} {self.what} of {level} ({seeds}{interval})"
-        return f"{_sentence(text)}. There is no other selector to compare it with."
-
-    def text(self) -> str:
-        """Several selectors: the best beside its rival."""
-        found = self.found()
-        estimate = found.estimate
-        if estimate.mean is None:
-            return self.incomparable(found)
-        reach = self._reaches()
-        who = "it" if reach.startswith(f"{self.a} reaches") else self.a
-        lead = ""
-        if self.best.name == self.experiment.baseline:
-            lead = f"No selector is ahead of {self.a}. "
-        so_far = self.so_far(found)
-        text = so_far + (f"{reach}; " if reach else "")
-        named = not reach or reach.startswith("no selector")  # the rival is not named yet
-        text += self.comparison(found, who, named=named)
-        return lead + _sentence(text) + self._rest()
-
-    def comparison(self, found: Difference, who: str, named: bool) -> str:
-        """The difference, its interval, and the bytes."""
-        estimate = found.estimate
-        assert estimate.mean is not None
-        if found.verdict == "equal":
-            both = f"{self.a} and {self.b} have"
-            return f"{both} the same {self.what} on {self._seeds(estimate.n)}{self._bytes(', ')}."
-        to = f" to {self.b}" if named else ""
-        if estimate.low is None or estimate.high is None:
-            (gap,) = numbers(self.metric, [estimate.mean], signed=True)
-            return (
-                f"{self._its(who)} difference{to} may be noise ({self.what} {gap}): one seed has "
-                f"no interval{self._bytes('; it took ')}."
-            )
-        gap, low, high = numbers(
-            self.metric, [estimate.mean, estimate.low, estimate.high], signed=True
-        )
-        interval = f"{self.what} {gap}, 95 % interval {low} to {high}"
-        seeds = self._seeds(estimate.n, self._count_ahead())
-        if found.verdict == "unclear":
-            return (
-                f"{self._its(who)} difference{to} may be noise ({interval}; ahead on "
-                f"{seeds}){self._bytes('; it took ')}."
-            )
-        of = f" of {self.b}" if named else ""
-        return f"{who} is ahead{of} on {seeds} ({interval}){self._bytes(', ')}."
-
-    def _its(self, who: str) -> str:
-        return "the" if who == "it" else f"{self.a}'s"
-
-    def _count_ahead(self) -> int:
-        """On how many seeds the best is ahead of its rival."""
-        sign = -1.0 if self.metric.better == "lower" else 1.0
-        gaps = paired_values(self.metric, self.ours, self.theirs).values()
-        return sum(gap is not None and sign * gap > self.metric.tolerance for gap in gaps)
-
-    def _seeds(self, of: int, count: int | None = None) -> str:
-        """`all 3 seeds`, `2 of 3 seeds`; says where they are not all that there are."""
-        shared = "" if self.ours.keys() == self.theirs.keys() else " that both have"
-        if count is None or count == of:
-            how_many = {1: "the one seed", 2: "both seeds"}.get(of, f"all {of} seeds")
-        else:
-            how_many = f"{count} of {of} seeds"
-        return how_many + shared
-
-    # --- the target -------------------------------------------------------------------------------
-
-    @property
-    def _target(self) -> str:
-        target = self.experiment.target
-        return "" if target is None else percent(target)
-
-    def _reach(self, selector: SelectorSummary) -> str:
-        reached, runs = selector.reached
-        mean = selector.estimates["rounds_to_target"].mean
-        if mean is not None:
-            rounds = f"{rounds_text(mean)} {_rounds(mean)}"
-            return f"reaches {self._target} after {rounds}{self._time_to(selector)}"
-        if reached:
-            return f"reaches {self._target} on {reached} of {runs} seeds"
-        if self._unfinished(selector):
-            return f"has not reached {self._target} yet"
-        return f"does not reach {self._target}"
-
-    def _time_to(self, selector: SelectorSummary, before: str = "") -> str:
-        """Simulated time to the target, in brackets, after `before`; empty without a clock."""
-        found = selector.estimates.get("seconds_to_target")
-        if found is None or found.mean is None:
-            return ""
-        of = "" if "simulated" in before else " of simulated time"
-        return f" ({seconds_text(found.mean)}{of})"
-
-    def _reaches(self) -> str:
-        """Both and the target; empty without one."""
-        if not self._target:
-            return ""
-        (ours, _), (theirs, runs) = self.best.reached, self.rival.reached
-        mean = self.rival.estimates["rounds_to_target"].mean
-        rival_unfinished = self._unfinished(self.rival)
-        if not ours and not theirs:
-            yet = " yet" if self._unfinished(self.best) or rival_unfinished else ""
-            if not any(s.reached[0] for s in self.experiment.selectors):
-                return f"no selector reaches {self._target}{yet}"
-            return f"neither {self.a} nor {self.b} reaches {self._target}{yet}"
-        text = f"{self.a} {self._reach(self.best)}, {self.b} "
-        if not ours:
-            text += "does "
-        if mean is not None:
-            unit = f" {_rounds(mean)}" if "after" not in text else ""
-            return f"{text}after {rounds_text(mean)}{unit}{self._time_to(self.rival, text)}"
-        if theirs:
-            return f"{text}on {theirs} of {runs}" + (" seeds" if "seeds" not in text else "")
-        return text + ("has not yet" if rival_unfinished else "does not")
-
-    # --- what else must be said -------------------------------------------------------------------
-
-    def _bytes(self, before: str) -> str:
-        """The bytes of the best beside those of its rival, after `before`."""
-        ratio = bytes_ratio(self.ours, self.theirs)
-        if ratio is None:
-            return ""
-        if ratio == 1:
-            text = "the same bytes"
-        elif abs(ratio - 1) < 0.01:
-            text = "about the same bytes"
-        elif ratio < 1:
-            text = f"{100 * (1 - ratio):.0f} % fewer bytes"
-        elif ratio < 2:
-            text = f"{100 * (ratio - 1):.0f} % more bytes"
-        else:
-            text = f"{ratio:.1f} times the bytes"
-        if before == ", ":  # goes on about a win, or about no difference
-            return f", but with {text}" if ratio >= 1.01 else f", with {text}"
-        return before + text
-
-    def so_far(self, found: Difference) -> str:
-        """Whether runs go on, and over which rounds unequal runs are compared."""
-        runs = [curves[s] for curves in (self.ours, self.theirs) for s in curves]
-        unequal = len({curve.done for curve in runs}) > 1
-        first, last = found.rounds or (0, 0)
-        rounds = f"{first}" if first == last else f"{first} to {last}"
-        over = f"over the first {rounds} rounds, which both have" if unequal else ""
-        if drops_values(self.metric, self.ours, self.theirs):
-            over = f"over the {rounds} {_rounds(last)} in which both have a value"
-        if self.unfinished():
-            return f"so far{f' ({over})' if over else ''}: "
-        return f"{over}: " if over else ""
-
-    def _rest(self) -> str:
-        """Who is clearly ahead though the best is not, and who else may be as good as the best."""
-        clear = self._clearly_ahead()
-        others = [
-            name
-            for name in not_clearly_behind(self.experiment, self.best.name)
-            if name != self.rival.name and name not in clear
-        ]
-        text = f" Clearly ahead of {self.b}: {self._list(clear)}" if clear else ""
-        return text + (f" Not clearly behind {self.a}: {self._list(others)}" if others else "")
-
-    def _clearly_ahead(self) -> list[str]:
-        """Selectors whose interval excludes zero, where the best one's does not."""
-        key = self.metric.key
-        own = self.best.differences.get(key)
-        if own is None or own.verdict == "better":
-            return []
-        return [
-            s.name
-            for s in self.experiment.selectors
-            if key in s.differences and s.differences[key].verdict == "better"
-        ]
-
-    def _list(self, names: list[str]) -> str:
-        shown = ", ".join(self.shown[name] for name in names[:MOST_NAMED])
-        more = len(names) - MOST_NAMED
-        return f"{shown} and {more} more." if more > 0 else f"{shown}."
-
-    def incomparable(self, found: Difference) -> str:
-        """The best and its rival have no difference: no common seed, or no value."""
-        estimate = self.best.estimates[self.metric.key]
-        if not self.ours.keys() & self.theirs.keys():
-            why = f"{self.a} and {self.b} have no seed in common"
-        else:
-            without = [s for s in (self.best, self.rival) if self._why_none(s)]
-            why = "; ".join(f"{self.shown[s.name]} has none: {self._why_none(s)}" for s in without)
-            if not why and found.rounds is None:
-                why = f"there is no round in which both have a value of {self.experiment.measure}"
-            why = why or f"only {found.estimate.n} of {found.estimate.of} pairs have both values"
-        if estimate.mean is None:
-            return f"No comparison of {self.what}: {why}."
-        (level,) = numbers(self.metric, [estimate.mean])
-        return f"{self.a} has a {self.what} of {level}, but there is no comparison: {why}."
-
-    def _why_none(self, selector: SelectorSummary) -> str:
-        """Why a selector has no mean; empty where it has one."""
-        estimate = selector.estimates[self.metric.key]
-        if estimate.mean is not None:
-            return ""
-        if not any(run.rounds_done for run in selector.runs):
-            return "no round is finished yet"
-        if estimate.n < sum(run.rounds_done > 0 for run in selector.runs) and any(
-            (curve.of(self.experiment.measure) == float("inf")).any()
-            for curve in self.experiment.curves[selector.name].values()
-        ):
-            return "its model diverged"
-        return f"no round has a value of {self.experiment.measure}"
-
-    def unfinished(self) -> bool:
-        """Whether runs of either go on."""
-        return self._unfinished(self.best) or self._unfinished(self.rival)
-
-    @staticmethod
-    def _unfinished(selector: SelectorSummary) -> bool:
-        return not all(run.finished for run in selector.runs)
+# --- parts of sentences ---------------------------------------------------------------------------
 
 
-def _sentence(text: str) -> str:
-    """With a capital letter, unless it begins with the name of a selector."""
-    begins = text.startswith(("no selector", "neither ", "so far", "over "))
-    return text[0].upper() + text[1:] if begins else text
+def _after(start: str, text: str) -> str:
+    """`text` after the beginning of a sentence, if there is one."""
+    if not start:
+        return text
+    return f"{start} {'the ' + text[4:] if text.startswith('The ') else text}"
+
+
+def _gap(pair: _Pair) -> str:
+    estimate = pair.difference.estimate
+    without = " (one seed, no interval)" if estimate.low is None else ""
+    return gap_text(pair.metric, estimate) + without
+
+
+def _seeds(pair: _Pair, total: int, count: int | None = None) -> str:
+    """`all 3 seeds`, `2 of 3 seeds`; says where they are not all that there are."""
+    ours, theirs = pair.curves
+    shared = "" if ours.keys() == theirs.keys() else " that both have"
+    if count is not None and count != total:
+        return f"{count} of {total} seeds{shared}"
+    return {1: "the one seed", 2: "both seeds"}.get(total, f"all {total} seeds") + shared
+
+
+def _bytes(pair: _Pair) -> str:
+    """`5 % more bytes`: the best relative to its rival; empty where no bytes were sent."""
+    ratio = bytes_ratio(*pair.curves)
+    if ratio is None:
+        return ""
+    if abs(ratio - 1) < 0.01:
+        return "the same bytes" if ratio == 1 else "about the same bytes"
+    if ratio < 1:
+        return f"{100 * (1 - ratio):.0f} % fewer bytes"
+    return f"{100 * (ratio - 1):.0f} % more bytes" if ratio < 2 else f"{ratio:.1f} times the bytes"
 
 
 def _rounds(count: float) -> str:

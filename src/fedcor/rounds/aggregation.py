@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedcor.core.errors import FedcorError
+from fedcor.core.config import check_state
+from fedcor.core.errors import FedcorError, blame
 from fedcor.core.types import Array, BoolArray, Delivery, IntArray, Optimiser, Population, State
-from fedcor.rounds.selection import blame, check_state
 
 
 def init_optimiser(optimiser: Optimiser, population: Population, model: Array) -> State:

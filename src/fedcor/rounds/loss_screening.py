@@ -1,5 +1,12 @@
-"""Checks of what clients and selectors send: bad numbers from clients are refused and counted, bad
-client ids from a selector are an error."""
+"""Losses that clients report: unusable ones are dropped, outliers clipped, noise added for privacy.
+
+Notation for the noise
+    c       clip: a report is cut to [0, c] before noise is added
+    sigma   standard deviation of the noise
+    Delta   sensitivity: by how much a report can differ. c, if a client's data may be any other;
+            c/n for one of n samples, if the client cuts the loss of each sample to [0, c]
+    (epsilon, delta)    differential privacy of one report; several reports add up
+"""
 
 from __future__ import annotations
 
@@ -8,13 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcor.core.config import check_between, check_positive
-from fedcor.core.errors import ConfigError, FedcorError
-from fedcor.core.types import FloatArray, IntArray
+from fedcor.core.errors import ConfigError
+from fedcor.core.types import FloatArray
 
-# No loss of a model worth averaging is this large; one that claims to be would dominate every fit
-# and every ranking.
+# No model worth averaging has a loss this large, and such a report would dominate every fit and
+# every ranking.
 LARGEST_LOSS = 1e6
-FEWEST_REPORTS = 5  # answers of which the median says what is usual
+FEWEST_REPORTS = 5  # answers whose median is meaningful
 _TO_SIGMA = 1.4826  # the standard deviation of a normal distribution, in units of its MAD
 
 
@@ -30,16 +37,16 @@ def screen_losses(answers: FloatArray) -> tuple[FloatArray, int]:
 
 
 def clip_reports(answers: FloatArray, limit: float) -> FloatArray:
-    """Winsorise what clients reported: what is far from the others becomes what is just not far.
+    """Winsorise reports: an answer far from the others is moved to the nearest allowed value.
 
     An answer may be `limit` standard deviations above or below the median of all answers to the
     same question. The standard deviation is taken from their median absolute deviation (MAD), so
-    fewer than half of the clients cannot move the bounds far. Of fewer than `FEWEST_REPORTS`
-    answers nobody can say what is usual: they stay as they are. Where more than half of the answers
+    fewer than half of the clients cannot move the bounds far. Fewer than `FEWEST_REPORTS` answers
+    stay as they are, as their median means little. Where more than half of the answers
     are the same number, the MAD is 0 and all answers become it.
 
     Args:
-        answers: Of one question; NaN where none came, which stays NaN.
+        answers: All answers to one question; NaN for a missing one stays NaN.
         limit: In standard deviations, above 0; 0 for no bounds.
 
     Example:
@@ -53,36 +60,6 @@ def clip_reports(answers: FloatArray, limit: float) -> FloatArray:
     reach = limit * _TO_SIGMA * np.median(np.abs(came - median))
     clipped: FloatArray = np.clip(answers, median - reach, median + reach)
     return clipped
-
-
-def check_clients(clients: IntArray, available: IntArray, round: int) -> IntArray:
-    """The client ids that a selector returned, as an array.
-
-    Raises:
-        FedcorError: They are not a list of ids, or name a client that is not available.
-    """
-    clients = np.asarray(clients)
-    if clients.ndim != 1 or (clients.size and clients.dtype.kind not in "iu"):
-        raise FedcorError(
-            f"round {round}: the selector returned {clients!r}, which is not a list of client ids"
-        )
-    clients = clients.astype(np.int64)
-    unavailable = np.unique(clients[~np.isin(clients, available)])
-    if len(unavailable):
-        raise FedcorError(
-            f"round {round}: the selector chose clients that are not available: {unavailable}"
-        )
-    return clients
-
-
-# Gaussian noise on the losses that clients report, and what it guarantees.
-#
-# Notation:
-#     c       clip: a report is cut to [0, c] before noise is added
-#     sigma   standard deviation of the noise
-#     Delta   sensitivity: by how much a report can differ. c, if a client's data may be any other;
-#             c/n for one of n samples, if the client cuts the loss of each sample to [0, c]
-#     (epsilon, delta)    differential privacy of one report; several reports add up
 
 
 @dataclass(frozen=True)
@@ -103,7 +80,7 @@ class LossNoise:
         check_between("loss_clip", self.clip, 0.0, 1e6)
 
     def add(self, losses: FloatArray, rng: np.random.Generator) -> FloatArray:
-        """The reports of as many losses; what is no number stays none."""
+        """The reports of these losses; NaN stays NaN."""
         if not self.sigma:
             return losses
         noise = rng.normal(0.0, self.sigma, np.shape(losses))

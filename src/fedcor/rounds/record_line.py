@@ -1,7 +1,6 @@
-"""The first line of a record: what was run, with which settings and versions.
+"""The lines of a record: the header with settings and versions, then one line per round.
 
-Every engine writes the same form. Records of earlier versions are read as if they had been written
-today (`upgrade`).
+Every engine writes the same form.
 """
 
 from __future__ import annotations
@@ -14,10 +13,7 @@ from typing import Any
 
 import numpy as np
 
-FORMAT = 2  # 1: a Flower app's selector was its class in lower case
-# Selectors and modules that earlier records call by another name -> their name now.
-_RENAMED = {"powerofchoice": "power_of_choice"}
-_MOVED = {"fedcor.selectors.relatives": "studies.relatives"}
+FORMAT = 3  # of records and checkpoints; files with another number are refused
 
 
 def run_header(
@@ -26,6 +22,7 @@ def run_header(
     seed: int,
     config: Mapping[str, Any],
     versions: Mapping[str, str],
+    *,
     engine: str | None = None,
 ) -> dict[str, Any]:
     """The header of a run.
@@ -56,71 +53,26 @@ def run_header(
     return header if engine is None else {**header, "engine": engine}
 
 
-def upgrade(header: Mapping[str, Any]) -> dict[str, Any]:
-    """A header of any version with today's names. What it does not understand stays as it is.
+def with_selector_name(header: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The header with its selector called `name`, if both names mean the class of one script.
 
-    The format stays, too: it says what `restore_name` may do with the selector's name.
+    The module of a Flower app is called `__main__` when the app runs as a script, and has another
+    name when it is imported. Any other header is returned as it is.
     """
-    config = header.get("config")
-    if isinstance(config, Mapping) and isinstance(config.get("optimiser"), Mapping):
-        # A record did not name the default optimiser if the experiment did not.
-        named = {"name": "fedavg", **config["optimiser"]}
-        header = {**header, "config": {**config, "optimiser": named}}
-    selector = header.get("selector")
-    if not isinstance(selector, str):
-        return dict(header)
-    module, colon, cls = selector.rpartition(":")
-    name = f"{_MOVED.get(module, module)}:{cls}" if colon else _RENAMED.get(selector, selector)
-    return _rename_selector(header, name)
-
-
-def restore_name(header: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The header with its selector called `name`, if that is the selector its record means.
-
-    Records of Flower apps used to give the class of a selector in lower case: "mine" where they now
-    give its registered name or "my_module:Mine". Any other header is returned as it is.
-    """
-    versions = header.get("versions")
-    if not isinstance(versions, Mapping) or "flwr" not in versions:
+    (old_module, _, old_class), (module, _, new_class) = (
+        str(selector).rpartition(":") for selector in (header.get("selector"), name)
+    )
+    versions, config = header.get("versions") or {}, header.get("config")
+    if "flwr" not in versions or "__main__" not in (old_module, module) or old_class != new_class:
         return header
-    old, cls = str(header.get("selector")), name.rpartition(":")[2]
-    lower = (cls.lower(), cls.lower().replace("_", ""))
-    same_class = header.get("format") == 1 and old in lower
-    # The module that is run as a script has another name when it is imported.
-    as_script = "__main__" in (old.rpartition(":")[0], name.rpartition(":")[0])
-    if same_class or (as_script and old.rpartition(":")[2] == cls):
-        return _rename_selector(header, name)
-    return header
-
-
-def _rename_selector(header: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A copy in which the selector is called `name`, in the settings too."""
-    old, config = header.get("selector"), header.get("config")
     renamed = {**header, "selector": name}
-    if isinstance(config, Mapping):
-        renamed["config"] = config = dict(config)
-        if config.get("selector") == old:
-            config["selector"] = name
-        tables = config.get("selectors")
-        if isinstance(tables, Mapping):
-            config["selectors"] = {
-                name if key == old else key: _current_options(options)
-                for key, options in tables.items()
-            }
+    if isinstance(config, Mapping) and isinstance(config.get("selectors"), Mapping):
+        tables = {
+            name if key == header["selector"] else key: options
+            for key, options in config["selectors"].items()
+        }
+        renamed["config"] = {**config, "selectors": tables}
     return renamed
-
-
-def _current_options(options: Any) -> Any:
-    """A selector's settings without those that are gone.
-
-    FedCor had a `scale` that multiplied every gain. Without it, gains are what they were at 1.
-    """
-    if isinstance(options, Mapping) and options.get("scale") == 1.0 and "warmup_history" in options:
-        return {key: value for key, value in options.items() if key != "scale"}
-    return options
-
-
-# One line of a record.
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,13 @@ those of this choice.
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedcor.core.errors import FedcorError
+from fedcor.core.config import check_state
+from fedcor.core.errors import FedcorError, blame
 from fedcor.core.types import (
     Array,
     Federation,
@@ -30,7 +29,6 @@ from fedcor.core.types import (
     State,
     selector_traits,
 )
-from fedcor.rounds.loss_screening import check_clients
 from fedcor.rounds.rules.declaration import with_clients
 from fedcor.rounds.rules.seats import Groups, Seats, fill
 
@@ -84,9 +82,10 @@ def decide(
     number = federation.round if number is None else number
     if groups is None:
         chosen, after = _ask(selector, state, federation, number)
-        why = _reasons(selector, after, federation, chosen, number)
-        details = _details(selector, state, after, federation, chosen, number)
-        return Decision(chosen, after, why, details | _known_losses(federation))
+        choice = _Choice(selector, state, after, federation, chosen)
+        why = choice.reasons(number)
+        details = choice.details(number) | _known_losses(federation)
+        return Decision(chosen, after, why, details)
     wanted = selector_traits(selector).clients_per_round
     assert wanted is not None, "check_rules_for() comes first"
     seats = Seats(groups, wanted, federation.available)
@@ -110,8 +109,9 @@ def decide(
                 f"rules, the selector chose {chosen.tolist()}; with rules, it must choose "
                 "clients_per_round different clients if there are as many"
             )
-    why = _reasons(selector, after, part, chosen, number)
-    details = _details(selector, state, after, part, chosen, number) | _known_losses(federation)
+    choice = _Choice(selector, state, after, part, chosen)
+    why = choice.reasons(number)
+    details = choice.details(number) | _known_losses(federation)
     if not np.array_equal(np.sort(chosen), np.sort(asked[0][0])):
         details["before_rules"] = asked[0][0].tolist()
     few = min(wanted, len(federation.available)) - len(chosen)
@@ -128,26 +128,55 @@ def _ask(
         return check_clients(chosen, federation.available, number), state
 
 
-def _reasons(
-    selector: Selector, state: State, federation: Federation, chosen: IntArray, number: int
-) -> dict[str, list[float | None]]:
-    with blame(f"round {number}: the selector failed in reasons"):
-        return _explain(selector, state, federation, chosen)
+def check_clients(clients: IntArray, available: IntArray, round: int) -> IntArray:
+    """The client ids that a selector returned, as an array.
+
+    Raises:
+        FedcorError: They are not a list of ids, or name a client that is not available.
+    """
+    clients = np.asarray(clients)
+    if clients.ndim != 1 or (clients.size and clients.dtype.kind not in "iu"):
+        raise FedcorError(
+            f"round {round}: the selector returned {clients!r}, which is not a list of client ids"
+        )
+    clients = clients.astype(np.int64)
+    unavailable = np.unique(clients[~np.isin(clients, available)])
+    if len(unavailable):
+        raise FedcorError(
+            f"round {round}: the selector chose clients that are not available: {unavailable}"
+        )
+    return clients
 
 
-def _details(
-    selector: Selector,
-    before: State,
-    state: State,
-    federation: Federation,
-    chosen: IntArray,
-    number: int,
-) -> dict[str, list[float | int | None]]:
-    """What the selector says of the round as a whole; empty where it says nothing."""
-    give = getattr(selector, "details", None)
-    with blame(f"round {number}: the selector failed in details"):
-        found = {} if give is None else give(before, state, federation, chosen)
-        return {name: _short_numbers(np.asarray(values)) for name, values in found.items()}
+@dataclass(frozen=True)
+class _Choice:
+    """A selector's choice, as its methods `reasons` and `details` are called with it."""
+
+    selector: Selector
+    before: State
+    after: State
+    federation: Federation
+    chosen: IntArray
+
+    def reasons(self, number: int) -> dict[str, list[float | None]]:
+        """The selector's reasons as a record takes them; empty where it gives none."""
+        give = getattr(self.selector, "reasons", None)
+        with blame(f"round {number}: the selector failed in reasons"):
+            reasons = {} if give is None else give(self.after, self.federation, self.chosen)
+            return {name: _finite_or_none(np.asarray(v)) for name, v in reasons.items()}
+
+    def details(self, number: int) -> dict[str, list[float | int | None]]:
+        """The selector's numbers about the round as a whole; empty where it gives none."""
+        give = getattr(self.selector, "details", None)
+        with blame(f"round {number}: the selector failed in details"):
+            details = (
+                {} if give is None else give(self.before, self.after, self.federation, self.chosen)
+            )
+            return {name: _short_numbers(np.asarray(v)) for name, v in details.items()}
+
+
+def _finite_or_none(values: Array) -> list[float | None]:
+    return [float(v) if np.isfinite(v) else None for v in values.astype(np.float64)]
 
 
 def _known_losses(federation: Federation) -> dict[str, list[float | int | None]]:
@@ -213,42 +242,3 @@ def phase_of(selector: Selector, state: State, number: int) -> str:
         return ""
     with blame(f"round {number}: the selector failed in phase"):
         return " ".join(str(say(state)).split())
-
-
-def check_state(state: State, whose: str = "the selector") -> None:
-    """Refuse a state that could not be written to a checkpoint."""
-    if not isinstance(state, Mapping):
-        raise FedcorError(
-            f"{whose}'s state is a mapping of names to arrays, not a {type(state).__name__}"
-        )
-    for name, value in state.items():
-        plain = isinstance(value, np.ndarray) and not value.dtype.hasobject
-        if not isinstance(name, str) or not plain:
-            raise FedcorError(
-                f"{whose}'s state {name!r} is not a plain NumPy array, as checkpoints need"
-            )
-
-
-def _explain(
-    selector: Selector, state: State, federation: Federation, chosen: IntArray
-) -> dict[str, list[float | None]]:
-    """The selector's reasons as a record takes them; empty where it gives none."""
-    give = getattr(selector, "reasons", None)
-    reasons = {} if give is None else give(state, federation, chosen)
-    return {
-        name: [float(v) if np.isfinite(v) else None for v in np.asarray(values, dtype=np.float64)]
-        for name, values in reasons.items()
-    }
-
-
-@contextmanager
-def blame(what: str) -> Iterator[None]:
-    """Report an error in a user's code with the method and the line where it happened."""
-    try:
-        yield
-    except FedcorError:
-        raise
-    except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        cause = f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
-        raise FedcorError(f"{what}: {cause}") from error

@@ -1,1 +1,1 @@
-"""Runs on disk: record, checkpoint, folder, resume; several runs in processes or on a cluster; trackers."""
+"""Runs on disk: record, checkpoints, resuming; many runs in processes or on a cluster; trackers."""

@@ -12,18 +12,38 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
+
 from filelock import FileLock, Timeout
-from fedcor.runs.checkpoints import CHECKPOINT, PREVIOUS, REFUSED, Saved, load_checkpoint, save_checkpoint
+
 from fedcor.core.errors import RecordError, RunExistsError
-from fedcor.core.files import remove_leftovers, write_whole
+from fedcor.core.files import read_plain, remove_leftovers, write_whole
 from fedcor.core.text import one_line
-from fedcor.rounds.record_line import restore_name, upgrade
-from fedcor.runs.record import CLIENT_NAMES, RECORD, RunRecord, check_marks, differences, has_run, json_line, read_run, rounds_digest
 from fedcor.core.types import Array
+from fedcor.rounds.record_line import with_selector_name
+from fedcor.runs.checkpoints import (
+    CHECKPOINT,
+    PREVIOUS,
+    REFUSED,
+    Saved,
+    load_checkpoint,
+    save_checkpoint,
+)
+from fedcor.runs.record import (
+    CLIENT_NAMES,
+    RECORD,
+    RunRecord,
+    check_marks,
+    differences,
+    has_run,
+    json_line,
+    read_run,
+    rounds_digest,
+)
 
 LOCK = "run.lock"
 LOG = logging.getLogger("fedcor")
@@ -31,13 +51,16 @@ _WRITTEN = (Path(RECORD), Path(CLIENT_NAMES), CHECKPOINT)
 
 
 @contextmanager
-def open_run(folder: Path, header: Mapping[str, Any], *, resume: bool) -> Iterator[RunWriter]:
+def open_run(
+    folder: Path, header: Mapping[str, Any], *, resume: bool, wait: float = 0.0
+) -> Iterator[RunWriter]:
     """Open `folder` for the run that `header` describes, and hold its lock meanwhile.
 
     Args:
         folder: The run's folder; made if it is missing.
         header: What is run; see `fedcor.rounds.record_line.run_header`.
         resume: Whether a run that is there already is resumed; else it is refused.
+        wait: For how many seconds to wait for a lock that another process holds.
 
     Yields:
         A writer. Nothing is written before its `begin`.
@@ -52,7 +75,7 @@ def open_run(folder: Path, header: Mapping[str, Any], *, resume: bool) -> Iterat
     except OSError as error:
         raise RecordError(f"the folder {folder} cannot be made: {error}") from error
     _refuse_links(folder)
-    lock = FileLock(folder / LOCK, timeout=0)
+    lock = FileLock(folder / LOCK, timeout=wait)
     try:
         lock.acquire()
     except Timeout:
@@ -124,7 +147,7 @@ class RunWriter:
         else:
             # The settings may ask for more rounds, and the selector may have another name now.
             # Everything else stays as it was when the run started, library versions included.
-            current = ("format", "selector", "config")
+            current = ("selector", "config")
             new = {key: self._header[key] for key in current if key in self._header}
             self._header = {**self._before.header, **new}
             if not self._newest_is_good:
@@ -170,6 +193,34 @@ def write_client_names(folder: Path, names: Sequence[str]) -> None:
     write_whole(folder / CLIENT_NAMES, "".join(lines).encode())
 
 
+def folder_name(selector: str) -> str:
+    """A selector's name as a folder: some systems do not take the colon of `module:Class`.
+
+    >>> folder_name("fedcor(beta=0.5, warmup=3)")
+    'fedcor-beta-0.5-warmup-3'
+    """
+    return re.sub(r"[^\w.+-]+", "-", selector.replace(":", ".")).strip("-")
+
+
+def pack_run(folder: Path) -> dict[str, bytes]:
+    """The files of a finished run, to be sent to another machine."""
+    names = (RECORD, CLIENT_NAMES, PREVIOUS, CHECKPOINT)
+    return {str(name): read_plain(folder / name) for name in names if (folder / name).is_file()}
+
+
+def unpack_run(folder: Path, header: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+    """Put the files of a finished run in the place of those that are in `folder`.
+
+    An old checkpoint is removed first. So after a kill halfway, the run can be started over.
+    """
+    with open_run(folder, header, resume=True):
+        for old in (CHECKPOINT, PREVIOUS, REFUSED):
+            (folder / old).unlink(missing_ok=True)
+        for name in (RECORD, CLIENT_NAMES, PREVIOUS, CHECKPOINT):
+            if str(name) in files:
+                write_whole(folder / name, files[str(name)])
+
+
 def _refuse_links(folder: Path) -> None:
     """Nothing is written through a symbolic link; the run's folder itself may be one."""
     for path in (Path(LOCK), CHECKPOINT.parent, PREVIOUS, REFUSED, *_WRITTEN):
@@ -207,9 +258,8 @@ def _existing_run(
     if not resume:
         raise RunExistsError(folder)
     checkpoint = _usable_checkpoint(folder, run) if saved else None
-    marks = None if checkpoint is None else checkpoint.saved.marks
-    if marks is not None:
-        check_marks(folder, run, marks)
+    if checkpoint is not None:
+        check_marks(folder, run, checkpoint.saved.marks)
     return run, checkpoint
 
 
@@ -222,9 +272,7 @@ def _usable_checkpoint(folder: Path, run: RunRecord) -> _Usable:
         except RecordError as error:
             wrong[path] = f"is damaged ({error})"
             continue
-        # One of an earlier version does not say whose it is.
-        header = None if saved is None else saved.header
-        other = None if header is None else _other_run(header, run.header)
+        other = None if saved is None else _other_run(saved.header, run.header)
         if saved is None:
             wrong[path] = "is missing"
         elif other is not None:
@@ -257,8 +305,8 @@ def _other_run(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
 
     A run may get more rounds and other library versions. Nothing else of it may change.
     """
-    old = restore_name(upgrade(old), str(new.get("selector")))
-    for key in ("experiment", "selector", "seed", "engine"):
+    old = with_selector_name(old, str(new.get("selector")))
+    for key in ("format", "experiment", "selector", "seed", "engine"):
         if old.get(key) != new.get(key):
             return f"another run: its {key} is {old.get(key)!r}, not {new.get(key)!r}"
     changed = differences(old.get("config", {}), new.get("config", {}))

@@ -1,10 +1,12 @@
-"""How many processes a number of jobs means. Without joblib: a plan can be checked before it."""
+"""Call a function on many items, in several processes at once, here or on a cluster.
+
+joblib runs the processes. Its default backend, loky, needs no `if __name__ == "__main__"` in a
+script, and takes functions and classes that a script or a notebook defines.
+"""
 
 from __future__ import annotations
 
 import os
-from fedcor.runs.cluster.address import CLUSTERS
-from fedcor.core.errors import ConfigError
 import pickle
 import signal
 import threading
@@ -14,13 +16,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, TypeVar
+
 import joblib
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
+
 from fedcor.core.config import check_one_of
-from fedcor.runs.cluster.backends import connect
-from fedcor.runs.cluster.scheduler import map_on
-from fedcor.core.errors import FedcorError, WorkerDiedError
+from fedcor.core.errors import ConfigError, FedcorError, WorkerDiedError
+from fedcor.runs.cluster.address import CLUSTERS, check_place
+from fedcor.runs.cluster.retry import run_with_retries
+
 
 def count_processes(jobs: int | None, backend: str = "loky") -> int | None:
     """How many processes `jobs` means, as in joblib: -1 is one per processor, -2 all but one.
@@ -43,14 +48,6 @@ def count_processes(jobs: int | None, backend: str = "loky") -> int | None:
     return jobs if jobs > 0 else max(1, (os.cpu_count() or 1) + 1 + jobs)
 
 
-
-
-# A function called on many items, in several processes at once, here or on a cluster.
-#
-# joblib runs the processes. Its default backend, loky, needs no `if __name__ == "__main__"` in a
-# user's script, and takes functions and classes that a script or a notebook defines.
-
-
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -59,7 +56,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 class _Turn:
-    """Whose turn it is: the thread that uses the workers."""
+    """The thread that uses the worker processes now."""
 
     thread: int | None = None
 
@@ -67,9 +64,10 @@ class _Turn:
 _turn = _Turn()
 
 
-def check_backend(backend: str) -> None:
-    """Refuse a backend that neither joblib knows, with those that were registered, nor we."""
+def check_backend(backend: str, address: str | None) -> None:
+    """Refuse an unknown backend, a missing package, or an address that cannot be one."""
     check_one_of("backend", backend, [*joblib.parallel.BACKENDS, *CLUSTERS])
+    check_place(backend, address)
 
 
 def for_each(
@@ -97,18 +95,17 @@ def map_each(
 ) -> Iterator[tuple[T, R]]:
     """Call `function` on each of `items`, in up to `processes` processes.
 
-    With one process, or one item, everything runs in this process. Otherwise every call has
-    new worker processes, which see today's files, modules and environment. Whatever
-    ends this generator early (an error in a call, an interrupt, a dead worker) ends them too. They
-    also end by themselves when this process dies (not on Windows). Calls from several threads take
-    turns.
+    With one process, or one item, everything runs in this process. Otherwise new worker processes
+    are started, which see the files, modules and environment of now. Whatever ends this generator
+    early (an error in a call, an interrupt, a dead worker) ends them too. They also end when this
+    process dies (not on Windows). Calls from several threads take turns.
 
     Args:
         function: What is called. What it returns is sent back.
         items: What it is called with, in this order.
         processes: How many processes work at once, at most; see `count_processes`.
         backend: A backend of joblib; or "ray" or "dask", where all calls go to a cluster.
-        address: Of the cluster; see `fedcor.runs.cluster.backends`.
+        address: Of the cluster; see `fedcor.runs.cluster.retry`.
 
     Yields:
         Each item with its result when its call is done, in the order in which they finish.
@@ -116,18 +113,23 @@ def map_each(
     Raises:
         WorkerDiedError: A worker process died. An error in a call is raised as it is.
     """
-    check_backend(backend)
+    check_backend(backend, address)
     if not items:
         return
     if backend in CLUSTERS:
-        with connect(backend, address) as cluster:
-            yield from map_on(cluster, function, items, processes)
+        yield from run_with_retries(function, items, processes, backend=backend, address=address)
         return
     processes = min(1 if processes is None else processes, len(items))
-    if processes <= 1:
-        for item in items:
-            yield item, function(item)
+    if processes > 1:
+        yield from _map_in_processes(function, items, processes, backend)
         return
+    for item in items:
+        yield item, function(item)
+
+
+def _map_in_processes(
+    function: Callable[[T], R], items: Sequence[T], processes: int, backend: str
+) -> Iterator[tuple[T, R]]:
     # The folder is for loky alone: other machines may not have it.
     folder = os.getcwd() if backend == "loky" else None
     calls = [joblib.delayed(_call)(folder, function, i, item) for i, item in enumerate(items)]
@@ -186,7 +188,7 @@ def _call(folder: str | None, function: Callable[[T], R], index: int, item: T) -
 
 @contextmanager
 def _new_workers(backend: str) -> Iterator[dict[str, Any]]:
-    """What joblib is told, so that this call's workers are its own; they end with the block.
+    """Options for joblib that give this call its own worker processes, which end with the block.
 
     joblib keeps one pool of loky's for the whole process, whose workers would remember modules,
     data and the environment of earlier calls.

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import html
+import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.text import Text
+
 from fedcor.core.text import one_line
 
 NOTEBOOK_EVERY = 0.2  # seconds between two changes of a bar
@@ -55,6 +68,14 @@ def show_rounds(title: str, total: int) -> Iterator[Callable[[int, str], None]]:
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=total, note="")
         yield lambda done, note: bar.update(task, completed=done, note=note)
+
+
+def score_note(accuracy: float | None, loss: float | None) -> str:
+    """`accuracy 0.812`, or the loss if there is no accuracy."""
+    for name, value, digits in (("accuracy", accuracy, ".3f"), ("loss", loss, ".4g")):
+        if value is not None and math.isfinite(value):
+            return f"{name} {value:{digits}}"
+    return "loss not finite"
 
 
 @contextmanager

@@ -9,7 +9,7 @@ A run is a folder:
     clients.tsv             the number and name of each client, where clients have names
     run.lock                held by the process that writes
 
-`run_folder.py` writes it.
+`fedcor.runs.folder` writes it.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
 import numpy as np
-from fedcor.runs.checkpoints import CHECKPOINT, Marks, load_checkpoint, load_marks
+
 from fedcor.core.errors import RecordError
 from fedcor.core.files import read_plain
 from fedcor.core.text import one_line
-from fedcor.rounds.record_line import RoundRecord
-from fedcor.rounds.record_line import restore_name, upgrade
 from fedcor.core.types import Array
+from fedcor.rounds.record_line import FORMAT, with_selector_name
+from fedcor.runs.checkpoints import CHECKPOINT, Marks, load_checkpoint, load_marks
 
 RECORD = "rounds.jsonl"
 CLIENT_NAMES = "clients.tsv"
-_NEWER = (
+# Fields of a round that are written only if they hold anything.
+_OPTIONAL = (
     *("metrics", "memory_bytes", "quarantined", "server_round", "metric_records", "unmet"),
     *("clipped", "refused_updates", "capped", "rolled_back"),
     *("missing", "unreachable", "duration", "clock", "details"),
 )
-
-
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class RunRecord:
 
     Attributes:
         path: The run's folder; None for a run that lives in memory.
-        header: What was run, with which settings and versions; see `fedcor.rounds.record_line.run_header`.
+        header: What was run, with which settings and versions; see
+            `fedcor.rounds.record_line.run_header`.
         rounds: One entry per round, with the fields of `RoundRecord`; numbers that JSON does not
             have (NaN, infinity) are None.
     """
@@ -98,7 +99,7 @@ def read_run(folder: Path, *, check: bool = True) -> RunRecord:
     if not lines:
         raise RecordError(f"{path} has no header yet: the run has just started, or died at once")
     header, *rounds = (_parse(path, number, line) for number, line in enumerate(lines, start=1))
-    run = RunRecord(folder, upgrade(header), rounds)
+    run = RunRecord(folder, header, rounds)
     marks = load_marks(folder / CHECKPOINT) if check else None
     if marks is not None:
         check_marks(folder, run, marks)
@@ -114,10 +115,9 @@ def check_marks(folder: Path, run: RunRecord, marks: Marks) -> None:
     """Refuse a record that is not the one of which a checkpoint has these marks."""
     if marks.round > len(run.rounds):  # it may be written at this moment
         return
-    before = restore_name(upgrade(marks.header), str(run.header.get("selector")))
+    before = with_selector_name(marks.header, str(run.header.get("selector")))
     changed = differences(dict(before), dict(run.header))
-    for key in ("format", "config.training.rounds"):  # which a resumed run may change
-        changed.pop(key, None)
+    changed.pop("config.training.rounds", None)  # which a resumed run may change
     if changed:
         _refuse(folder, f"in the header, {', '.join(changed)} is")
     if rounds_digest(run.rounds[: marks.round]).hexdigest() != marks.rounds:
@@ -147,6 +147,11 @@ def _parse(path: Path, number: int, line: str) -> Mapping[str, Any]:
     if number > 1:
         _check_types(path, number, entry)
         return entry
+    if entry.get("format") != FORMAT:
+        raise RecordError(
+            f"{path} has the format {entry.get('format')!r}, and this version of fedcor reads "
+            f"format {FORMAT} only: run it again, or use the version that wrote it"
+        )
     config = entry.get("config") or {}
     tables = {"config": config, "versions": entry.get("versions")}
     if isinstance(config, dict):
@@ -223,7 +228,7 @@ def read_runs(folder: Path) -> list[RunRecord]:
 def read_checkpoint(folder: Path) -> dict[str, Array] | None:
     """The named arrays of a run's newest checkpoint; None when it has none yet.
 
-    Raises RecordError for a damaged one. `run_folder.open_run` then takes the one before it.
+    Raises RecordError for a damaged one; `folder.open_run` then takes the one before it.
     """
     path = folder / CHECKPOINT
     try:
@@ -246,12 +251,11 @@ def client_names(folder: Path | None) -> list[str]:
 
 def json_line(entry: Mapping[str, Any]) -> str:
     """`entry` as a line of the record; numbers that JSON does not have become null."""
-    # What is newer than the first records is written only where there is any.
     clean = {
         key: _in_json(value)
         for key, value in entry.items()
         # A round that took no time has a duration, too.
-        if value or key not in _NEWER or isinstance(value, float)
+        if value or key not in _OPTIONAL or isinstance(value, float)
     }
     if "metrics" in clean:
         clean["metrics"] = {name: _each_in_json(v) for name, v in entry["metrics"].items()}

@@ -1,43 +1,48 @@
-"""Runs in folders: a single one, or many paired ones in several processes of one thread each.
-
-On a cluster, a run is computed in parts. A worker is sent the state after the last part, and sends
-back some rounds and the state after them; this process writes the folder, as it would have done
-alone. So a worker needs no folder, and one that is lost takes a part with it at most.
-"""
+"""Runs in folders: a single one, or many in several processes or on a cluster."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import json
-import re
-import time
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from uuid import uuid4
+
 import numpy as np
-from fedcor.simulation.build import build_simulation, client_names_of, experiment_header, one_thread
-from fedcor.runs.cluster.address import CLUSTERS
-from fedcor.runs.cluster.backends import connect
-from fedcor.runs.cluster.scheduler import Errand, run_errands
+
 from fedcor.core.errors import ConfigError, FedcorError, RecordError, RunExistsError
-from fedcor.simulation.experiment import Experiment
-from fedcor.simulation.experiment_files import Selectors, variants
-from fedcor.rounds.record_line import upgrade
-from fedcor.runs.processes import for_each
+from fedcor.core.types import Array
 from fedcor.rounds.record_line import RoundRecord
-from fedcor.runs.record import RunRecord, count_rounds, has_run, json_line
-from fedcor.runs.folder import RunWriter, open_run, write_client_names
-from fedcor.simulation.loop import Simulation
-from fedcor.simulation.state import SimulationState
+from fedcor.runs.cluster.address import CLUSTERS
+from fedcor.runs.cluster.retry import run_with_retries
+from fedcor.runs.folder import (
+    LOCK,
+    RunWriter,
+    folder_name,
+    open_run,
+    pack_run,
+    unpack_run,
+    write_client_names,
+)
+from fedcor.runs.processes import for_each
+from fedcor.runs.progress import refresh
+from fedcor.runs.record import RunRecord, count_rounds, has_run, json_line, read_run
 from fedcor.runs.tracking.callback import GivenCallback, StartedRun
 from fedcor.runs.tracking.session import following
-from fedcor.core.types import Array
+from fedcor.simulation.build import build_simulation, client_names_of, experiment_header, one_thread
+from fedcor.simulation.experiment import Experiment
+from fedcor.simulation.experiment_files import Selectors, variants
+from fedcor.simulation.loop import Simulation
+from fedcor.simulation.state import SimulationState
 
 CHECKPOINT_EVERY = 10  # rounds
-FIRST_PART, LONGEST_PART = 0.5, 60.0  # seconds; each part of a run takes twice the one before
+WAIT_FOR_LOCK = 60.0  # seconds that a retry waits for the lock of a worker that was lost
+SCORES = ("test_accuracy", "test_loss", "learning_rate")  # NaN is null in a record
 
 
 def run(
@@ -49,17 +54,21 @@ def run(
     on_round: Callable[[RoundRecord], None] | None = None,
     callbacks: Sequence[GivenCallback] = (),
     root: Path | None = None,
+    in_memory: bool = False,
+    wait: float = 0.0,
 ) -> None:
-    """Run an experiment in a folder. A finished run is left as it is, but callbacks are told of it.
+    """Run an experiment in a folder. A finished run is left as it is; callbacks are still called.
 
     Args:
         experiment: All settings but the seed.
-        seed: Fixes everything that is drawn.
+        seed: Random seed for everything.
         out: The run's folder.
         resume: Whether to resume a run that is in the folder already; else it is refused.
         on_round: Called after each round with its record.
-        callbacks: What else hears of the run; see `fedcor.runs.tracking.callback.Callback`.
+        callbacks: Callbacks notified during the run; see `fedcor.Callback`.
         root: The folder of all runs that belong together; None for `out`.
+        in_memory: Whether the folder is a temporary one, which callbacks are not told.
+        wait: For how many seconds to wait for another process that writes to the folder.
 
     Example:
         >>> from fedcor.simulation.experiment_files import load_experiment
@@ -71,18 +80,18 @@ def run(
     header = experiment_header(experiment, seed)
     with (
         one_thread(),
-        open_run(out, header, resume=resume) as writer,
+        open_run(out, header, resume=resume, wait=wait) as writer,
         following(callbacks) as session,
     ):
         if writer.done >= rounds:
-            session.start(_started(writer, root))
+            session.start(_started(writer, root, in_memory))
             session.end()
             return
         # Built before anything is written: only the data can tell that some settings cannot work.
         simulation = build_simulation(experiment, seed)
         start = _restore(writer.checkpoint, simulation, out) if writer.checkpoint else None
         _begin(writer, experiment)
-        session.start(_started(writer, root))
+        session.start(_started(writer, root, in_memory))
         for record, state in simulation.run(rounds, start):
             writer.append(dataclasses.asdict(record))
             if state.round % CHECKPOINT_EVERY == 0 or state.round == rounds:
@@ -100,11 +109,13 @@ def _begin(writer: RunWriter, experiment: Experiment) -> None:
         write_client_names(writer.folder, names)
 
 
-def _started(writer: RunWriter, root: Path | None) -> StartedRun:
+def _started(writer: RunWriter, root: Path | None, in_memory: bool) -> StartedRun:
     """What callbacks are told at the start."""
-    header = upgrade(json.loads(json_line(writer.header)))
-    kept = list(writer.kept)
-    return StartedRun(header, writer.folder, root or writer.folder, writer.resumed, kept)
+    header = json.loads(json_line(writer.header))
+    if in_memory:
+        return StartedRun(header)
+    folder, kept = writer.folder, list(writer.kept)
+    return StartedRun(header, folder, root or folder, writer.resumed, kept)
 
 
 def run_in_memory(
@@ -117,13 +128,13 @@ def run_in_memory(
 
     Args:
         experiment: All settings but the seed.
-        seed: Fixes everything that is drawn.
+        seed: Random seed for everything.
         on_round: Called after each round with its record.
-        callbacks: What else hears of the run; see `fedcor.runs.tracking.callback.Callback`.
+        callbacks: Callbacks notified during the run; see `fedcor.Callback`.
     """
     with one_thread(), following(callbacks) as session:
         given = {"kind": "header", **experiment_header(experiment, seed)}
-        header = upgrade(json.loads(json_line(given)))
+        header = json.loads(json_line(given))
         rounds = []
         simulation = build_simulation(experiment, seed)
         session.start(StartedRun(header))
@@ -147,32 +158,27 @@ def _restore(checkpoint: Mapping[str, Array], simulation: Simulation, out: Path)
         raise RecordError(
             f"the checkpoint in {out} does not fit this run; delete it to start this run over"
         )
-    if state.optimiser:
-        return state
-    # A checkpoint of before optimisers had a state, or of one that has none.
-    return dataclasses.replace(state, optimiser=simulation.optimiser_start)
+    return state
 
 
 def _fits(state: SimulationState, start: SimulationState) -> bool:
     """Whether a state that was read can be one of the simulation that began with `start`."""
-    model, first = state.model, start.model
-    if model.shape != first.shape or model.dtype != first.dtype or not model.isfinite().all():
+    model, initial = state.model, start.model
+    if model.shape != initial.shape or model.dtype != initial.dtype or not model.isfinite().all():
         return False
     others = [one for one in (state.good, state.before) if one is not None]
-    if any(one.shape != first.shape or one.dtype != first.dtype for one in others):
+    if any(one.shape != initial.shape or one.dtype != initial.dtype for one in others):
         return False
     pairs = [(state.known, start.known), (state.holders, start.holders)]
     if any(one.shape != own.shape or one.dtype != own.dtype for one, own in pairs):
         return False
-    # Memories grow, and get new names; what was there at the start keeps its kind. A checkpoint of
-    # an earlier version lacks what is remembered only since then. It is not made up here: whoever
-    # remembers it knows what the earlier version did without.
-    for memory, own in ((state.selector, start.selector), (state.optimiser, start.optimiser)):
-        shared = memory.keys() & own.keys()
-        if memory and own and not shared:  # of something else that has the same name
+    # A state may grow and be kept under further names. What keeps its name keeps its kind.
+    for memory, first in ((state.selector, start.selector), (state.optimiser, start.optimiser)):
+        shared = memory.keys() & first.keys()
+        if memory and first and not shared:  # the state of something else
             return False
         for name in shared:
-            old, new = np.asarray(own[name]), np.asarray(memory[name])
+            old, new = np.asarray(first[name]), np.asarray(memory[name])
             if old.dtype.kind != new.dtype.kind or old.ndim != new.ndim:
                 return False
     return True
@@ -188,6 +194,14 @@ class Job:
     resume: bool
     callbacks: tuple[GivenCallback, ...] = ()
     root: Path | None = None
+    in_memory: bool = False
+
+    @property
+    def name(self) -> str:
+        """How an error names the run."""
+        if self.in_memory:
+            return f"{self.experiment.selector}, seed {self.seed}"
+        return str(self.out)
 
 
 def compare_jobs(
@@ -198,47 +212,45 @@ def compare_jobs(
     *,
     resume: bool,
     callbacks: Sequence[GivenCallback] = (),
+    in_memory: bool = False,
 ) -> list[Job]:
     """The runs of a comparison: every selector on every seed.
 
     Args:
         experiment: All settings but the selector and the seed.
         selectors: Names or objects of the selectors; see `fedcor.simulation.experiment_files`.
-        seeds: The seeds. Runs with the same seed meet the same federation.
+        seeds: The seeds. For a given seed, all selectors see the same federation.
         out: The folder; each run gets `out/<selector>/seed-<n>`.
         resume: Whether to resume runs that are there already. Otherwise one such run is enough to
             refuse them all, before any starts.
-        callbacks: What hears of each run; see `fedcor.runs.tracking.callback.Callback`.
+        callbacks: Callbacks notified during each run; see
+            `fedcor.runs.tracking.callback.Callback`.
+        in_memory: Whether the folder is a temporary one.
 
     Returns:
         The jobs, seed by seed.
     """
-    jobs = [
+    pairs = list(itertools.product(seeds, variants(experiment, selectors)))
+    folders = [out / folder_name(one.selector_label) / f"seed-{seed}" for seed, one in pairs]
+    if in_memory:  # where any two labels are different
+        folders = [out / str(index) for index in range(len(pairs))]
+    if len(set(folders)) < len(pairs):
+        raise ConfigError("selectors", selectors, "have labels that give the same folder")
+    for folder in folders:
+        if has_run(folder) and not resume:
+            raise RunExistsError(folder)
+    return [
         Job(
             variant,
             seed,
-            out / folder_name(variant.selector_label) / f"seed-{seed}",
-            resume,
-            tuple(callbacks),
-            out,
+            folder,
+            resume=resume,
+            callbacks=tuple(callbacks),
+            root=out,
+            in_memory=in_memory,
         )
-        for seed, variant in itertools.product(seeds, variants(experiment, selectors))
+        for (seed, variant), folder in zip(pairs, folders, strict=True)
     ]
-    if len({job.out for job in jobs}) < len(jobs):
-        raise ConfigError("selectors", selectors, "have labels that give the same folder")
-    for job in jobs:
-        if has_run(job.out) and not resume:
-            raise RunExistsError(job.out)
-    return jobs
-
-
-def folder_name(selector: str) -> str:
-    """A selector's name as a folder: some systems do not take the colon of `module:Class`.
-
-    >>> folder_name("fedcor(beta=0.5, warmup=3)")
-    'fedcor-beta-0.5-warmup-3'
-    """
-    return re.sub(r"[^\w.+-]+", "-", selector.replace(":", ".")).strip("-")
 
 
 def run_jobs(
@@ -246,6 +258,8 @@ def run_jobs(
     processes: int | None,
     backend: str = "loky",
     address: str | None = None,
+    *,
+    update: Callable[[int, str], None] | None = None,
 ) -> Iterator[Job]:
     """Run all jobs, up to `processes` at once. Yields each job when it is finished.
 
@@ -256,24 +270,40 @@ def run_jobs(
         jobs: What to run.
         processes: How many at once; see `fedcor.runs.processes.count_processes`.
         backend: A backend of joblib; or "ray" or "dask", for a cluster that runs.
-        address: Of the cluster; see `fedcor.runs.cluster.backends`.
+        address: Of the cluster; see `fedcor.runs.cluster.retry`.
+        update: Called every half second with the number of rounds that are done, and a note.
     """
-    finished = [
-        job for job in jobs if job.resume and count_rounds(job.out) >= job.experiment.rounds
-    ]
-    for job in finished:  # checked, and left as they are: no process need start for that
-        _run_job(job)
-        yield job
-    left = [job for job in jobs if not any(job is one for one in finished)]
+    finished: list[Job] = []
+
+    def show() -> None:
+        if update is not None:
+            done = sum(min(count_rounds(job.out), job.experiment.rounds) for job in jobs)
+            update(done, f"{len(finished)}/{len(jobs)} runs")
+
+    with refresh(show):
+        for job in _run_jobs(jobs, processes, backend, address):
+            finished.append(job)
+            yield job
+
+
+def _run_jobs(
+    jobs: Sequence[Job], processes: int | None, backend: str, address: str | None
+) -> Iterator[Job]:
+    left = []
+    for job in jobs:
+        if job.resume and count_rounds(job.out) >= job.experiment.rounds:
+            _run_job(job)  # checked, and left as it is: no process need start for that
+            yield job
+        else:
+            left.append(job)
     if backend in CLUSTERS and left:
-        with connect(backend, address) as cluster:
-            yield from run_errands(cluster, ((job, _in_parts(job)) for job in left), processes)
+        yield from _run_on_cluster(left, processes, backend, address)
     else:
         yield from for_each(_run_job, left, processes, backend)
 
 
 def _run_job(job: Job) -> None:
-    with _naming(job):
+    with _named(job):
         run(
             job.experiment,
             job.seed,
@@ -281,71 +311,116 @@ def _run_job(job: Job) -> None:
             resume=job.resume,
             callbacks=job.callbacks,
             root=job.root,
+            in_memory=job.in_memory,
         )
 
 
-def _in_parts(job: Job) -> Errand:
-    """As `run`, but every round is computed elsewhere, some at a time."""
-    experiment, seed, out = job.experiment, job.seed, job.out
-    header, seconds = experiment_header(experiment, seed), FIRST_PART
-    with (
-        _naming(job),
-        open_run(out, header, resume=job.resume) as writer,
-        following(job.callbacks) as session,
-    ):
-        done, state, begun = writer.done, writer.checkpoint, False
-        while done < experiment.rounds:
-            part = yield partial(_run_part, experiment, seed, out, state, seconds)
-            if not begun:  # not before: only the data can tell that some settings cannot work
-                begun = True
-                _begin(writer, experiment)
-                session.start(_started(writer, job.root))
-            for record in part.records:
-                writer.append(dataclasses.asdict(record))
-            writer.save(part.state)
-            for record in part.records:
-                session.round(record)
-            done, state = done + len(part.records), part.state
-            seconds = min(2 * seconds, LONGEST_PART)
-        if not begun:
-            session.start(_started(writer, job.root))
-        session.end()
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Some rounds of a run, and the state after them."""
-
-    records: list[RoundRecord]
-    state: Mapping[str, Array]
-
-
-def _run_part(
-    experiment: Experiment,
-    seed: int,
-    out: Path,
-    checkpoint: Mapping[str, Array] | None,
-    seconds: float,
-) -> _Part:
-    """The rounds after `checkpoint`, for as long as `seconds` allow; at least one."""
-    records: list[RoundRecord] = []
-    with one_thread():
-        simulation = build_simulation(experiment, seed)
-        start = _restore(checkpoint, simulation, out) if checkpoint else None
-        end = time.monotonic() + seconds
-        for record, state in simulation.run(experiment.rounds, start):  # noqa: B007
-            records.append(record)
-            if time.monotonic() >= end:
-                break
-        return _Part(records, state.to_arrays())
-
-
 @contextmanager
-def _naming(job: Job) -> Iterator[None]:
-    """Of many runs, an error says which."""
+def _named(job: Job) -> Iterator[None]:
+    """An error in one of many runs says which run it was."""
     try:
         yield
     except (ConfigError, RecordError):
         raise
     except FedcorError as error:
-        raise FedcorError(f"{job.out}: {error}") from error
+        raise FedcorError(f"{job.name}: {error}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class _ClusterTask:
+    """A run on a cluster, as it is sent to a worker.
+
+    Attributes:
+        job: The run, without its callbacks.
+        done: How many of its rounds were in the folder before.
+        lease: A file in the run's folder. A worker that sees it shares the folder, and stops when
+            it is gone.
+    """
+
+    job: Job
+    done: int
+    lease: Path
+
+
+def _run_on_cluster(
+    jobs: Sequence[Job], at_once: int | None, backend: str, address: str | None
+) -> Iterator[Job]:
+    """Run jobs on a cluster, each as one task, which the cluster retries when a worker is lost.
+
+    A worker that shares the run's folder writes to it, and a retry resumes from it. Any other
+    worker starts the run from its first round, and sends its files back when it is finished.
+    Callbacks are called in this process, when the run is finished.
+    """
+    with ExitStack() as leases:
+        tasks = {leases.enter_context(_leased(job)): job for job in jobs}
+        for task, files in run_with_retries(
+            _run_on_worker, list(tasks), at_once, backend=backend, address=address
+        ):
+            job = tasks[task]
+            with _named(job):
+                if files is not None:
+                    unpack_run(job.out, experiment_header(job.experiment, job.seed), files)
+                _replay(job, task.done)
+            yield job
+
+
+@contextmanager
+def _leased(job: Job) -> Iterator[_ClusterTask]:
+    """A task whose folder can be used, and is marked for workers that share it."""
+    with open_run(job.out, experiment_header(job.experiment, job.seed), resume=job.resume) as run:
+        done = run.done
+    job.out.mkdir(parents=True, exist_ok=True)
+    for old in job.out.glob(".lease-*"):  # of a process that was killed
+        old.unlink(missing_ok=True)
+    lease = job.out.absolute() / f".lease-{uuid4().hex}"
+    lease.touch()
+    try:
+        yield _ClusterTask(dataclasses.replace(job, callbacks=()), done, lease)
+    finally:
+        with suppress(OSError):
+            lease.unlink(missing_ok=True)
+            if not has_run(job.out):  # refused before anything was written
+                (job.out / LOCK).unlink(missing_ok=True)
+                job.out.rmdir()
+
+
+def _run_on_worker(task: _ClusterTask) -> dict[str, bytes] | None:
+    """The run's files, or None if the worker has written them to the run's own folder."""
+    job = task.job
+
+    def check_lease(record: RoundRecord) -> None:
+        if not task.lease.exists():
+            raise FedcorError(f"stopped after round {record.round}: it is no longer waited for")
+
+    with _named(job):
+        if task.lease.exists():
+            run(
+                job.experiment,
+                job.seed,
+                task.lease.parent,
+                resume=True,  # of an earlier try; what was there before has been checked
+                on_round=check_lease,
+                wait=WAIT_FOR_LOCK,
+            )
+            return None
+        with TemporaryDirectory() as scratch:
+            run(job.experiment, job.seed, Path(scratch) / "run")
+            return pack_run(Path(scratch) / "run")
+
+
+def _replay(job: Job, done: int) -> None:
+    """Call the callbacks of a finished run, of which `done` rounds were in the folder before."""
+    if not job.callbacks:
+        return
+    record = read_run(job.out)
+    kept, new = record.rounds[:done], record.rounds[done:]
+    with following(job.callbacks) as session:
+        if job.in_memory:
+            started = StartedRun(record.header)
+        else:
+            started = StartedRun(record.header, job.out, job.root or job.out, bool(kept), kept)
+        session.start(started)
+        for line in new:
+            scores = {name: math.nan for name in SCORES if line.get(name) is None}
+            session.round(RoundRecord(**{**line, **scores}))
+        session.end()

@@ -1,6 +1,9 @@
-"""Policies that decide who trains next.
+"""Selectors: policies that decide which clients train next.
 
-A selector sees the federation it asks and the maths in `gp`. It knows nothing of any engine.
+Each is a frozen dataclass that follows `fedcor.core.types.Selector`: pure methods, and a state of
+named arrays. It asks a federation and knows nothing about any engine. To add one, write a class in
+a file of this folder and add a line to `SELECTORS`; for a public name, add a line to
+`fedcor/__init__.py`. `fedcor.testing.check_selector` tests it.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from fedcor.selectors.fedcor import FedCor, Proxy
 from fedcor.selectors.oort import Oort
 from fedcor.selectors.power_of_choice import PowerOfChoice
 
-DEFAULT_SELECTOR = "aligned"  # who chooses where nobody says who
+DEFAULT_SELECTOR = "aligned"  # where the user names none
 
 SELECTORS = Registry(
-    "selector",
-    "fedcor.selectors",
-    {
+    key="selector",
+    group="fedcor.selectors",
+    built_in={
         "random": Random,
         "round_robin": RoundRobin,
         "afl": AFL,
@@ -36,7 +39,7 @@ SELECTORS = Registry(
         "proxy": Proxy,
         "full": Full,
     },
-    ("init", "select", "observe"),
+    methods=("init", "select", "observe"),
 )
 
 

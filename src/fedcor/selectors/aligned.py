@@ -88,7 +88,9 @@ class Aligned(RememberingSelector):
             return np.concatenate([first, more])
         moving = known[moves(state, known) | np.isin(known, first)]
         known = moving if len(moving) >= wanted else known
-        return self.match_known(state, federation, known, first, wanted, self.swaps, "direction")
+        return self.match_known(
+            state, federation, known, first, wanted=wanted, swaps=self.swaps, criterion="direction"
+        )
 
     def ageing_weights(self, state: State) -> FloatArray | float:
         """(N,) 0 for clients that have not delivered for so long that they may have left."""

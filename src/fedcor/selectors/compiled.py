@@ -1,26 +1,32 @@
-"""The pass of `posterior.py` over a large population, compiled with Numba.
+"""Passes over large populations, compiled with Numba.
 
-It does what `Posterior` does with NumPy, in one go: the products with the pick, the new variances
-and benefits, the gains and the largest of them. Each number is read from memory once per pick. Its
-sums have one order, whatever the machine is doing, but another one than NumPy's: results agree but
-for rounding errors.
+`condition_and_find` does what `gp.posterior.Posterior` does with NumPy, in one go: the products
+with the pick, the new variances and benefits, the gains and the largest of them. Each number is
+read from memory once per pick.
 
-Only `posterior.py` imports this module, and only for large populations: Numba takes seconds to
-import and compile. Nothing compiled is kept on disk.
+`improve` finds what `matching_blocks` finds with NumPy. Whether a row can beat the best one so far
+is decided without a root or a quotient, for many rows at once; the gap itself is computed only
+where it can.
+
+Sums have one order, whatever the machine is doing, but another one than NumPy's: results agree but
+for rounding errors. The two modules import this one only for large populations: Numba takes seconds
+to import and compile. Nothing compiled is kept on disk.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import njit
 
-from fedcor.core.types import BoolArray, FloatArray
-from fedcor.selectors.matching_objective import Groups, Rows
+from fedcor.core.types import FloatArray
 
 _BLOCK = 256  # clients whose numbers stay in the innermost cache between the loops
 _ROUNDING = 1e-12
+_NUMBERS = 16_384  # so many products at a time stay in the cache
+_LARGEST = 128  # rows at a time
 
 
 # Loops of their own, so that the compiler computes eight numbers at once.
@@ -34,18 +40,10 @@ def _products(X: FloatArray, u: FloatArray, z: FloatArray) -> None:
 
 
 @njit(error_model="numpy", fastmath={"contract"})
-def _condition(
-    z: FloatArray,
-    h: float,
-    slope: float,
-    s2: float,
-    variance: FloatArray,
-    benefit: FloatArray,
-    alpha: FloatArray,
-    floor: float,
-) -> bool:
+def _condition(z: FloatArray, pick: Any, clients: Any, rows: slice, floor: float) -> bool:
     """Condition a block; whether a squared gain in it may be above `floor`."""
-    share, above = 1.0 / h, 0
+    variance, benefit, alpha = clients.variance[rows], clients.benefit[rows], clients.alpha[rows]
+    share, slope, s2, above = 1.0 / pick.h, pick.slope, pick.s2, 0
     for i in range(z.size):
         benefit[i] -= slope * z[i]
         left = variance[i] - share * (z[i] * z[i])
@@ -56,88 +54,44 @@ def _condition(
 
 
 @njit(error_model="numpy")
-def condition_and_find(
-    X: FloatArray,
-    u: FloatArray,
-    h: float,
-    slope: float,
-    s2: float,
-    variance: FloatArray,
-    benefit: FloatArray,
-    alpha: FloatArray,
-    left: BoolArray,
-) -> tuple[int, float]:
+def condition_and_find(clients: Any, pick: Any) -> tuple[int, float]:
     """Condition all clients on a pick, and find the largest gain that is left.
 
     A block is searched only if one of its gains is as large as the best so far: their squares tell
     it without a root or a quotient.
 
     Args:
-        X: (n, d) embeddings.
-        u: (d,) A x of the pick.
-        h: x'A x + s2 of the pick.
-        slope: (u'v + s2 q) / h of the pick.
-        s2: Noise variance.
-        variance: (n,) replaced by what is left of it.
-        benefit: (n,) replaced by what is left of it.
-        alpha: (n,) annealing factors.
-        left: (n,) who can still be picked.
+        clients: A `posterior.Clients`, whose variance and benefit are replaced by what is left.
+        pick: A `posterior.Pick`.
 
     Returns:
         The first row with the largest gain, and that gain; row -1 if no gain is a number.
     """
     products = np.empty(_BLOCK)
     best, largest, floor = -1, -np.inf, 0.0
-    for start in range(0, len(X), _BLOCK):
-        end = min(start + _BLOCK, len(X))
+    for start in range(0, len(clients.X), _BLOCK):
+        end = min(start + _BLOCK, len(clients.X))
         z, rows = products[: end - start], slice(start, end)
-        _products(X[rows], u, z)
-        if not _condition(z, h, slope, s2, variance[rows], benefit[rows], alpha[rows], floor):
+        _products(clients.X[rows], pick.u, z)
+        if not _condition(z, pick, clients, rows, floor):
             continue
         for i in range(start, end):
-            if left[i]:
-                gain = alpha[i] * benefit[i] / math.sqrt(variance[i])
+            if clients.left[i]:
+                gain = clients.alpha[i] * clients.benefit[i] / math.sqrt(clients.variance[i])
                 if gain > largest:
                     best, largest = i, gain
                     floor = gain * gain * (1.0 - _ROUNDING) if gain > 0 else 0.0
     return best, largest
 
 
-# The pass of `matching_blocks.py` over very many rows, compiled with Numba.
-#
-# It finds what `_improve` there finds, but for rounding errors. Whether a row can beat the best one
-# so far is decided without a root or a quotient, for many rows at once; the gap itself is computed
-# only where it can.
-#
-# Only `matching_blocks.py` imports this module, and only for very many rows: Numba takes seconds to
-# import and compile. Nothing compiled is kept on disk.
-
-
-_NUMBERS = 16_384  # so many products at a time stay in the cache
-_LARGEST = 128  # rows at a time
-
-
-@njit(error_model="numpy", fastmath={"reassoc", "contract"})
-def _row_products(U: FloatArray, v: FloatArray, z: FloatArray) -> None:
-    for i in range(z.size):
-        total = 0.0
-        for k in range(v.size):
-            total += U[i, k] * v[k]
-        z[i] = total
-
-
 @njit(error_model="numpy", fastmath={"contract"})
 def _may_align(
-    z: FloatArray,
-    a: FloatArray,
-    squares: FloatArray,
-    aims: FloatArray,
-    squared: float,
-    aim: float,
-    shortest: float,
-    floor: float,
+    z: FloatArray, block: Any, rows: slice, group: tuple[float, float], limits: tuple[float, float]
 ) -> bool:
     """Whether (S't)^2 reaches `floor` times |S|^2 for a row with S't > 0."""
+    a, squares, aims = block.weights[rows], block.squares[rows], block.aims[rows]
+    squared, aim = group
+    shortest, floor = limits
     above = 0
     for i in range(z.size):
         length = squared + 2.0 * (a[i] * z[i]) + squares[i]
@@ -150,16 +104,11 @@ def _may_align(
 
 @njit(error_model="numpy", fastmath={"contract"})
 def _may_be_close(
-    z: FloatArray,
-    a: FloatArray,
-    squares: FloatArray,
-    aims: FloatArray,
-    squared: float,
-    aim: float,
-    weight: float,
-    best: float,
+    z: FloatArray, block: Any, rows: slice, group: tuple[float, float, float], best: float
 ) -> bool:
     """Whether |S|^2 - 2 S't A is at most `best` times A^2 for a row, but for rounding errors."""
+    a, squares, aims = block.weights[rows], block.squares[rows], block.aims[rows]
+    squared, aim, weight = group
     below = 0
     for i in range(z.size):
         length = squared + 2.0 * (a[i] * z[i]) + squares[i]
@@ -172,8 +121,11 @@ def _may_be_close(
 
 
 @njit(error_model="numpy")
-def improve(block: Rows, groups: Groups, direction: bool, shortest: float, start: int) -> None:
-    """Search a block of rows for better ones; arguments as in `matching_blocks`."""
+def improve(block: Any, groups: Any, direction: bool, shortest: float, start: int) -> None:
+    """Search a block of rows (`matching_blocks.Rows`) for better ones for `groups` (its `Groups`).
+
+    Arguments as in `matching_blocks._improve`, with whether the criterion is "direction".
+    """
     m = len(groups.V)
     size = min(_LARGEST, max(16, _NUMBERS // m))
     one = np.empty((1, size))
@@ -182,18 +134,18 @@ def improve(block: Rows, groups: Groups, direction: bool, shortest: float, start
         a, squares, aims = block.weights[rows], block.squares[rows], block.aims[rows]
         if m == 1:
             products = one[:, : rows.stop - first]
-            _row_products(block.U[rows], groups.V[0], products[0])
+            _products(block.U[rows], groups.V[0], products[0])
         else:
             products = np.dot(groups.V, block.U[rows].T)  # (m, rows)
         for j in range(m):
             z, best, squared, aim = products[j], groups.gaps[j], groups.squares[j], groups.aims[j]
             if direction and best < 0.0:
                 floor = best * best * (1.0 - _ROUNDING)
-                may = _may_align(z, a, squares, aims, squared, aim, shortest, floor)
+                may = _may_align(z, block, rows, (squared, aim), (shortest, floor))
             elif direction or best == np.inf:
                 may = True
             else:
-                may = _may_be_close(z, a, squares, aims, squared, aim, groups.weights[j], best)
+                may = _may_be_close(z, block, rows, (squared, aim, groups.weights[j]), best)
             if not may:
                 continue
             for i in range(z.size):

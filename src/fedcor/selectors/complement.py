@@ -106,7 +106,9 @@ class Complement(RememberingSelector):
             first = known[longest_ago(asked, 1)]
         else:
             first = uniform(federation.rng, known, 1)
-        return self.match_known(state, federation, known, first, wanted, self.swaps, "distance")
+        return self.match_known(
+            state, federation, known, first, wanted=wanted, swaps=self.swaps, criterion="distance"
+        )
 
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
         """How close the group comes to the target, and how old its directions are.

@@ -1,7 +1,7 @@
 """FedCor (Tang et al., CVPR 2022) and the proxy algorithm of its convergence proof.
 
-`process.py` learns the Gaussian process over the clients' loss changes; the two selectors here
-differ in how they choose with it. The maths is in `fedcor.gp`.
+`gp_selector.py` learns the Gaussian process over the clients' loss changes; the two selectors here
+differ in how they choose with it. The maths is in `gp/`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from fedcor.core.config import check_fraction, plain_keywords
 from fedcor.core.types import Federation, FloatArray, IntArray, Reasons, State
 from fedcor.rounds.rules.seats import Seats, seats_of
-from fedcor.selectors.gp.greedy import Picks, select, select_proxy, take_apart
+from fedcor.selectors.gp.greedy import Picks, Prior, select, select_proxy, take_apart
 from fedcor.selectors.gp_selector import ProcessSelector, is_fitted, is_seen
 
 
@@ -106,14 +106,11 @@ class FedCor(ProcessSelector):
         if self.probes_sample:  # who was never seen is explored, and no rival of those picked
             rivals = np.union1d(rivals[seen[rivals]], chosen)
         parts = take_apart(
-            state["embedding"],
-            federation.weights,
-            _annealing(self.beta, picked),
-            self.noise**2,
+            self._prior(state["embedding"], federation.weights, picked),
             chosen,
             rivals,
-            _admits(seats_of(federation), chosen),
-            explored if self.probes_sample else None,
+            admits=_admits(seats_of(federation), chosen),
+            placed=explored if self.probes_sample else None,
         )
         return {
             "gain": parts.gain,
@@ -144,9 +141,12 @@ class FedCor(ProcessSelector):
             count: Number of picks; C if it is not given.
             earlier: Ids of clients that were picked before.
         """
-        X, alpha = state["embedding"], _annealing(self.beta, state["picked"])
         count = self.clients_per_round if count is None else count
-        return select(X, weights, alpha, self.noise**2, count, available, earlier)
+        prior = self._prior(state["embedding"], weights, state["picked"])
+        return select(prior, count, available, earlier)
+
+    def _prior(self, X: FloatArray, weights: FloatArray, picked: IntArray) -> Prior:
+        return Prior(X, weights, _annealing(self.beta, picked), self.noise**2)
 
 
 def _annealing(beta: float, picked: IntArray) -> FloatArray:

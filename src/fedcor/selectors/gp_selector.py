@@ -1,19 +1,30 @@
-"""Probes of a sample: whom to ask for loss changes, who was ever seen, and who is explored.
+"""The base of selectors that learn a Gaussian process over the clients' loss changes.
+
+The schedule is that of the paper's Sec. 4.5:
+
+    rounds 0 .. warmup - 1      the choice is uniform, and the loss changes that it would make are
+                                measured: one sample per round
+    later, t % interval == 0    `samples_per_refit` uniform selections are tried and measured
+    both                        the embedding is refitted, starting from the last one; recent
+                                samples are reused: after m rounds with the weight discount^m
+
+A subclass decides how to choose with the learnt process (`choose`). While not a single loss change
+was measured, the choice stays uniform.
 
 Notation
-    X       client embeddings, row k is x_k; 0 for a client of whom no loss change is known  (N, d)
-    n       how many clients are asked for the sake of a candidate
+    X       client embeddings, row k is x_k; 0 for a client without a known loss change      (N, d)
+    n       how many clients are asked for a candidate
 
-The clients that train for a candidate are always asked; uniform others fill up the sample to n.
-They are sent the model anyway, their own loss changes most, and of two clients the process learns
-from the samples in which both answered. The price is that they are a larger part of a small sample
-than of all clients.
+A measurement asks all available clients, as in the paper, or a sample of n. The clients that train
+for the candidate are always in the sample; uniform others fill it up. They receive the model
+anyway, their own loss changes most, and the process learns about two clients from the samples in
+which both answered. The price is that they are a larger part of a small sample than of all clients.
 
-A client that was never seen has the prior: x_k = 0, a variance s^2 of its own and no covariance
-with anyone. So it has no part in what the process knows, and is hardly worth anything to it. It
-gets its place by exploration instead: while there are such clients, they have a quarter of a round,
-or the only seat of a round with probability 1/4. (By chance, not by the round's number: a round
-that is tried again because nobody delivered need not explore again.)
+A client that was never measured has the prior: x_k = 0, a variance of s^2 and no covariance with
+anyone. The process knows nothing about it and hardly ever picks it. So while there are such
+clients, exploration gives them a quarter of a round, or the only seat of a round with probability
+1/4. (By chance, not by the round's number: a round that is tried again because nobody delivered
+need not explore again.)
 """
 
 from __future__ import annotations
@@ -27,7 +38,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedcor.core.config import check_at_least, check_fraction, check_positive
-from fedcor.core.describe import NEWER
 from fedcor.core.types import (
     Array,
     BoolArray,
@@ -44,11 +54,12 @@ from fedcor.selectors.base import extend_clients, fraction_of, uniform
 from fedcor.selectors.gp.fit import Samples, fit
 from fedcor.selectors.gp.forecast import covariance_similarity, forecast
 
+LOG = logging.getLogger("fedcor")
 _UNSEEN_SHARE = 0.25  # of a round
 
 
 def count_asked(available: int, fraction: float, most: int | None) -> int:
-    """n, of so many available clients: a fraction of them, at least one, and no more than `most`.
+    """n, the clients to ask: a fraction of those available, at least one and at most `most`.
 
     >>> count_asked(1000, 0.3, None), count_asked(1000, 0.3, 100), count_asked(3, 0.1, None)
     (300, 100, 1)
@@ -67,7 +78,7 @@ def whom_to_ask(
 
     Args:
         rng: The round's stream.
-        available: Who can be asked.
+        available: Clients that can be asked.
         selections: Clients that train for each candidate.
         count: n. A larger selection is asked as a whole.
     """
@@ -81,13 +92,13 @@ def whom_to_ask(
 
 
 def first_embedding(rng: np.random.Generator, clients: int, dimension: int) -> FloatArray:
-    """(n, d) where a fit starts, for clients that no fit has had yet."""
+    """(n, d) The embedding where a fit starts, for clients that are new to it."""
     X: FloatArray = rng.standard_normal((clients, dimension)) / math.sqrt(dimension)
     return X
 
 
 def is_seen(X: FloatArray) -> BoolArray:
-    """(n,) of whom a loss change is known."""
+    """(n,) Whether a loss change of each client is known."""
     return np.asarray(X.any(axis=1))
 
 
@@ -102,9 +113,9 @@ def explored(
     Args:
         rng: The round's stream.
         X: (N, d) The embedding.
-        clients: Who may be chosen.
-        count: How many are.
-        taken: Who has a seat in the round already.
+        clients: Clients that may be chosen.
+        count: How many are chosen.
+        taken: Clients that have a seat in the round already.
     """
     unseen = clients[~is_seen(X[clients])]
     if not len(unseen):
@@ -115,25 +126,6 @@ def explored(
     share -= int(np.count_nonzero(~is_seen(X[taken])))
     rest = count - (len(clients) - len(unseen))
     return uniform(rng, unseen, min(count, max(share, rest, 0)))
-
-
-# How a selector learns the Gaussian process from a federation: when to measure, what to remember.
-#
-# The schedule is that of the paper's Sec. 4.5:
-#
-#     rounds 0 .. warmup - 1      the choice is uniform, and the loss changes that it would make are
-#                                 measured: one sample per round
-#     later, t % interval == 0    `samples_per_refit` uniform selections are tried and measured
-#     both                        the embedding is refitted, starting from the last one; recent
-#                                 samples are reused, one that is m rounds old with weight discount^m
-#
-# What is done with the learnt process is left to the subclass (`choose`). While not a single loss
-# change was measured, there is nothing to choose with, and the choice stays uniform.
-#
-# A measurement asks everyone who is available, as in the paper, or a sample of them (`sampled.py`).
-
-
-LOG = logging.getLogger("fedcor")
 
 
 def is_fitted(state: State) -> bool:
@@ -163,8 +155,8 @@ class ProcessSelector(ABC):
     warmup_steps: int = 150
     refit_steps: int = 100
     gp_learning_rate: float = 0.01
-    probe_fraction: float = field(default=1.0, kw_only=True, metadata={NEWER: True})
-    probe_clients: int | None = field(default=None, kw_only=True, metadata={NEWER: True})
+    probe_fraction: float = field(default=1.0, kw_only=True)
+    probe_clients: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         for key in ("clients_per_round", "interval", "samples_per_refit", "dimension"):
@@ -204,8 +196,7 @@ class ProcessSelector(ABC):
             "picked": np.zeros(
                 count, dtype=np.int64
             ),  # (N,) tau, times chosen since the last refit
-            # Selections last measured; -1 fills up. A state of an earlier version lacks it until
-            # it measures again; nothing asks for it before.
+            # (S, C) selections measured last; -1 fills up
             "tried": np.empty((0, 0), dtype=np.int64),
         }
 
@@ -398,17 +389,18 @@ class ProcessSelector(ABC):
     def details(
         self, before: State, state: State, federation: Federation, chosen: IntArray
     ) -> dict[str, Array]:
-        """In a round that measured: how well the process foretold it, before it was refitted.
+        """In a round that measured: how well the process predicted it, before it was refitted.
 
-        Each measured selection is foretold from the changes of its own clients (`gp.forecast`).
+        The changes of all others are predicted from those of the clients that trained
+        (`gp.forecast`).
 
         `forecast_clients`, `log_score`, `log_score_each`, `log_score_independent`: one number per
         measured selection; the scores are in nats per client.
         `residual_bins`: (20,) clients by standardised residual, of all these selections, in bins
-        that a right process fills alike.
+        that a correct process fills equally.
         `residual_squares`, `squared_errors`, `squared_changes`, `squared_forecasts`: sums over the
         same clients of squared residuals, errors, changes, and forecasts (change minus error).
-        `fitted`: 1 in the round of the first fit, which has nothing before it to be held against.
+        `fitted`: 1 in the round of the first fit, before which there was no prediction.
         `similarity`: of the covariance before the refit and after it; 1 for equal ones.
         """
         new = state["sample_rounds"] == int(before["round"])
@@ -421,7 +413,7 @@ class ProcessSelector(ABC):
         for y, who in zip(state["samples"][new], state["tried"], strict=True):
             trained = np.zeros(len(y), dtype=bool)
             trained[who[who >= 0]] = True
-            # Nothing was foretold of clients that were never seen before.
+            # Nothing was predicted for clients that were never measured before.
             found.append(forecast(X, s2, np.where(seen, y, np.nan), trained))
         told = [one for one in found if one is not None]
         similarity = {"similarity": np.array([covariance_similarity(X, Y, s2)])}

@@ -33,8 +33,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedcor.core.types import BoolArray, FloatArray, IntArray
-from fedcor.selectors.matching_blocks import BlockGroup
-from fedcor.selectors.matching_objective import ROUNDING, Criterion, gap, gap_scale, shortest_sum
+from fedcor.selectors.matching_blocks import (
+    ROUNDING,
+    BlockGroup,
+    Criterion,
+    gap,
+    gap_scale,
+    shortest_sum,
+)
 
 FEW = 4096  # rows whose products with all members are kept
 
@@ -44,6 +50,7 @@ def match(
     target: FloatArray,
     first: IntArray,
     count: int,
+    *,
     swaps: int = 0,
     weights: FloatArray | None = None,
     criterion: Criterion = "distance",
@@ -66,7 +73,9 @@ def match(
     Returns:
         (C,) row numbers: `first`, then the others in the order in which they were chosen.
     """
-    group = _group(directions, target, first, count, weights, criterion, allowed)
+    group = _group(
+        directions, target, first, count, weights=weights, criterion=criterion, allowed=allowed
+    )
     while len(group.members) < count and group.outside.any():
         group.add_best()
     if group.outside.any() and group.fixed < len(group.members):
@@ -80,6 +89,7 @@ def replacements(
     directions: FloatArray | list[FloatArray],
     target: FloatArray,
     members: IntArray,
+    *,
     kinds: IntArray | None = None,
     weights: FloatArray | None = None,
     criterion: Criterion = "distance",
@@ -101,7 +111,15 @@ def replacements(
         that row in the member's place, NaN where there is none. A distance is that of the mean from
         t, divided by |t|.
     """
-    group = _group(directions, target, members, len(members), weights, criterion, allowed)
+    group = _group(
+        directions,
+        target,
+        members,
+        len(members),
+        weights=weights,
+        criterion=criterion,
+        allowed=allowed,
+    )
     group.fixed = 0
     rows, best = group.best_exchanges(kinds)
     length = float(np.sqrt(group.target_squared)) or 1.0
@@ -118,6 +136,7 @@ def _group(
     target: FloatArray,
     first: IntArray,
     count: int,
+    *,
     weights: FloatArray | None,
     criterion: Criterion,
     allowed: BoolArray | None,
@@ -125,9 +144,19 @@ def _group(
     """The group of the first members: with all products where there are few rows."""
     if isinstance(directions, list) or len(directions) > FEW:
         blocks = directions if isinstance(directions, list) else [directions]
-        return BlockGroup(blocks, target, first[:count], weights, criterion, allowed)
+        return BlockGroup(
+            blocks, target, first[:count], weights=weights, criterion=criterion, allowed=allowed
+        )
     count = min(count, len(directions))
-    return _Group(directions, target, first[:count], count, weights, criterion, allowed)
+    return _Group(
+        directions,
+        target,
+        first[:count],
+        count,
+        weights=weights,
+        criterion=criterion,
+        allowed=allowed,
+    )
 
 
 class _Sums(NamedTuple):
@@ -148,6 +177,7 @@ class _Group:
         target: FloatArray,
         first: IntArray,
         count: int,
+        *,
         weights: FloatArray | None,
         criterion: Criterion,
         allowed: BoolArray | None,

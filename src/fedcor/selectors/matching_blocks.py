@@ -1,11 +1,16 @@
-"""Matching among very many rows, in blocks: what is kept grows with n and C, not with n times C.
+"""The gap that matching makes small, and matching among very many rows, in blocks.
 
-Notation as in `matching.py`, and
+Notation as in `matching.py`: S = sum_K a_i u_i and A = sum_K a_i over the group K, t the target.
+
+    distance    |S|^2 / A^2 - 2 S't / A     the squared distance of S / A from t, but for |t|^2
+    direction   -S't / |S|                  minus the cosine of S and t, times |t|
+
+In blocks, the memory grows with n and C, not with n times C:
     V       sums of groups that a row may join, one a row: S itself, or S without a member  (m, s)
 
 A group that row i joins has |V_j + a_i u_i|^2 = |V_j|^2 + 2 a_i u_i'V_j + |a_i u_i|^2. So a further
 member costs one pass over all rows, as m = 1, and an exchange one product of all rows with V. From
-`COMPILED_FROM` rows on, the pass is a compiled one (`matching_compiled.py`) where there is Numba.
+`COMPILED_FROM` rows on, the pass is a compiled one (`compiled.py`) where Numba is installed.
 """
 
 from __future__ import annotations
@@ -13,26 +18,91 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from fedcor.core.types import BoolArray, FloatArray, IntArray
-from fedcor.selectors.matching_objective import (
-    ROUNDING,
-    Criterion,
-    Groups,
-    Rows,
-    gap,
-    gap_scale,
-    shortest_sum,
-)
 
 COMPILED_FROM = 100_000  # below, a run would hardly win back the seconds in which Numba compiles
 _NUMBERS = 65_536  # gaps that are computed at a time
 
 
+Criterion: TypeAlias = Literal["distance", "direction"]
+
+# A swap that lowers the gap by less than this fraction of its scale is a rounding error, and swaps
+# end. A sum of rows whose squared length is below this fraction of the longest row's is zero but
+# for rounding errors, and has no direction.
+ROUNDING = 1e-12
+
+
+class Rows(NamedTuple):
+    """Rows that may join a group, some of n.
+
+    Attributes:
+        U: (n, s) u_i.
+        weights: (n,) a_i.
+        squares: (n,) |a_i u_i|^2.
+        aims: (n,) (a_i u_i)'t.
+        outside: (n,) which of them can join.
+        kinds: (n,) what kind of row each is.
+    """
+
+    U: FloatArray
+    weights: FloatArray
+    squares: FloatArray
+    aims: FloatArray
+    outside: BoolArray
+    kinds: IntArray
+
+    def part(self, rows: slice) -> Rows:
+        """Some of the rows."""
+        return Rows._make(column[rows] for column in self)
+
+
+class Groups(NamedTuple):
+    """Groups that a row may join, and the best row for each so far.
+
+    Attributes:
+        V: (m, s) sum of a_i u_i over each group.
+        weights: (m,) sum of a_i over each group.
+        squares: (m,) |V_j|^2.
+        aims: (m,) V_j't.
+        kinds: (m,) of what kind the row must be.
+        rows: (m,) the row with the smallest gap so far, -1 for none. Changed in place.
+        gaps: (m,) that gap, or the one that must be beaten. Changed in place.
+    """
+
+    V: FloatArray
+    weights: FloatArray
+    squares: FloatArray
+    aims: FloatArray
+    kinds: IntArray
+    rows: IntArray
+    gaps: FloatArray
+
+
+def shortest_sum(longest: float) -> float:
+    """The least |S|^2 that has a direction, where the longest row has |a u|^2 = `longest`."""
+    return max(ROUNDING * longest, float(np.finfo(np.float64).tiny))
+
+
+def gap(criterion: Criterion, squared: Any, aim: Any, weight: Any, shortest: float) -> Any:
+    """The gap, from |S|^2, S't, A and `shortest_sum`."""
+    if criterion == "distance":
+        return squared / weight**2 - 2 * aim / weight
+    return -aim / np.sqrt(np.maximum(squared, shortest))
+
+
+def gap_scale(criterion: Criterion, squared: Any, weight: Any, target_squared: Any) -> float:
+    """The size of the numbers that a gap is the difference of."""
+    if criterion == "distance":
+        return float(target_squared + squared / weight**2)
+    return float(np.sqrt(target_squared))
+
+
 class BlockGroup:
-    """The group while it is built.
+    """A group while it is built, in blocks of rows.
 
     Args:
         blocks: The rows u_i, (n, s) together; all blocks but the last are equally long.
@@ -48,6 +118,7 @@ class BlockGroup:
         blocks: list[FloatArray],
         target: FloatArray,
         first: IntArray,
+        *,
         weights: FloatArray | None,
         criterion: Criterion,
         allowed: BoolArray | None,
@@ -133,15 +204,29 @@ class BlockGroup:
     def _groups(self, V: FloatArray, aims: FloatArray, weights: FloatArray, below: float) -> Groups:
         """The groups, with no row found for them yet; its gap must be below `below`."""
         squares, kinds = np.einsum("ms,ms->m", V, V), np.zeros(len(V), dtype=np.int64)
-        return Groups(V, weights, squares, aims, kinds, kinds - 1, np.full(len(V), below))
+        return Groups(
+            V=V,
+            weights=weights,
+            squares=squares,
+            aims=aims,
+            kinds=kinds,
+            rows=kinds - 1,
+            gaps=np.full(len(V), below),
+        )
 
     def _search(self, groups: Groups, kinds: IntArray | None) -> None:
         """Find the best row for each group."""
         if kinds is None:
             kinds = np.zeros(len(self.outside), dtype=np.int64)
         for rows, U in self._each_block():
-            a, squares, aims = self.weights[rows], self.squares[rows], self.aims[rows]
-            block = Rows(U, a, squares, aims, self.outside[rows], kinds[rows])
+            block = Rows(
+                U=U,
+                weights=self.weights[rows],
+                squares=self.squares[rows],
+                aims=self.aims[rows],
+                outside=self.outside[rows],
+                kinds=kinds[rows],
+            )
             if self._improve is not None:
                 direction = self.criterion == "direction"
                 self._improve(block, groups, direction, self.shortest, rows.start)
@@ -171,7 +256,7 @@ def _improve(
 
 @cache
 def _compiled_pass() -> Callable[..., None] | None:
-    """`matching_compiled.improve`; None where Numba is not installed."""
+    """`compiled.improve`; None where Numba is not installed."""
     try:
         from fedcor.selectors.compiled import improve
     except ImportError:

@@ -1,15 +1,32 @@
-"""The utility of a client in Oort (Lai et al., OSDI 2021): what its data are worth, and its time.
+"""Oort (Lai et al., OSDI 2021): clients whose data are worth much and that are not too slow.
 
 Notation
     U_k     n_k times the root mean square loss of client k's samples, from its last training (m,)
     R       number of the round, from 1                                                     scalar
     L_k     round in which client k last took part                                            (m,)
-    d_k     seconds that client k takes; NaN where nobody knows                               (m,)
+    d_k     seconds that client k takes; NaN where unknown                                    (m,)
     T       preferred duration of a round; infinite for no preference                       scalar
     W       rounds that the pacer looks at                                                  scalar
+    epsilon the share of a round that explores                                              scalar
 
     util_k = (clipped and scaled U_k + sqrt(0.1 ln R / L_k)) (T / d_k)^alpha   if d_k > T
              (clipped and scaled U_k + sqrt(0.1 ln R / L_k))                   else
+
+    1. exploit  of the clients that have reported a loss, admit all with a utility of at least
+                `cut_off` times that of the (1 - epsilon) C-th best; draw (1 - epsilon) C in
+                proportion to their utility
+    2. explore  epsilon C of the other clients: fast ones are likelier where the speed is known
+    3. pacer    every W rounds: if W rounds gained less utility than the W before them, the
+                preferred duration becomes longer
+
+A client that was chosen and did not deliver is left out for some rounds, twice as long each time:
+otherwise clients that never deliver would be explored in every round. Nobody failed in a round that
+brought as many updates as any round before: where more clients are chosen than needed, some are
+surplus.
+
+The rule is the paper's Algorithm 1. Where it leaves a choice, docs/results/time.md says what the
+released code does, and what this does. Without a clock there are no durations: no client is slow,
+and the pacer rests. All that happens in a round costs O(N).
 """
 
 from __future__ import annotations
@@ -39,7 +56,8 @@ from fedcor.core.types import (
 )
 from fedcor.selectors.base import asks_nothing, extend_clients, fraction_of, resting, uniform
 
-# The smallest utility is not worth nothing: as in the released code.
+LONGEST_WINDOW = 10_000  # the gains of twice as many rounds are in every checkpoint
+# Below the smallest utility, which is then not worth nothing: as in the released code.
 _BELOW = 0.001
 
 
@@ -117,29 +135,6 @@ def draw(rng: np.random.Generator, clients: IntArray, weights: FloatArray, count
         top = np.argpartition(-keys, count)[:count]
         clients, keys = clients[top], keys[top]
     return clients[np.argsort(-keys, kind="stable")]
-
-
-# Oort (Lai et al., OSDI 2021): clients whose data are worth much and who are not too slow.
-#
-# Notation as in `utility.py`; further, epsilon is the share of a round that explores.
-#
-#     1. exploit  of those who have reported a loss, admit all with a utility of at least `cut_off`
-#                 times that of the (1 - epsilon) C-th best; draw (1 - epsilon) C in proportion to
-#                 their utility
-#     2. explore  epsilon C of those who have not: the fast are likelier where the speed is known
-#     3. pacer    every W rounds: if W rounds gained less utility than the W before them, slower
-#                 clients are preferred no less from now on
-#
-# Who was chosen and did not deliver is left out for some rounds, twice as long each time: else those
-# who never deliver would be explored in every round. Nobody failed in a round that brought as many
-# updates as any round before: where more clients are chosen than are needed, some are too many.
-#
-# The rule is the paper's Algorithm 1. Where it leaves a choice, docs/results/time.md says what the
-# released code does, and what this does. Without a clock there are no durations: no client is slow,
-# and the pacer rests. All that happens in a round costs O(N).
-
-
-LONGEST_WINDOW = 10_000  # the gains of twice as many rounds are in every checkpoint
 
 
 class _Pool(NamedTuple):

@@ -1,4 +1,25 @@
-"""A count sketch: long vectors made short, with the same inner products on average."""
+"""The base of selectors that remember the last update of every client.
+
+Notation
+    u_k     the last update direction of client k: its model change divided by
+            (learning rate x local steps), or a part or a sketch of it                  (s,)
+    a_k     the weight of client k in the aggregated mean                               (N,)
+    t       the mean direction of everyone: sum_i p_i u_i over all who were seen        (s,)
+
+Clients that never trained come first, in random order: every client trains, and nothing is asked.
+Clients that joined after the first round and never trained get a quarter of a round, or one seat in
+some rounds where a quarter is less than one: newcomers do not push out everyone else. A client that
+was chosen and did not deliver is left out for some rounds: twice as long each time, but never
+forever. A subclass decides which of the known clients fill the rest of a round.
+
+The directions are a *table* in the state, with one row per client:
+
+    name        (N, s) the table, where there are at most `ROWS` clients
+    name/<i>    (ROWS, s) its i-th block of rows, where there are more
+
+To replace some rows, a new state gets new arrays for the blocks that they are in, and shares all
+other blocks with the given state, which stays as it was: with many clients, a round copies little.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +52,12 @@ from fedcor.selectors.base import (
     without,
 )
 from fedcor.selectors.matching import match, replacements
-from fedcor.selectors.matching_objective import Criterion
+from fedcor.selectors.matching_blocks import Criterion
+
+# Rows of a block. Larger blocks are read faster in a choice (they get huge pages of memory), but
+# then most rounds of many clients would copy the whole table.
+ROWS = 4096
+_JOINED_SHARE = 0.25  # of a round, for new clients that joined after the first one
 
 
 def count_sketch(vectors: Array, size: int) -> FloatArray:
@@ -50,26 +76,10 @@ def count_sketch(vectors: Array, size: int) -> FloatArray:
     ).reshape(-1, size)
 
 
-# A table with one row per client in a selector's state, which many states share.
-#
-#     name        (N, s) the table, where there are at most `ROWS` clients
-#     name/<i>    (ROWS, s) its i-th block of rows, where there are more
-#
-# To replace some rows, a new state gets new arrays for the blocks that they are in. All others are
-# the arrays of the given state, which stays as it was: with many clients, a round copies little. A
-# state that holds a large table as one array, as earlier versions wrote it, is read as well.
-
-
-# In a block. Larger ones are read faster in a choice (they get huge pages of memory), but then most
-# rounds of many clients would copy the whole table.
-ROWS = 4096
-
-
 def table_blocks(state: State, name: str) -> list[Array]:
     """The blocks of a table; nothing is copied."""
     if name in state:
-        whole = state[name]
-        return [whole[start : start + ROWS] for start in range(0, max(len(whole), 1), ROWS)]
+        return [state[name]]
     blocks: list[Array] = []
     while (block := state.get(f"{name}/{len(blocks)}")) is not None:
         blocks.append(block)
@@ -120,23 +130,6 @@ def extend_table(state: State, name: str, count: int) -> dict[str, Array]:
     return put_table(state, name, table)
 
 
-# What selectors share that choose by the updates which clients sent.
-#
-#     u_k     the last update direction of client k: its model change divided by
-#             (learning rate x local steps), or a part or a sketch of it                  (s,)
-#     a_k     the weight of client k in the aggregated mean                               (N,)
-#     t       the mean direction of everyone: sum_i p_i u_i over all who were seen         (s,)
-#
-# Clients that never trained come first, in random order: every client trains, and nothing is asked.
-# Clients that joined after the first round and never trained get a quarter of a round, or one seat in
-# some rounds where a quarter is less than one: newcomers do not push out everyone else.
-# A client that was chosen and did not deliver is left out for some rounds: twice as long each time,
-# but never forever. A subclass says which of the known clients fill the rest of a round.
-
-
-_JOINED_SHARE = 0.25  # of a round, for new clients that joined after the first one
-
-
 @dataclass(frozen=True)
 class RememberingSelector(ABC):
     """Base of selectors that remember the last update of every client: add `choose_known`.
@@ -184,6 +177,7 @@ class RememberingSelector(ABC):
         federation: Federation,
         known: IntArray,
         first: IntArray,
+        *,
         wanted: int,
         swaps: int,
         criterion: Criterion,
@@ -200,10 +194,10 @@ class RememberingSelector(ABC):
             self.target(state, federation.weights),
             rows.find(np.unique(np.concatenate([taken, first]))),
             wanted + len(taken),
-            swaps,
-            rows.shares,
-            criterion,
-            rows.allowed,
+            swaps=swaps,
+            weights=rows.shares,
+            criterion=criterion,
+            allowed=rows.allowed,
         )
         clients = rows.clients[group]
         return clients[~np.isin(clients, taken)]
@@ -237,10 +231,10 @@ class RememberingSelector(ABC):
             pool.directions,
             self.target(state, federation.weights),
             pool.find(members),
-            None if seats is None else seats.groups.cell_of[pool.clients],
-            pool.shares,
-            criterion,
-            pool.allowed,
+            kinds=None if seats is None else seats.groups.cell_of[pool.clients],
+            weights=pool.shares,
+            criterion=criterion,
+            allowed=pool.allowed,
         )
         return np.where(rows < 0, -1, pool.clients[rows]), values
 
@@ -262,7 +256,7 @@ class RememberingSelector(ABC):
         return {
             "round": np.array(0),
             # (N, s) u_k, in blocks where clients are many; no columns before the first update
-            "directions": np.empty((count, 0)),
+            **extend_table({"directions": np.empty((0, 0))}, "directions", count),
             "shares": np.ones(count),  # (N,) a_k
             "seen": np.full(count, -1),  # (N,) round of the last usable update, -1 for never
             "asked": np.full(count, -1),  # (N,) round in which it was last chosen
@@ -273,15 +267,13 @@ class RememberingSelector(ABC):
     def join(self, state: State, population: Population) -> State:
         """The state with new clients, which the next sweep brings in."""
         count = population.count
-        # A state of an earlier version does not say it: all that it has were there.
-        founders = state.get("founders", np.array(len(state["seen"])))
         return {
             **extend_table(state, "directions", count),
             "shares": extend_clients(state["shares"], count, 1.0),
             "seen": extend_clients(state["seen"], count, -1),
             "asked": extend_clients(state["asked"], count, -1),
             "failed": extend_clients(state["failed"], count, 0),
-            "founders": founders if state["round"] else np.array(count),
+            "founders": state["founders"] if state["round"] else np.array(count),
         }
 
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
@@ -292,7 +284,7 @@ class RememberingSelector(ABC):
         seen = state["seen"][ready] >= 0
         new, known = ready[~seen], ready[seen]
         most = self.new_per_round(count)
-        joined = new[new >= int(state.get("founders", len(state["seen"])))]
+        joined = new[new >= int(state["founders"])]
         chosen = uniform(rng, new[: len(new) - len(joined)], most)  # the others joined last
         if len(joined) and len(chosen) < most:
             share = min(self.joined_per_round(count, rng), most - len(chosen))

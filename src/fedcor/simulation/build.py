@@ -1,4 +1,4 @@
-"""From an experiment to a simulation that is ready to run."""
+"""Build a simulation from an experiment: load and split the data, make the model, check memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from fedcor.core.config import check_memory, expand_home
-from fedcor.core.errors import ConfigError
+from fedcor.core.errors import ConfigError, errors_under
 from fedcor.core.rng import stream
-from fedcor.core.types import IntArray, optimiser_traits
+from fedcor.core.types import IntArray, Optimiser, Selector, optimiser_traits
 from fedcor.data.cache import cache_file
 from fedcor.data.client_data import ClientData
 from fedcor.data.datasets import Dataset, load
@@ -23,26 +23,21 @@ from fedcor.data.partition import randomise_labels
 from fedcor.data.partitioners import check_parts
 from fedcor.rounds.loss_screening import LossNoise
 from fedcor.rounds.record_line import run_header
-from fedcor.simulation.coerce import (
-    OwnClients,
-    OwnData,
-    check_optimiser_memory,
-    check_selector_memory,
-    errors_under,
-)
+from fedcor.simulation.coerce import OwnClients, OwnData
 from fedcor.simulation.engine.engine import Engine
-from fedcor.simulation.engine.models import build_model
+from fedcor.simulation.engine.models import build_model, count_parameters
 from fedcor.simulation.engine.train import LocalTraining
 from fedcor.simulation.experiment import Experiment
 from fedcor.simulation.loop import Simulation
 from fedcor.simulation.tasks import build_task
 
-LABEL_NOISE = "label noise"  # the stream that says whose labels are random, and which
+LABEL_NOISE = "label noise"  # the random stream of clients with random labels
+BYTES_PER_CLIENT = 400  # at the least: its rows, its size, and what is known of it
 
 
 @functools.lru_cache(maxsize=1)
 def _load(name: str, stamp: tuple[int, int] | None) -> Dataset:  # noqa: ARG001
-    """The data set, shared by the runs of one process until its file changes."""
+    """The data set, kept for further runs in this process until its file changes."""
     return load(name)
 
 
@@ -50,10 +45,10 @@ def _stamp(name: str) -> tuple[int, int] | None:
     """When the file of a data set was written, and its size; None if there is none."""
     path = expand_home("data.name", name) if name.endswith(".npz") else cache_file(name)
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = None) -> Simulation:
@@ -71,65 +66,110 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
         [0, 1, 2]
     """
     data = data or load_data(experiment)
-    optimiser, schedule = experiment.build_optimiser(), experiment.build_schedule()
-    own = experiment.data
-    parts = own.clients if isinstance(own, OwnClients) else split_data(experiment, data, seed)
-    sizes = _sizes(parts)
-    task = build_task(experiment.loss, experiment.metrics, classes=data.classes)
+    selector, optimiser = experiment.build_selector(), experiment.build_optimiser()
+    schedule = experiment.build_schedule()
+    if experiment.clients is not None:
+        needed = float(BYTES_PER_CLIENT) * experiment.clients
+        check_memory("partition.clients", experiment.clients, needed)
+    clients = _clients(experiment, data, seed)
+    sizes = _sizes(clients)
     if experiment.noisy_clients:
-        noisy, rng = experiment.noisy_clients, stream(seed, LABEL_NOISE)
-        if not isinstance(parts, list):
-            raise ConfigError("noisy_clients", noisy, "needs data that is held, not loaded")
-        labels = randomise_labels(data.train_y, data.classes, parts, noisy, rng)
-        data = dataclasses.replace(data, train_y=labels)
+        data = _with_noisy_labels(experiment, data, clients, seed)
+    task = build_task(experiment.loss, experiment.metrics, classes=data.classes)
     name, options = _model(experiment)
     with errors_under("model"):
+        # Counted first, so that a model that is too large is refused before it is made.
+        parameters = count_parameters(name, data.shape, data.outputs, options)
+        check_memory("name", name, 4.0 * parameters)
         module = build_model(name, data.shape, data.outputs, seed, options, data=data, task=task)
+    parameters = sum(tensor.numel() for tensor in module.parameters())
+    _check_memory(experiment, selector, optimiser, sizes, parameters)
     local = LocalTraining(
-        experiment.batch_size,
-        experiment.local_steps,
-        schedule.at(0),
-        experiment.weight_decay,
-        optimiser_traits(optimiser).proximal,
+        batch_size=experiment.batch_size,
+        local_steps=experiment.local_steps,
+        learning_rate=schedule.at(0),
+        weight_decay=experiment.weight_decay,
+        proximal=optimiser_traits(optimiser).proximal,
     )
-    holdout, device = experiment.holdout, _device(experiment.device)
-    _check_sizes(experiment, sizes, sum(tensor.numel() for tensor in module.parameters()))
-    engine = Engine(data, parts, module, local, seed, holdout=holdout, device=device, task=task)
-    selector, faults = experiment.build_selector(), experiment.faults
+    engine = Engine(
+        data,
+        clients,
+        module,
+        local,
+        seed,
+        holdout=experiment.holdout,
+        device=_device(experiment.device),
+        task=task,
+    )
     rules = experiment.fix_rules(len(sizes))
     experiment.check_faults(len(sizes), rules)
-    byzantine, defence = experiment.byzantine, experiment.defence
-    byzantine.who(seed, len(sizes))  # refuses a fraction of less than one client
-    noise = LossNoise(experiment.loss_noise, experiment.loss_clip)
+    experiment.byzantine.who(seed, len(sizes))  # refuses a fraction of less than one client
     simulation = Simulation(
-        *(engine, selector, optimiser, faults, schedule, seed, rules), byzantine, defence, noise
+        engine=engine,
+        selector=selector,
+        optimiser=optimiser,
+        faults=experiment.faults,
+        learning_rate=schedule,
+        seed=seed,
+        rules=rules,
+        byzantine=experiment.byzantine,
+        defence=experiment.defence,
+        noise=LossNoise(experiment.loss_noise, experiment.loss_clip),
     )
     _ = simulation.speeds  # refuses devices tied to labels where there are none
     return simulation
 
 
-def _sizes(parts: list[IntArray] | ClientData) -> IntArray:
+def _clients(experiment: Experiment, data: Dataset, seed: int) -> list[IntArray] | ClientData:
+    """The rows of each client; or clients that load their own data."""
+    if isinstance(experiment.data, OwnClients):
+        return experiment.data.clients
+    return split_data(experiment, data, seed)
+
+
+def _sizes(clients: list[IntArray] | ClientData) -> IntArray:
     """(N,) samples of each client."""
-    if isinstance(parts, list):
-        return np.array([len(part) for part in parts])
-    return np.asarray(parts.sizes)
+    if isinstance(clients, list):
+        return np.array([len(rows) for rows in clients])
+    return np.asarray(clients.sizes)
 
 
-def _check_sizes(experiment: Experiment, sizes: IntArray, parameters: int) -> None:
-    """Refuse what does not fit into memory, now that the data and the model are known."""
-    clients = len(sizes)
+def _with_noisy_labels(
+    experiment: Experiment, data: Dataset, clients: list[IntArray] | ClientData, seed: int
+) -> Dataset:
+    """The data, in which some clients have random labels."""
+    noisy, rng = experiment.noisy_clients, stream(seed, LABEL_NOISE)
+    if not isinstance(clients, list):
+        raise ConfigError("noisy_clients", noisy, "needs data that is held, not loaded")
+    labels = randomise_labels(data.train_y, data.classes, clients, noisy, rng)
+    return dataclasses.replace(data, train_y=labels)
+
+
+def _check_memory(
+    experiment: Experiment,
+    selector: Selector,
+    optimiser: Optimiser,
+    sizes: IntArray,
+    parameters: int,
+) -> None:
+    """Refuse settings for which a run of this data and this model would not fit into memory."""
+    clients, steps = len(sizes), experiment.local_steps
     chosen = experiment.faults.choose(max(1, experiment.clients_per_round), clients)
-    selector, optimiser = experiment.build_selector(), experiment.build_optimiser()
     with errors_under("training"):
         # A client's mini-batches of a round: the number of each row, and what an array takes.
         rows = min(experiment.batch_size, int(sizes.max()))
-        steps = experiment.local_steps
         check_memory("local_steps", steps, steps * (100.0 + 8.0 * rows))
         # The updates of a round, and their mean.
         check_memory("clients_per_round", chosen, 4.0 * (chosen + 2) * parameters)
-    check_selector_memory(experiment.selector_label, selector, clients, parameters)
-    seen = min(clients, chosen * experiment.rounds)
-    check_optimiser_memory(optimiser, seen, parameters)
+    forecast = getattr(selector, "memory_bytes", None)  # setting -> bytes
+    for key, needed in forecast(clients, parameters).items() if callable(forecast) else ():
+        name = f"selectors.{experiment.selector_label}.{key}"
+        check_memory(name, getattr(selector, key), needed)
+    if optimiser_traits(optimiser).remembers:
+        seen = min(clients, chosen * experiment.rounds)
+        itemsize = np.dtype(getattr(optimiser, "dtype", "float32")).itemsize
+        given = f"{type(optimiser).__name__} of {seen} clients with {parameters} parameters each"
+        check_memory("optimiser.name", given, float(itemsize) * seen * parameters)
 
 
 def load_data(experiment: Experiment) -> Dataset:
@@ -174,7 +214,8 @@ def experiment_header(
         clients = len(split_data(experiment, load_data(experiment), seed))
         config["partition"]["clients"] = clients
     versions = {"torch": torch.__version__}
-    return run_header(experiment.name, experiment.selector_label, seed, config, versions, engine)
+    selector = experiment.selector_label
+    return run_header(experiment.name, selector, seed, config, versions, engine=engine)
 
 
 def use_one_thread() -> None:

@@ -1,8 +1,8 @@
 """Simulated Byzantine clients: clients that send false updates or report false losses.
 
-Who lies is drawn from the stream (seed, "liars") alone, so every selector meets the same byzantine, and
-everything else of a run is drawn as it would be without them. A lie is told where a client speaks:
-a selector, and the aggregation, hear it by every path. The test of the model stays honest.
+They are drawn from the stream (seed, "liars") alone, so every selector meets the same ones, and
+everything else in a run is drawn as it would be without them. Updates and losses are falsified
+where they leave the client. The test of the model is honest.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _LARGEST_FACTOR = 1e6
 @plain_keywords
 @dataclass(frozen=True)
 class Byzantine:
-    """Which clients of a simulated federation lie, and how; by default, none.
+    """Which clients of a simulated federation are Byzantine, and how; by default, none.
 
-    | kind | its update | the losses that it reports |
+    | kind | update | reported losses |
     |---|---|---|
     | `flip` | times -1 | times `inflation` |
     | `scale` | times `factor` | true |
-    | `copy` | the last change of the global model; in round 0 its own | true |
+    | `copy` | the last change of the global model; in round 0 the true one | true |
     | `inflate` | true | times `inflation` |
     | `deflate` | true | divided by `inflation` |
 
     Args:
-        fraction: Share of the clients that lie, in [0, 1], rounded to whole clients.
-        kind: How they lie.
-        factor: By how much `scale` multiplies an update, from 0 to 1e6.
-        inflation: By how much reported losses are multiplied or divided, from 1 to 1e6.
+        fraction: Fraction of Byzantine clients, in [0, 1], rounded to whole clients.
+        kind: What they send.
+        factor: What `scale` multiplies an update by, from 0 to 1e6.
+        inflation: What reported losses are multiplied or divided by, from 1 to 1e6.
 
     Example:
         >>> from fedcor import Byzantine
@@ -60,49 +60,49 @@ class Byzantine:
         check_between("inflation", self.inflation, 1.0, _LARGEST_FACTOR)
 
     def __bool__(self) -> bool:
-        """Whether anybody may lie."""
+        """Whether there are Byzantine clients."""
         return self.fraction > 0.0
 
     @property
     def copies(self) -> bool:
-        """Whether byzantine need to know the last change of the global model."""
+        """Whether the clients need the last change of the global model."""
         return bool(self) and self.kind == "copy"
 
     def who(self, seed: int, clients: int) -> BoolArray:
-        """(N,) which clients lie: the same in every round.
+        """(N,) which clients are Byzantine, in every round.
 
         Raises:
             ConfigError: The fraction is above 0, but makes up no whole client.
         """
-        byzantine = np.zeros(clients, dtype=bool)
+        chosen = np.zeros(clients, dtype=bool)
         if not self:
-            return byzantine
+            return chosen
         count = round(self.fraction * clients)
         if not count:
             allowed = f"is less than one of {clients} clients"
             raise ConfigError("byzantine.fraction", self.fraction, allowed)
-        byzantine[stream(seed, "liars").permutation(clients)[:count]] = True
-        return byzantine
+        chosen[stream(seed, "liars").permutation(clients)[:count]] = True
+        return chosen
 
-    def told(self, losses: FloatArray, lies: BoolArray) -> FloatArray:
-        """The losses as they are reported.
+    def reported_losses(self, losses: FloatArray, byzantine: BoolArray) -> FloatArray:
+        """(m,) the losses as clients report them.
 
         Args:
-            losses: (m,) True ones.
-            lies: (m,) Who of them lies.
+            losses: (m,) The true losses.
+            byzantine: (m,) Which of these clients are Byzantine.
         """
         if self.kind in ("flip", "inflate"):
-            return np.where(lies, losses * self.inflation, losses)
+            return np.where(byzantine, losses * self.inflation, losses)
         if self.kind == "deflate":
-            return np.where(lies, losses / self.inflation, losses)
+            return np.where(byzantine, losses / self.inflation, losses)
         return losses
 
-    def sent(self, update: Any, last_change: Any) -> Any:
-        """The update that a Byzantine client sends, an array of NumPy's or of torch's as the given ones.
+    def sent_update(self, update: Any, last_change: Any) -> Any:
+        """(P,) the update that a Byzantine client sends: a NumPy array or a tensor, as `update` is.
 
         Args:
-            update: (P,) What its training gave.
-            last_change: (P,) Of the global model, w^t - w^(t-1); None in round 0.
+            update: (P,) The result of its training.
+            last_change: (P,) Last change of the global model, w^t - w^(t-1); None in round 0.
         """
         if self.kind == "flip":
             return -update

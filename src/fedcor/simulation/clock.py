@@ -1,4 +1,4 @@
-"""The simulated clock: how long clients take, when a round ends, and who was back by then.
+"""The simulated clock: how long clients take, and when the server stops waiting for them.
 
 Notation
     s_k         seconds of one local step of client k
@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedcor.core.config import check_between, check_one_of, check_positive, plain_keywords
+from fedcor.core.describe import Described
 from fedcor.core.errors import ConfigError
 from fedcor.core.rng import stream
 from fedcor.core.types import BoolArray, FloatArray, IntArray
@@ -37,13 +38,12 @@ _BYTES = 1e6 / 8  # in a second, at 1 Mbit/s
 
 @plain_keywords
 @dataclass(frozen=True)
-class Devices:
+class Devices(Described):
     """How fast clients are. A client keeps its speed and its bandwidth for the whole run.
 
     Each is log-normal over the clients: what is given is the median, and a spread is the standard
-    deviation of the logarithm. With a spread of 0, all clients are alike. The slowness of a client
-    has nothing to do with its bandwidth, nor with its data unless `tied_to` says so; a trace file
-    can say anything.
+    deviation of the logarithm; with a spread of 0, all clients are equal. The speed of a client is
+    independent of its bandwidth, and of its data unless `tied_to` is set.
 
     Args:
         seconds_per_step: seconds of one local step, the median client's.
@@ -78,9 +78,8 @@ class Devices:
             check_one_of("tied_to", self.tied_to, ("labels",))
 
     def describe(self) -> dict[str, Any]:
-        """As plain values for a record. What is newer than the first records is there if used."""
-        found = dataclasses.asdict(self)
-        return {key: value for key, value in found.items() if key != "tied_to" or value is not None}
+        """The settings as plain values, for a record."""
+        return dataclasses.asdict(self)
 
 
 class Speeds(NamedTuple):
@@ -102,7 +101,7 @@ class Speeds(NamedTuple):
         """(len(clients),) seconds until the update of each is back.
 
         Args:
-            clients: Who trains.
+            clients: The clients that train.
             sent: (len(clients),) Bytes that each is sent.
             steps: (len(clients),) Local steps of each.
             returned: Bytes that each sends back.
@@ -117,7 +116,7 @@ class Speeds(NamedTuple):
         """(len(clients),) seconds until the answer of each is back.
 
         Args:
-            clients: Who is asked for a loss.
+            clients: The clients that are asked for a loss.
             sent: (len(clients),) Bytes that each is sent.
             batches: (len(clients),) Mini-batches that each evaluates.
             returned: Bytes of an answer.
@@ -130,16 +129,16 @@ class Speeds(NamedTuple):
 def device_speeds(
     devices: Devices | DeviceTrace, seed: int, clients: int, labels: IntArray | None = None
 ) -> Speeds:
-    """How fast each of `clients` clients is: drawn from streams of the seed, or from a trace.
+    """How fast each client is: drawn from streams of the seed, or from a trace.
 
     Args:
         devices: The settings, or a trace.
-        seed: Fixes what is drawn.
+        seed: Random seed.
         clients: N.
         labels: (N,) The most frequent label of each client, where devices are tied to it.
 
     Raises:
-        ConfigError: The trace is of another number of clients.
+        ConfigError: The trace has another number of clients.
     """
     if isinstance(devices, DeviceTrace):
         if len(devices.down) != clients:
@@ -149,7 +148,7 @@ def device_speeds(
     slowness = _factors(seed, "device speed", devices.speed_spread, clients)
     if devices.tied_to == "labels":
         assert labels is not None
-        # The same factors in another order. Who was slower stays so among those of a label.
+        # The same factors in another order, which is kept among the clients of a label.
         order = np.lexsort((slowness, labels))
         slowness[order] = np.sort(slowness)
     band = _factors(seed, "device bandwidth", devices.bandwidth_spread, clients)
@@ -164,11 +163,11 @@ def _factors(seed: int, purpose: str, spread: float, clients: int) -> FloatArray
 
 
 class Wait(NamedTuple):
-    """What a server has when it stops waiting.
+    """The result of waiting.
 
     Attributes:
-        back: (m,) Whose answer counts.
-        seconds: How long it waited.
+        back: (m,) Which clients were back in time.
+        seconds: How long the server waited.
     """
 
     back: BoolArray
@@ -185,17 +184,17 @@ def wait(
 ) -> Wait:
     """Wait for clients: until `goal` are back, all are back, or the deadline.
 
-    Without a deadline the server does not wait for those who never come: it sees that their
+    Without a deadline, the server does not wait for clients that never come: it sees that their
     connections are lost.
 
     Args:
         times: (m,) Seconds until each is back; infinite for one that never comes.
         goal: How many are enough; None for all.
-        deadline: Seconds after which the server goes on without the others. Who is back at that
-            very moment counts.
-        counts: (m,) How many each stands for, towards the goal; 1 where it is not given.
-        order: (m,) Who is first among those that are back at the same time: the lower number, and
-            then the lower place.
+        deadline: Seconds after which the server goes on without the others. A client that is back
+            at that very moment counts.
+        counts: (m,) How many each client counts for, towards the goal; None for 1 each.
+        order: (m,) Breaks ties between clients that are back at the same time: the lower number is
+            first, then the lower position.
 
     Example:
         >>> wait(np.array([3.0, 1.0, np.inf, 2.0]), goal=2, deadline=10.0)

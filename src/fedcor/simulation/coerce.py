@@ -1,10 +1,13 @@
-"""What a user gives for an experiment, as what the experiment holds: names, tables, or objects."""
+"""Turn what a user gives for an experiment (names, tables, objects) into what it stores.
+
+Each `as_...` function accepts every form of one setting and refuses the rest with a `ConfigError`.
+Each `describe_...` function turns a stored setting back into the table of a file, for a record.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,17 +15,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedcor.core.config import (
-    build_dataclass,
-    check_at_least,
-    check_between,
-    check_fraction,
-    check_memory,
-    check_positive,
-)
+from fedcor.core.config import build_dataclass
 from fedcor.core.describe import Described, describe, describe_array
-from fedcor.core.errors import ConfigError
-from fedcor.core.types import Selector, optimiser_traits, selector_traits
+from fedcor.core.errors import ConfigError, errors_under
+from fedcor.core.types import Optimiser, Selector
 from fedcor.data.client_data import (
     ClientData,
     PerClient,
@@ -34,21 +30,18 @@ from fedcor.data.datasets import Dataset
 from fedcor.data.own_data import as_dataset, parts_of
 from fedcor.data.partition import Partition
 from fedcor.data.partitioners import OwnParts, Partitioner, as_partition
-from fedcor.rounds.rules.declaration import check_can_ask, with_clients
-from fedcor.rounds.rules.resolved import FixedRules
-from fedcor.simulation.byzantine import Byzantine
-from fedcor.simulation.faults import Faults
+from fedcor.optimisers import OPTIMISERS, as_optimiser, build_optimiser
 from fedcor.simulation.tasks import MODEL_OPTIONS, check_model_options, load_model_factory
 
 T = TypeVar("T")
 
-
+DEEPEST = 20  # levels of tables and lists within one another
 _NO_IDS: Any = object()  # as a partition: there is one, but the data need not know it
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OwnData(Described):
-    """A user's own data, as it was when the experiment was made.
+    """A user's own data, read when the experiment was made.
 
     Args:
         dataset: The data.
@@ -58,14 +51,14 @@ class OwnData(Described):
 
     @cached_property
     def _arrays(self) -> dict[str, Any]:
-        found = {}
+        described: dict[str, Any] = {}
         for key in ("train_x", "train_y", "test_x", "test_y"):
             given = getattr(self.dataset, key)
             if isinstance(given, Mapping):
-                found[key] = {name: describe_array(array) for name, array in given.items()}
+                described[key] = {name: describe_array(array) for name, array in given.items()}
             else:
-                found[key] = describe_array(given)
-        return found
+                described[key] = describe_array(given)
+        return described
 
     def describe(self) -> dict[str, Any]:
         """The shape, type and digest of every array."""
@@ -81,8 +74,8 @@ class OwnClients(OwnData):
     """Clients whose data is loaded when it is needed.
 
     Args:
-        dataset: The test data, and what a sample looks like. It has no training samples.
-        clients: Load the data.
+        dataset: The test data, which also shows the shape of a sample. No training samples.
+        clients: Loads the data of each client.
     """
 
     clients: ClientData
@@ -124,7 +117,7 @@ def as_data(data: Any, test_data: Any, partition: Any) -> tuple[str | OwnData, P
 
 
 def _clients(data: Any, test_data: Any, partition: Any) -> tuple[OwnClients, PerClient]:
-    """Clients that load their data; there is nothing to divide among them."""
+    """Clients that load their own data, which needs no partition."""
     if partition is not None and not isinstance(partition, PerClient):
         allowed = "must be left out: each client has data of its own"
         raise ConfigError("partition", partition, allowed)
@@ -133,7 +126,7 @@ def _clients(data: Any, test_data: Any, partition: Any) -> tuple[OwnClients, Per
 
 
 def _held(data: Any, test_data: Any, partition: Any) -> tuple[str | OwnData, Any]:
-    """The data; and its parts, where the data or an array of client ids tells them."""
+    """The data; and the samples of each client, where the data or the client ids say so."""
     ids = partition if _are_ids(partition) else None
     data = str(data) if isinstance(data, Path) else data
     if isinstance(data, str | OwnData):
@@ -156,36 +149,67 @@ def _are_ids(partition: Any) -> bool:
 def as_model(given: Any) -> Any:
     """A table with `name`, or the object: a factory, a class, or a module."""
     if isinstance(given, str):
-        return {"name": given}
+        given = {"name": given}
     if not isinstance(given, Mapping):
         try:
             load_model_factory(given)
         except ConfigError:
             allowed = "must be a name, a table, a module of torch, or a function that makes one"
             raise ConfigError("model", given, allowed) from None
+        return given
+    check_finite({"model": given})
+    options = dict(given)
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        allowed = f"must be given: {', '.join(MODEL_OPTIONS)}, or module:factory"
+        raise ConfigError("model.name", name, allowed)
+    with errors_under("model"):
+        check_model_options(name, options)
     return given
 
 
-def as_faults(given: Any) -> Faults:
-    """Faults, of a table too."""
-    return _of_table("faults", Faults, given)
+def as_optimiser_setting(given: Any) -> Any:
+    """A table, which need not have a `name`; the object; or None for the selector's optimiser."""
+    if isinstance(given, str):
+        return {"name": given}
+    if isinstance(given, Mapping):
+        check_finite({"optimiser": given})
+    elif given is not None:
+        try:
+            as_optimiser(given)
+        except ConfigError as error:
+            about = error.renamed if error.key == "name" else error.under
+            raise about("optimiser") from None
+    return given
 
 
-def as_byzantine(given: Any) -> Byzantine:
-    """Byzantine, of a table too."""
-    return _of_table("byzantine", Byzantine, given)
+def make_optimiser(setting: Any, default: Callable[[], str]) -> Optimiser:
+    """The optimiser of a setting.
+
+    Args:
+        setting: What `as_optimiser_setting` returned.
+        default: Gives the name of the optimiser where the setting has none.
+
+    Raises:
+        ConfigError: There is no such optimiser, or an option is wrong.
+    """
+    if setting is not None and not isinstance(setting, Mapping):
+        return as_optimiser(setting)
+    options = dict(setting or {})
+    name = options.pop("name") if "name" in options else default()
+    with errors_under("optimiser"):
+        return build_optimiser(name, options)
 
 
-def _of_table(key: str, cls: type[T], given: Any) -> T:
+def as_settings(key: str, cls: type[T], given: Any) -> T:
+    """An object of the dataclass `cls`, which may be given as a table of its settings."""
     if isinstance(given, cls):
         return given
     if not isinstance(given, Mapping):
         allowed = f"must be fedcor.{cls.__name__}, or a table of settings"
         raise ConfigError(key, given, allowed)
-    try:
+    with errors_under(key):
         return build_dataclass(cls, given)
-    except ConfigError as error:
-        raise error.under(key) from None
 
 
 def as_selectors(given: Any) -> dict[str, Mapping[str, Any] | Selector]:
@@ -199,131 +223,9 @@ def as_selectors(given: Any) -> dict[str, Mapping[str, Any] | Selector]:
     return dict(given)
 
 
-def describe_partition(partition: Partitioner) -> dict[str, Any]:
-    """As the table `[partition]` of a file, as far as a file can say it."""
-    if isinstance(partition, Partition):
-        return partition.describe()
-    return _as_table(partition, "kind")
-
-
-def describe_model(model: Any) -> dict[str, Any]:
-    """As the table `[model]` of a file, as far as a file can say it."""
-    if isinstance(model, Mapping):
-        return {**model}
-    return _as_table(model, "name")
-
-
-def _as_table(given: Any, key: str) -> dict[str, Any]:
-    described = describe(given)
-    if isinstance(described, str):
-        return {key: described}
-    return {key if k == "class" else k: value for k, value in described.items()}
-
-
-# Checks of single settings of an experiment; `settings.py` has those of several at once.
-
-
-DEEPEST = 20  # levels of tables and lists within one another
-BYTES_PER_CLIENT = 400  # at the least: its rows, its size, and what is known of it
-LARGEST = 1e6  # of a learning rate, of its factor and of the weight decay
-_DEVICES = ("auto", "cpu", "cuda", "mps")
-
-
-def check_numbers(experiment: Any) -> None:
-    """Refuse numbers of an experiment that are out of range, and unknown devices."""
-    for key in ("rounds", "batch_size", "local_steps"):
-        check_at_least(key, getattr(experiment, key), 1)
-    check_at_least("clients_per_round", experiment.clients_per_round, 0)
-    check_positive("factor", experiment.factor)
-    for key in ("factor", "weight_decay"):
-        check_between(key, getattr(experiment, key), 0.0, LARGEST)
-    if experiment.device.partition(":")[0] not in _DEVICES:
-        raise ConfigError("device", experiment.device, f"must be one of {', '.join(_DEVICES)}")
-    check_fraction("holdout", experiment.holdout, closed=True)
-    if experiment.holdout == 1.0:
-        raise ConfigError("holdout", experiment.holdout, "must be below 1, to leave training data")
-    check_fraction("noisy_clients", experiment.noisy_clients, closed=True)
-
-
-def check_faults(
-    faults: Faults, selector: Selector, rules: FixedRules | None, clients: int, rounds: int
-) -> None:
-    """Refuse faults that do not go with so many clients, with the rules, or with the selector.
-
-    Args:
-        faults: As the user gave them.
-        selector: Chooses; with over-selection it must be one that can be asked for more clients.
-        rules: Who may be chosen; None for everyone.
-        clients: N.
-        rounds: Of a run.
-    """
-    with errors_under("faults"):
-        faults.check_for(clients, None if rules is None else rules.eligible)
-        if faults.over_selection == 1.0:
-            return
-        given, own = faults.over_selection, selector_traits(selector).clients_per_round
-        check_can_ask("over_selection", given, selector)
-        numbers = {None} if rules is None else {rules.rules.clients_at(t) for t in range(rounds)}
-        for needed in sorted(number or int(own or 0) for number in numbers):
-            chosen = faults.choose(needed, clients)
-            try:
-                with_clients(selector, chosen)
-            except ConfigError as error:
-                allowed = f"{chosen} clients do not go with the selector: {error}"
-                raise ConfigError("over_selection", given, allowed) from None
-
-
-def check_model(model: Any) -> None:
-    """Refuse the table of a model that there is not, or of options that it does not have."""
-    if not isinstance(model, Mapping):
-        return
-    check_finite({"model": model})
-    options = dict(model)
-    name = options.pop("name", None)
-    if not isinstance(name, str):
-        allowed = f"must be given: {', '.join(MODEL_OPTIONS)}, or module:factory"
-        raise ConfigError("model.name", name, allowed)
-    with errors_under("model"):
-        check_model_options(name, options)
-
-
-def check_selector_memory(
-    name: str, selector: Any, clients: int, parameters: int | None = None
-) -> None:
-    """Refuse a selector whose state does not fit into memory.
-
-    Args:
-        name: What the selector is called in the settings.
-        selector: One that may have `memory_bytes(clients, parameters)`: setting -> bytes.
-        clients: N.
-        parameters: P, of the model; None where it is not known yet.
-    """
-    needs = getattr(selector, "memory_bytes", None)
-    for key, needed in needs(clients, parameters).items() if callable(needs) else ():
-        check_memory(f"selectors.{name}.{key}", getattr(selector, key), needed)
-
-
-def check_optimiser_memory(optimiser: Any, clients: int, parameters: int) -> None:
-    """Refuse an optimiser that remembers a vector of each client, if they do not fit into memory.
-
-    Args:
-        optimiser: One whose trait `remembers` may be true.
-        clients: How many take part in a run, at the most.
-        parameters: P, of the model.
-    """
-    if optimiser_traits(optimiser).remembers:
-        number = np.dtype(getattr(optimiser, "dtype", "float32")).itemsize
-        given = f"{type(optimiser).__name__} of {clients} clients with {parameters} parameters each"
-        check_memory("optimiser.name", given, float(number) * clients * parameters)
-
-
-@contextmanager
-def errors_under(table: str) -> Iterator[None]:
-    """A ConfigError raised within names its key inside `table`."""
-    try:
-        yield
-    except ConfigError as error:
-        raise error.under(table) from None
+def as_python(value: Any) -> Any:
+    """A number of NumPy's as one of Python's; anything else unchanged."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def check_finite(settings: Any, path: str = "", depth: int = 0) -> None:
@@ -340,17 +242,27 @@ def check_finite(settings: Any, path: str = "", depth: int = 0) -> None:
         raise ConfigError(path, settings, "must be a finite number")
 
 
-def chosen_by(selector: Selector) -> int | None:
-    """How many clients a selector chooses; None if it does not say."""
-    chosen: int | None = plain(selector_traits(selector).clients_per_round)
-    return chosen
+def describe_partition(partition: Partitioner) -> dict[str, Any]:
+    """As the table `[partition]` of a file, as far as a file can say it."""
+    if isinstance(partition, Partition):
+        return partition.describe()
+    return _as_table(partition, "kind")
 
 
-def is_table(value: Any) -> bool:
-    """Whether it is a table of settings."""
-    return isinstance(value, Mapping)
+def describe_model(model: Any) -> dict[str, Any]:
+    """As the table `[model]` of a file, as far as a file can say it."""
+    return {**model} if isinstance(model, Mapping) else _as_table(model, "name")
 
 
-def plain(value: Any) -> Any:
-    """A number of NumPy's as one of Python's; anything else as it is."""
-    return value.item() if isinstance(value, np.generic) else value
+def describe_optimiser(optimiser: Optimiser) -> dict[str, Any]:
+    """As the table `[optimiser]` of a file, with all options."""
+    given = getattr(optimiser, "short_form", optimiser)  # a user's own object with `aggregate`
+    return {**_as_table(given, "name"), "name": OPTIMISERS.name_of(given)}
+
+
+def _as_table(given: Any, key: str) -> dict[str, Any]:
+    """The description of an object, with its class under `key`."""
+    described = describe(given)
+    if isinstance(described, str):
+        return {key: described}
+    return {key if k == "class" else k: value for k, value in described.items()}

@@ -1,28 +1,34 @@
-"""The federated optimiser of an experiment: a name, a table, an object, or the selector's own."""
+"""An experiment: one frozen dataclass, checked as a whole when it is made, before anything runs."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Any
 
 from fedcor.core.config import (
+    check_at_least,
     check_between,
     check_fraction,
-    check_memory,
     check_positive,
     convert,
     plain_keywords,
 )
 from fedcor.core.describe import describe
-from fedcor.core.errors import ConfigError
+from fedcor.core.errors import ConfigError, errors_under
 from fedcor.core.types import Optimiser, Selector, SelectorTraits, selector_traits
 from fedcor.data.partitioners import Partitioner
-from fedcor.optimisers import OPTIMISERS, ShortForm, as_optimiser, build_optimiser
 from fedcor.rounds.defence.settings import Defence, as_defence
 from fedcor.rounds.loss_screening import LossNoise
-from fedcor.rounds.rules.declaration import as_rules, as_tags, describe_tags
+from fedcor.rounds.rules.declaration import (
+    as_rules,
+    as_tags,
+    check_can_ask,
+    describe_tags,
+    with_clients,
+)
 from fedcor.rounds.rules.resolved import FixedRules, fix_rules
 from fedcor.selectors import (
     DEFAULT_SELECTOR,
@@ -33,98 +39,25 @@ from fedcor.selectors import (
 )
 from fedcor.simulation.byzantine import Byzantine
 from fedcor.simulation.coerce import (
-    BYTES_PER_CLIENT,
-    LARGEST,
     OwnData,
-    as_byzantine,
     as_data,
-    as_faults,
     as_model,
+    as_optimiser_setting,
+    as_python,
     as_selectors,
-    check_faults,
+    as_settings,
     check_finite,
-    check_model,
-    check_numbers,
-    check_selector_memory,
-    chosen_by,
     describe_model,
+    describe_optimiser,
     describe_partition,
-    errors_under,
-    is_table,
-    plain,
+    make_optimiser,
 )
 from fedcor.simulation.faults import Faults
 from fedcor.simulation.schedules import LearningRate, Schedule, as_schedule
 from fedcor.simulation.tasks import MetricSetting, describe_metrics, find_loss, find_metrics
 
-# Records have said of these, since the first, only what was set; so they go on.
-_AS_SET = ("fedavg", "fedprox")
-
-
-def as_optimiser_setting(given: Any) -> Any:
-    """A table, which need not have a `name`; the object; or None."""
-    if isinstance(given, str):
-        return {"name": given}
-    if given is not None and not isinstance(given, Mapping):
-        try:
-            as_optimiser(given)
-        except ConfigError as error:
-            about = error.renamed if error.key == "name" else error.under
-            raise about("optimiser") from None
-    return given
-
-
-def make_optimiser(setting: Any, default: Callable[[], str]) -> Optimiser:
-    """The optimiser of a setting.
-
-    Args:
-        setting: What `as_optimiser_setting` returned.
-        default: Gives the name of the optimiser where the setting has none.
-
-    Raises:
-        ConfigError: There is no such optimiser, or an option is wrong.
-    """
-    if setting is not None and not isinstance(setting, Mapping):
-        return as_optimiser(setting)
-    name, options = _named(setting, default)
-    with errors_under("optimiser"):
-        return build_optimiser(name, options)
-
-
-def describe_optimiser(setting: Any, default: Callable[[], str]) -> dict[str, Any]:
-    """As the table `[optimiser]` of a file, as far as a file can say it.
-
-    It has all options, so that a record tells what ran when a default is another one day. The
-    exceptions are as old as the records: of `FedAvg` and `FedProx`, and of the short form by name,
-    it has what was set.
-    """
-    optimiser = make_optimiser(setting, default)
-    if setting is None or isinstance(setting, Mapping):
-        name, options = _named(setting, default)
-        if name in _AS_SET or isinstance(optimiser, ShortForm):
-            return {"name": name, **options}
-    if isinstance(optimiser, ShortForm):
-        return _as_table(optimiser.short_form)
-    name, table = OPTIMISERS.name_of(optimiser), {**_as_table(optimiser)}
-    if name not in _AS_SET:
-        return {**table, "name": name}
-    usual = describe(OPTIMISERS.built_in[name]())
-    return {"name": name, **{k: v for k, v in table.items() if k != "name" and v != usual[k]}}
-
-
-def _named(setting: Any, default: Callable[[], str]) -> tuple[str, dict[str, Any]]:
-    """The name and the options of a table."""
-    options = dict(setting or {})
-    return options.pop("name") if "name" in options else default(), options
-
-
-def _as_table(given: Any) -> dict[str, Any]:
-    described = describe(given)
-    return {"name" if key == "class" else key: value for key, value in described.items()}
-
-
-# An experiment: one frozen dataclass, checked as a whole when it is made, before anything runs.
-
+_LARGEST = 1e6  # of a learning rate, of its factor and of the weight decay
+_DEVICES = ("auto", "cpu", "cuda", "mps")
 
 # The tables of a file, and of a record, that hold several keywords of an experiment each.
 TABLES = {
@@ -151,10 +84,15 @@ _TYPES: dict[str, Any] = {
     "milestones": tuple[int, ...],
     "target_accuracy": float | None,
 }
-_TAKEN: dict[str, Callable[[Any], Any]] = {
-    **{"model": as_model, "optimiser": as_optimiser_setting, "selectors": as_selectors},
-    **{"faults": as_faults, "byzantine": as_byzantine, "defence": as_defence},
-    **{"rules": as_rules, "tags": as_tags},
+_COERCE: dict[str, Callable[[Any], Any]] = {
+    "model": as_model,
+    "optimiser": as_optimiser_setting,
+    "selectors": as_selectors,
+    "faults": partial(as_settings, "faults", Faults),
+    "byzantine": partial(as_settings, "byzantine", Byzantine),
+    "defence": as_defence,
+    "rules": as_rules,
+    "tags": as_tags,
 }
 
 
@@ -200,7 +138,8 @@ class Experiment:
         holdout: Share of each client's data, in [0, 1), that is kept out of training; the client's
             loss is measured on it.
         noisy_clients: Share of the clients, in [0, 1], whose labels are drawn at random.
-        loss_noise: Standard deviation of noise on reported losses; see `fedcor.rounds.loss_screening`.
+        loss_noise: Standard deviation of the noise on reported losses
+            (`fedcor.rounds.loss_screening`).
         loss_clip: The largest loss that is reported, where there is noise.
         optimiser: How updates become the next model: `FedAvg(...)`, `FedProx(...)`, or an object of
             your own; a name or `module:Class`; or a table with `name` and options. None, or a table
@@ -259,28 +198,23 @@ class Experiment:
 
     def __post_init__(self) -> None:
         for key, hint in _TYPES.items():
-            self._set(key, convert(key, plain(getattr(self, key)), hint))
+            self._set(key, convert(key, as_python(getattr(self, key)), hint))
         data, partition = as_data(self.data, self.test_data, self.partition)
         self._set("data", data)
         self._set("test_data", None)
         self._set("partition", partition)
-        for key, taken in _TAKEN.items():
-            self._set(key, taken(getattr(self, key)))
+        for key, coerce in _COERCE.items():
+            self._set(key, coerce(getattr(self, key)))
         self._take_selector()
-        check_numbers(self)
-        LossNoise(self.loss_noise, self.loss_clip)
+        self._check_numbers()
         self._check_learning_rate()
-        self._check_own_keys()
         self.build_optimiser()
         self._check_selectors()
         if self.clients is not None and self.clients_per_round:
             self.check_faults(self.clients, self.fix_rules(self.clients))
-        check_finite({"optimiser": self.optimiser if is_table(self.optimiser) else {}})
-        check_model(self.model)
         if self.loss is not None:
             find_loss(self.loss)
         find_metrics(self.metrics)
-        self._check_sizes()
 
     def _set(self, key: str, value: Any) -> None:
         object.__setattr__(self, key, value)
@@ -313,7 +247,7 @@ class Experiment:
     def _selectors_optimiser(self) -> str:
         """The name of the optimiser that the selector goes with."""
         label = self.selector_label
-        if self.clients_per_round or not is_table(self.selectors.get(label, {})):
+        if self.clients_per_round or not isinstance(self.selectors.get(label, {}), Mapping):
             return selector_traits(self._build_selector(label)).optimiser
         # Only a selector object, which may follow, knows how many clients there are per round.
         declared = getattr(selector_class(label), "optimiser", None)
@@ -326,8 +260,23 @@ class Experiment:
         return fix_rules(self.rules, self.tags, clients, self.build_selector(), self.rounds)
 
     def check_faults(self, clients: int, rules: FixedRules | None) -> None:
-        """Refuse faults that do not go with so many clients, the rules, or the selector."""
-        check_faults(self.faults, self.build_selector(), rules, clients, self.rounds)
+        """Refuse faults that do not fit the number of clients, the rules, or the selector."""
+        with errors_under("faults"):
+            self.faults.check_for(clients, None if rules is None else rules.eligible)
+            given = self.faults.over_selection
+            if given == 1.0:
+                return
+            selector = self.build_selector()
+            check_can_ask("over_selection", given, selector)
+            usual = int(selector_traits(selector).clients_per_round or 0)
+            by_round = {rules.rules.clients_at(t) for t in range(self.rounds)} if rules else {None}
+            for needed in sorted(number or usual for number in by_round):
+                chosen = self.faults.choose(needed, clients)
+                try:
+                    with_clients(selector, chosen)
+                except ConfigError as error:
+                    allowed = f"{chosen} clients do not go with the selector: {error}"
+                    raise ConfigError("over_selection", given, allowed) from None
 
     def build_schedule(self) -> Schedule:
         """The learning rate in every round."""
@@ -346,7 +295,7 @@ class Experiment:
             return dataclasses.replace(self, selector=selector)
         return dataclasses.replace(
             self,
-            clients_per_round=self.clients_per_round or chosen_by(selector) or 0,
+            clients_per_round=self.clients_per_round or _chosen_by(selector),
             selector=label,
             selectors={**self.selectors, label: selector},
         )
@@ -354,37 +303,31 @@ class Experiment:
     def describe(self) -> dict[str, Any]:
         """Every setting as plain values, in the tables of a file, as a record keeps them.
 
-        Of the selectors, it has the one that runs. What is newer than the first records is there
-        only where it is used, so that older runs can be resumed and compared.
+        Of the selectors, only the one that runs is described.
         """
         data = self.data.describe() if isinstance(self.data, OwnData) else {"name": self.data}
-        data |= {"holdout": self.holdout}
-        data |= {"noisy_clients": self.noisy_clients} if self.noisy_clients else {}
-        training = {key: describe(getattr(self, key)) for key in TABLES["training"]}
-        if self.loss is None:
-            del training["loss"]
-        settings = {
+        tables = {
+            table: {key: describe(getattr(self, key)) for key in keys}
+            for table, keys in TABLES.items()
+        }
+        return {
             "name": self.name,
-            "data": data,
+            "data": {**data, **tables["data"]},
             "partition": describe_partition(self.partition),
             "model": describe_model(self.model),
-            "training": training,
-            "optimiser": describe_optimiser(self.optimiser, self._selectors_optimiser),
+            "training": tables["training"],
+            "privacy": tables["privacy"],
+            "metrics": describe_metrics(self.metrics),
+            "optimiser": describe_optimiser(self.build_optimiser()),
             "faults": self.faults.describe(),
+            "byzantine": dataclasses.asdict(self.byzantine),
+            "defence": self.defence.describe(),
+            "rules": self.rules.describe(),
+            "tags": describe_tags(self.tags),
             "selector": self.selector,
             "selectors": {self.selector: self._describe_selector()},
             "target_accuracy": self.target_accuracy,
         }
-        privacy = {key: getattr(self, key) for key in TABLES["privacy"]}
-        newer = {
-            "privacy": privacy if self.loss_noise else {},
-            "byzantine": dataclasses.asdict(self.byzantine) if self.byzantine else {},
-            "defence": self.defence.describe(),
-            "rules": self.rules.describe() if self.rules else {},
-            "tags": describe_tags(self.tags) if self.tags else {},
-            "metrics": describe_metrics(self.metrics) if self.metrics else {},
-        }
-        return settings | {key: described for key, described in newer.items() if described}
 
     def _describe_selector(self) -> dict[str, Any]:
         selector = self.build_selector()
@@ -401,7 +344,7 @@ class Experiment:
         SELECTORS.check(self.selector)
         label = selector_name(self.selector)
         if not self.clients_per_round:
-            self._set("clients_per_round", chosen_by(self.selector) or 0)
+            self._set("clients_per_round", _chosen_by(self.selector))
         self._set("selectors", {**self.selectors, label: self.selector})
         self._set("selector", label)
 
@@ -419,12 +362,37 @@ class Experiment:
                 raise
             raise error.under(f"selectors.{name}") from None
 
+    def _check_numbers(self) -> None:
+        """Refuse numbers out of range, unknown devices, and names that no folder can have."""
+        for key in ("rounds", "batch_size", "local_steps"):
+            check_at_least(key, getattr(self, key), 1)
+        check_at_least("clients_per_round", self.clients_per_round, 0)
+        if self.clients is not None and self.clients_per_round > self.clients:
+            allowed = f"must be at most partition.clients = {self.clients}"
+            raise ConfigError("clients_per_round", self.clients_per_round, allowed)
+        check_positive("factor", self.factor)
+        for key in ("factor", "weight_decay"):
+            check_between(key, getattr(self, key), 0.0, _LARGEST)
+        if self.device.partition(":")[0] not in _DEVICES:
+            raise ConfigError("device", self.device, f"must be one of {', '.join(_DEVICES)}")
+        for key in ("holdout", "noisy_clients"):
+            check_fraction(key, getattr(self, key), closed=True)
+        if self.holdout == 1.0:
+            raise ConfigError("holdout", self.holdout, "must be below 1, to leave training data")
+        LossNoise(self.loss_noise, self.loss_clip)
+        if self.target_accuracy is not None:
+            check_fraction("target_accuracy", self.target_accuracy, closed=True)
+            check_positive("target_accuracy", self.target_accuracy)
+        printable = self.name.isprintable() and not any(mark in self.name for mark in "/\\:")
+        if not self.name.strip(". ") or not printable:
+            raise ConfigError("name", self.name, "must be a plain name: it names a folder")
+
     def _check_learning_rate(self) -> None:
-        given = plain(self.learning_rate)
+        given = as_python(self.learning_rate)
         if isinstance(given, int | float) and not isinstance(given, bool):
             self._set("learning_rate", convert("learning_rate", given, float))
             check_positive("learning_rate", self.learning_rate)
-            check_between("learning_rate", self.learning_rate, 0.0, LARGEST)
+            check_between("learning_rate", self.learning_rate, 0.0, _LARGEST)
             if self.factor > 1.0:  # the rate is highest at the end
                 self.build_schedule().at(self.rounds - 1)
             return
@@ -435,29 +403,20 @@ class Experiment:
         for round in {0, self.rounds - 1}:
             schedule.at(round)
 
-    def _check_own_keys(self) -> None:
-        if self.clients is not None and self.clients_per_round > self.clients:
-            allowed = f"must be at most partition.clients = {self.clients}"
-            raise ConfigError("clients_per_round", self.clients_per_round, allowed)
-        plain = self.name.isprintable() and not any(mark in self.name for mark in "/\\:")
-        if not self.name.strip(". ") or not plain:
-            raise ConfigError("name", self.name, "must be a plain name: it names a folder")
-        if self.target_accuracy is not None:
-            check_fraction("target_accuracy", self.target_accuracy, closed=True)
-            check_positive("target_accuracy", self.target_accuracy)
-
     def _check_selectors(self) -> None:
         """All tables of selectors: a misspelt key is refused even if another selector runs."""
-        check_finite({"selectors": {k: v for k, v in self.selectors.items() if is_table(v)}})
         for name, options in self.selectors.items():
-            if isinstance(options, Mapping) and "clients_per_round" in options:
+            if not isinstance(options, Mapping):
+                continue
+            check_finite({f"selectors.{name}": options})
+            if "clients_per_round" in options:
                 key, given = f"selectors.{name}.clients_per_round", options["clients_per_round"]
                 raise ConfigError(key, given, "is set for all by clients_per_round")
         if not self.clients_per_round:
             return
         for name in {**self.selectors, self.selector_label: None}:
-            chosen = chosen_by(self._build_selector(name))
-            if chosen is not None and chosen != self.clients_per_round:
+            chosen = _chosen_by(self._build_selector(name))
+            if chosen and chosen != self.clients_per_round:
                 raise ConfigError(
                     "selector",
                     name,
@@ -469,10 +428,7 @@ class Experiment:
             allowed = f"must be at most {self.clients} clients"
             raise ConfigError(f"selectors.{self.selector}.candidates", candidates, allowed)
 
-    def _check_sizes(self) -> None:
-        """Refuse what does not fit into memory, as far as it can be known without the data."""
-        if self.clients is None:
-            return
-        check_memory("partition.clients", self.clients, BYTES_PER_CLIENT * self.clients)
-        if self.clients_per_round:
-            check_selector_memory(self.selector_label, self.build_selector(), self.clients)
+
+def _chosen_by(selector: Selector) -> int:
+    """How many clients a selector chooses; 0 if it does not say."""
+    return int(selector_traits(selector).clients_per_round or 0)

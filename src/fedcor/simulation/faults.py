@@ -1,4 +1,10 @@
-"""Simulated faults, drawn from streams of (seed, round): every selector meets the same ones."""
+"""Simulated faults: unavailable, failing, slow and late clients.
+
+They are drawn from streams of (seed, round), so that every selector meets the same ones.
+
+    Faults          the settings
+    Attendance      the faults of one round
+"""
 
 from __future__ import annotations
 
@@ -18,15 +24,17 @@ from fedcor.core.config import (
     plain_keywords,
 )
 from fedcor.core.describe import describe
-from fedcor.core.errors import ConfigError
+from fedcor.core.errors import ConfigError, errors_under
 from fedcor.core.rng import stream
 from fedcor.core.types import BoolArray, FloatArray, IntArray
-from fedcor.simulation.clock import Devices, device_speeds
+from fedcor.simulation.clock import Devices, Speeds, device_speeds, wait
 from fedcor.simulation.traces import AvailabilityTrace, DeviceTrace, read_availability, read_devices
 
 MOST_OVER_SELECTION = 100.0
-# Those of the first records; a record has the others only where they are used.
-_ALWAYS = ("availability", "dropout", "stragglers")
+# Why a client that was chosen did not take part.
+DROPPED = "dropped"
+LATE = "late"
+REFUSED = "refused"
 
 
 @plain_keywords
@@ -84,10 +92,15 @@ class Faults:
     def available(
         self, seed: int, round: int, clients: int, eligible: BoolArray | None = None
     ) -> IntArray:
-        """Sorted ids of the clients that can be reached; if there is none, one drawn at random.
+        """Sorted ids of the clients that can be reached in a round, at least one.
 
-        Only of those who are `eligible`, (N,), where that is given; and one that can be reached in
-        some round.
+        If none can, one is drawn at random from the clients that can be reached in some round.
+
+        Args:
+            seed: Random seed.
+            round: The number of the round.
+            clients: N.
+            eligible: (N,) Which clients count; None for all.
         """
         probability = self._availability_at(round, clients)
         reached = stream(seed, "availability", round).random(clients) < probability
@@ -116,21 +129,20 @@ class Faults:
         return np.where(slow, rng.integers(1, local_steps + 1, size=clients), local_steps)
 
     def choose(self, needed: int, clients: int) -> int:
-        """C', how many clients are chosen where C = `needed` are, of so many."""
+        """C', how many of `clients` are chosen where C = `needed` must come back."""
         # A product such as 1.1 x 10 must not become 12 by its last bit.
         wanted = math.ceil(self.over_selection * needed * (1 - 1e-12))
         return max(needed, min(wanted, clients))
 
     def check_for(self, clients: int, eligible: BoolArray | None = None) -> None:
-        """Refuse lists and traces that are not of so many clients.
+        """Refuse lists and traces for another number of clients.
 
         Args:
             clients: N.
-            eligible: (N,) Who may be chosen; None for everyone.
+            eligible: (N,) Which clients may be chosen; None for all.
 
         Raises:
-            ConfigError: They are of more or of fewer clients, or none of those who may be chosen
-                can ever be reached.
+            ConfigError: The number differs, or no eligible client can ever be reached.
         """
         given = self.availability
         if isinstance(given, tuple) and len(given) != clients:
@@ -146,22 +158,17 @@ class Faults:
             device_speeds(self.devices, 0, clients)
 
     def describe(self) -> dict[str, Any]:
-        """As plain values for a record. What is newer than the first records is there if used."""
-        plain = Faults()
-        return {
-            key: value.describe() if isinstance(value, DeviceTrace) else _plain(value)
-            for key, value in self.settings().items()
-            if key in _ALWAYS or value != getattr(plain, key)
-        }
+        """The settings as plain values, for a record."""
+        return {key: describe(value) for key, value in self.settings().items()}
 
     @property
     def fixed_devices(self) -> Devices | DeviceTrace | None:
-        """How fast clients are, as `devices` holds it once it is checked."""
-        assert not isinstance(self.devices, str | Mapping), "__post_init__ has read it"
+        """`devices`, which is no longer a table or a path once it is checked."""
+        assert not isinstance(self.devices, str | Mapping)
         return self.devices
 
     def settings(self) -> dict[str, Any]:
-        """Setting -> what it holds."""
+        """Setting -> value."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def _availability_at(self, round: int, clients: int) -> float | FloatArray:
@@ -186,9 +193,9 @@ def _as_availability(given: Any) -> float | tuple[float, ...] | AvailabilityTrac
     if isinstance(given, np.ndarray):
         given = given.tolist()
     if isinstance(given, Sequence):
-        for one in given:
-            check_fraction("availability", one, closed=True)
-        numbers = tuple(float(one) for one in given)
+        for value in given:
+            check_fraction("availability", value, closed=True)
+        numbers = tuple(map(float, given))
         if not any(numbers):
             allowed = "must have a number above 0, or nobody could ever train"
             raise ConfigError("availability", given, allowed)
@@ -208,11 +215,135 @@ def _as_devices(given: Any) -> Devices | DeviceTrace | None:
     if not isinstance(given, Mapping):
         allowed = "must be fedcor.Devices, a table of its settings, or the path of a trace file"
         raise ConfigError("devices", given, allowed)
-    try:
+    with errors_under("devices"):
         return build_dataclass(Devices, given)
-    except ConfigError as error:
-        raise error.under("devices") from None
 
 
-def _plain(value: Any) -> Any:
-    return value.describe() if isinstance(value, Devices) else describe(value)
+class Attendance:
+    """Which clients can be reached, fail or are late in one round, and how long the server waits.
+
+    Args:
+        faults: Which faults are simulated.
+        seed: Random seed.
+        round: The number of the round.
+        clients: N, the number of clients.
+        local_steps: E, of a client that has time for all of them.
+        eligible: (N,) Which clients may be asked and chosen; None for all.
+        speeds: How fast clients are; None without a clock.
+        goal: How many trainings are enough; None for all.
+
+    Attributes:
+        available: Sorted ids of the clients that look reachable.
+        unreachable: How many eligible clients do not.
+        receives: (N,) Which clients receive what they are sent.
+        trains: (N,) Which clients return an update, in time or late.
+        steps: (N,) Local steps of each.
+        took: (N,) Seconds until the update of each was back; NaN without a clock, or an update.
+        seconds: How long the server has waited in this round; None without a clock.
+    """
+
+    def __init__(
+        self,
+        faults: Faults,
+        seed: int,
+        round: int,
+        *,
+        clients: int,
+        local_steps: int,
+        eligible: BoolArray | None = None,
+        speeds: Speeds | None = None,
+        goal: int | None = None,
+    ) -> None:
+        self._deadline, self._speeds, self._goal = faults.deadline, speeds, goal
+        self.available = faults.available(seed, round, clients, eligible)
+        may = clients if eligible is None else int(eligible.sum())
+        self.unreachable = may - len(self.available)
+        self.receives = ~faults.dropped(seed, round, clients)
+        self.trains = self.receives & ~faults.training_dropped(seed, round, clients)
+        self._answers = self.receives & ~faults.silent(seed, round, clients)
+        self.steps = faults.steps(seed, round, clients, local_steps)
+        # The order of clients that are back at the same moment.
+        self._order = None if goal is None else stream(seed, "arrival", round).permutation(clients)
+        self.took = np.full(clients, np.nan)
+        self.seconds = None if speeds is None else 0.0
+        self._asked: set[int] = set()  # to train
+        self._arrived: set[int] = set()  # with their update, in time
+        self._counted: set[int] = set()  # in the last training
+
+    def answered(
+        self, clients: IntArray, sent: IntArray, batches: IntArray, returned: int
+    ) -> BoolArray:
+        """(len(clients),) which clients answer a question in time.
+
+        Args:
+            clients: The clients that are asked.
+            sent: (len(clients),) Bytes that each is sent.
+            batches: (len(clients),) Mini-batches that each evaluates.
+            returned: Bytes of an answer.
+        """
+        if self._speeds is None:
+            return self._answers[clients]
+        times = self._speeds.answer(clients, sent, batches, returned)
+        return self._wait(np.where(self._answers[clients], times, np.inf))
+
+    def replied(self, clients: IntArray) -> int:
+        """How many of `clients` answer a question at all, in time or late."""
+        return int(self._answers[clients].sum())
+
+    def trained(
+        self, clients: IntArray, counts: IntArray, sent: IntArray, returned: int
+    ) -> BoolArray:
+        """(m,) which of the clients that are asked to train return an update that counts.
+
+        A client that was asked before in this round does not train again. If its update was back in
+        time then, the server has it at once.
+
+        Args:
+            clients: (m,) The clients that are asked to train, each once.
+            counts: (m,) How often each was chosen.
+            sent: (m,) Bytes that each is sent.
+            returned: Bytes that each returns.
+        """
+        if self._speeds is None:
+            times = np.zeros(len(clients))
+        else:
+            times = self._speeds.training(clients, sent, self.steps[clients], returned)
+        asked = np.isin(clients, list(self._asked))
+        arrived = np.isin(clients, list(self._arrived))
+        if self._speeds is not None:
+            sending = ~asked & self.trains[clients]
+            self.took[clients[sending]] = times[sending]
+        times = np.where(self.trains[clients] & ~asked, times, np.where(arrived, 0.0, np.inf))
+        # The server does not wait for clients that failed before in this round.
+        expected = ~asked | arrived
+        back = np.zeros(len(clients), dtype=bool)
+        back[expected] = self._wait(times[expected], counts[expected], clients[expected])
+        self._asked.update(clients.tolist())
+        self._counted = {*clients[back].tolist()}
+        self._arrived |= self._counted
+        return back
+
+    def missing(self, chosen: IntArray, participants: IntArray) -> dict[str, list[int]]:
+        """Why chosen clients did not take part in the last training: reason -> sorted clients."""
+        missing: dict[str, list[int]] = {}
+        for client in np.setdiff1d(chosen, participants).tolist():
+            late = LATE if self.trains[client] else DROPPED
+            reason = REFUSED if client in self._counted else late
+            missing.setdefault(reason, []).append(client)
+        return dict(sorted(missing.items()))
+
+    def durations(self, participants: IntArray) -> FloatArray | None:
+        """(m,) seconds that each participant took; None without a clock."""
+        return None if self._speeds is None else self.took[participants]
+
+    def _wait(
+        self, times: FloatArray, counts: IntArray | None = None, clients: IntArray | None = None
+    ) -> BoolArray:
+        """Which clients are back when the server stops waiting; only a training has counts."""
+        goal = None if counts is None else self._goal
+        order = None if self._order is None or clients is None else self._order[clients]
+        deadline = None if self._speeds is None else self._deadline
+        back, seconds = wait(times, goal=goal, deadline=deadline, counts=counts, order=order)
+        if self.seconds is not None:
+            self.seconds += seconds
+        return back

@@ -1,11 +1,11 @@
-"""The round loop. Every round has three steps:
+"""The round loop of a simulation. Every round has three steps:
 
-    decide      the selector chooses clients; what it asks for is answered and billed
+    decide      the selector chooses clients; its questions are answered and billed
     train       the chosen clients train, and their updates are aggregated
     observe     the selector sees the outcome
 
-Everything that is drawn comes from streams named by the seed and the round, so that a round is a
-function of the state before it.
+All random numbers come from streams named by the seed and the round, so a round is a function of
+the state before it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from fedcor.core.errors import FedcorError
-from fedcor.core.types import Optimiser, Outcome, Selector, State, selector_traits
+from fedcor.core.types import BoolArray, Optimiser, Outcome, Selector, State, selector_traits
 from fedcor.rounds.aggregation import init_optimiser, members, state_bytes
-from fedcor.rounds.defence.guarded_federation import after_round, shield, shield_outcome
+from fedcor.rounds.defence.guarded_federation import after_round, guard_federation, guard_outcome
 from fedcor.rounds.defence.settings import Defence
 from fedcor.rounds.loss_screening import LARGEST_LOSS, LossNoise
 from fedcor.rounds.record_line import RoundRecord
@@ -35,11 +35,11 @@ from fedcor.simulation.engine.engine import Engine
 from fedcor.simulation.faults import Faults
 from fedcor.simulation.round import HONEST, SimulatedRound
 from fedcor.simulation.schedules import LearningRate, Schedule, as_schedule
+from fedcor.simulation.server_step import parameters_of
 from fedcor.simulation.state import SimulationState
-from fedcor.simulation.update_filter import parameters_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Simulation:
     """A federation in one process, and the selector that chooses in it.
 
@@ -52,10 +52,10 @@ class Simulation:
         faults: Which clients are unavailable, drop out, or are slow.
         learning_rate: The clients' learning rate over the rounds. A number, or a function of the
             round, becomes a schedule; a user's own is checked in every round.
-        seed: Fixes everything that is drawn.
+        seed: Random seed for everything.
         rules: Who may be chosen; None for everyone.
-        byzantine: Which clients lie, and how.
-        defence: What is done against clients that err or lie.
+        byzantine: Which clients send false updates or losses, and how.
+        defence: How the server defends itself against faulty and Byzantine clients.
         noise: On the losses that clients report.
     """
 
@@ -82,21 +82,28 @@ class Simulation:
         """The state before the first round. Raises FedcorError for losses that are out of scale."""
         self._check_scale()
         clients = self.engine.population.count
-        unknown, nobody = np.full(clients, np.nan), np.zeros(clients, dtype=bool)
-        state = init_state(self.selector, self.engine.population)
         return SimulationState(
-            0, self.engine.initial_model, unknown, nobody, state, self.optimiser_start
+            round=0,
+            model=self.engine.initial_model,
+            known=np.full(clients, np.nan),
+            holders=np.zeros(clients, dtype=bool),
+            selector=init_state(self.selector, self.engine.population),
+            optimiser=self.optimiser_start,
         )
 
     @cached_property
     def optimiser_start(self) -> State:
         """The optimiser's state before the first round."""
         model = parameters_of(self.engine.initial_model, self.engine.vector.trained)
-        eligible = None if self.rules is None else self.rules.eligible
-        return init_optimiser(self.optimiser, members(self.engine.population, eligible), model)
+        return init_optimiser(self.optimiser, members(self.engine.population, self.eligible), model)
+
+    @property
+    def eligible(self) -> BoolArray | None:
+        """(N,) Which clients may be chosen; None for everyone."""
+        return None if self.rules is None else self.rules.eligible
 
     def _check_scale(self) -> None:
-        """In regression, the loss has the scale of the targets; clients' losses have a limit."""
+        """Refuse targets of a regression that make all losses too large to be accepted."""
         if self.engine.task.classes is not None:
             return
         loss = self.engine.test(self.engine.initial_model).loss
@@ -109,10 +116,14 @@ class Simulation:
 
     def open_round(self, state: SimulationState) -> SimulatedRound:
         """The round that follows from `state`."""
-        rate = self.learning_rate.at(state.round)
-        eligible = None if self.rules is None else self.rules.eligible
         return SimulatedRound(
-            *(self.engine, self.optimiser, self.faults, rate, self.seed, state, eligible),
+            engine=self.engine,
+            optimiser=self.optimiser,
+            faults=self.faults,
+            learning_rate=self.learning_rate.at(state.round),
+            seed=self.seed,
+            state=state,
+            eligible=self.eligible,
             defence=self.defence,
             byzantine=self.byzantine,
             noise=self.noise,
@@ -161,16 +172,16 @@ class Simulation:
         """
         state = state or self.start
         groups = None if self.rules is None else self.rules.groups
-        eligible = None if self.rules is None else self.rules.eligible
+        eligible = self.eligible
         clients = self.engine.population.count if eligible is None else int(eligible.sum())
         for number in range(state.round, rounds):
             started = time.perf_counter()
             federation = self.open_round(state)
             selector = self.selector_at(number)
-            shown = shield(self.defence, state.turns, selector, federation, clients)
+            shown = guard_federation(self.defence, state.turns, selector, federation, clients)
             decision = decide(selector, state.selector, shown, groups=groups)
             state, outcome = federation.close(decision.chosen, decision.state)
-            observed = observe(selector, decision.state, shield_outcome(self.defence, outcome))
+            observed = observe(selector, decision.state, guard_outcome(self.defence, outcome))
             turns = after_round(self.defence, state.turns, selector, outcome, clients)
             state = dataclasses.replace(state, selector=observed, turns=turns)
             yield self._record(federation, decision, outcome, state, started), state
@@ -183,7 +194,7 @@ class Simulation:
         after: SimulationState,
         started: float,
     ) -> RoundRecord:
-        """The line of the record for a round that is over."""
+        """The record's line for a finished round."""
         scores, attendance = self.engine.test(after.model), federation.attendance
         return RoundRecord(
             round=federation.round,

@@ -1,4 +1,4 @@
-"""One round of a simulated federation, as a selector sees it."""
+"""One round of a simulated federation: the `Federation` that a selector sees."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from fedcor.rounds.aggregation import find_corrections, init_optimiser, members
 from fedcor.rounds.defence.model_health import Condition, Signs, examine
 from fedcor.rounds.defence.settings import Defence
 from fedcor.rounds.ledger import ANSWER_BYTES, CURRENT, Ledger
-from fedcor.rounds.loss_screening import LossNoise, check_clients, screen_losses
-from fedcor.simulation.attendance import Attendance
+from fedcor.rounds.loss_screening import LossNoise, screen_losses
+from fedcor.rounds.selection import check_clients
 from fedcor.simulation.byzantine import Byzantine
 from fedcor.simulation.clock import Speeds
 from fedcor.simulation.engine.engine import Engine
 from fedcor.simulation.engine.models import as_tensor
-from fedcor.simulation.faults import Faults
+from fedcor.simulation.faults import Attendance, Faults
+from fedcor.simulation.server_step import next_model, parameters_of
 from fedcor.simulation.state import SimulationState
-from fedcor.simulation.update_filter import JudgedResults, next_model, parameters_of
+from fedcor.simulation.update_filter import UpdateFilter
 
 HONEST = Byzantine()
 
@@ -39,10 +40,10 @@ class _Candidate(NamedTuple):
     """A model that may become the next one."""
 
     model: Tensor
-    memory: State  # the optimiser's, if this model is adopted
+    memory: State  # of the optimiser, if this model is adopted
     version: int | None  # in the ledger; None if no client received it
     losses: FloatArray  # (N,) NaN where unknown
-    asked: BoolArray  # (N,) who was asked for that loss
+    asked: BoolArray  # (N,) which clients were asked for that loss
 
 
 class SimulatedRound:
@@ -55,25 +56,26 @@ class SimulatedRound:
         optimiser: Aggregates the clients' updates.
         faults: Which clients are unavailable, drop out, or are slow.
         learning_rate: The clients' learning rate in this round.
-        seed: Fixes everything that is drawn.
-        state: What the round before has left.
-        eligible: (N,) Who may be asked and chosen; None for everyone.
-        defence: What is done against clients that err or lie.
-        byzantine: Which clients lie, and how.
+        seed: Random seed for everything.
+        state: The state after the previous round.
+        eligible: (N,) Which clients may be asked and chosen; None for all.
+        defence: How the server defends itself against faulty and Byzantine clients.
+        byzantine: Which clients send false updates or losses, and how.
         speeds: How fast clients are; None without a clock.
         goal: How many trainings are enough; None for all.
-        noise: On the losses that clients report.
+        noise: Noise on the losses that clients report.
 
     Attributes:
-        attendance: Who can be reached, who fails, who is late; and the seconds so far.
+        attendance: Which clients can be reached, fail, or are late; and the seconds so far.
         ledger: What this round has cost so far.
         refused: How many answers and updates were unusable numbers.
-        results: What clients delivered, after it was judged.
-        rolled_back: Whether the last good model was put back at the end.
+        results: The accepted results of the clients.
+        rolled_back: Whether the round ended with a return to the last good model.
     """
 
     def __init__(
         self,
+        *,
         engine: Engine,
         optimiser: Optimiser,
         faults: Faults,
@@ -94,9 +96,12 @@ class SimulatedRound:
         self.round, self.learning_rate = state.round, learning_rate
         self.weights, clients = engine.population.weights, engine.population.count
         self.rng = stream(seed, "select", self.round)
-        local_steps = engine.local_training.local_steps
         self.attendance = Attendance(
-            *(faults, seed, self.round, clients, local_steps),
+            faults,
+            seed,
+            self.round,
+            clients=clients,
+            local_steps=engine.local_training.local_steps,
             eligible=eligible,
             speeds=speeds,
             goal=goal,
@@ -106,15 +111,15 @@ class SimulatedRound:
         self.available.flags.writeable = self.weights.flags.writeable = False
         self._model, self._known = state.model, state.known.copy()
         self._memory, self._before = state.optimiser, state
-        self._byzantine, self._lies = byzantine, byzantine.who(seed, clients)
+        self._byzantine, self._is_byzantine = byzantine, byzantine.who(seed, clients)
         self._last_change = None if state.before is None else state.model - state.before
         self.ledger = Ledger(clients, engine.model_bytes, state.holders)
         self.refused = 0
         self._asked = np.zeros(clients, dtype=bool)
         limits = (Defence() if defence is None else defence).norm_limits
-        # Of a whole training: the fewer steps a slow client takes, the longer they are on average.
+        # All local steps count: the fewer a slow client takes, the longer they are on average.
         step_size = learning_rate * engine.local_training.local_steps
-        self.results = JudgedResults(
+        self.results = UpdateFilter(
             limits, state.norms, state.model, engine.vector.trained, step_size
         )
         self.rolled_back = False
@@ -127,11 +132,11 @@ class SimulatedRound:
         clients = check_clients(clients, self.available, self.round)
         unasked = np.unique(clients[np.isnan(self._known[clients]) & ~self._asked[clients]])
         self._known[unasked] = self._ask(CURRENT, self._model, unasked)
-        self._asked[unasked] = True  # who did not answer is not asked again in this round
+        self._asked[unasked] = True  # clients that do not answer are not asked again this round
         return self._known[clients]
 
     def known_losses(self) -> FloatArray:
-        """(N,) l_k(w^t) of all who have reported it; NaN where it is unknown. It asks nothing."""
+        """(N,) l_k(w^t) of all clients that have reported it, else NaN. Asks nothing."""
         return self._known.copy()
 
     def loss_changes(self, selection: IntArray, clients: IntArray | None = None) -> FloatArray:
@@ -179,61 +184,68 @@ class SimulatedRound:
         if condition is Condition.BAD and good is not None and not good.equal(self._model):
             # What was trained from a bad model is no use.
             self.rolled_back, participants, weights = True, participants[:0], weights[:0]
-        # Nothing usable comes of a good model: what is thought to be usual may be wrong.
+        # Nobody delivered anything usable, and there is no model to blame: perhaps the lengths that
+        # are thought to be usual are wrong.
         nothing = not self.rolled_back and not len(participants)
-        past = self.results.past(self.round, wrong=nothing and condition is Condition.BAD)
-        key = (participants.tobytes(), weights.tobytes())
+        norms = self.results.past(self.round, wrong=nothing and condition is Condition.BAD)
+        adopted = self._adopt(participants, weights)
+        outcome = self._outcome(chosen, participants)
+        self.ledger.close_round(adopted.version)
+        after = SimulationState(
+            round=self.round + 1,
+            model=adopted.model,
+            known=adopted.losses,
+            holders=self.ledger.holders(),
+            selector=state,
+            optimiser=adopted.memory,
+            norms=norms,
+            good=good,
+            health=health,
+            turns=self._before.turns,
+            before=self._model if self._byzantine.copies else None,
+            clock=self._before.clock + (self.attendance.seconds or 0.0),
+        )
+        return after, outcome
+
+    def _adopt(self, participants: IntArray, weights: FloatArray) -> _Candidate:
+        """The model of the next round."""
         if self.rolled_back:
-            adopted = self._last_good()
-        elif not len(participants):
+            return self._last_good()
+        if not len(participants):
             # Nobody delivered: the model stays, and so does what is known of it.
-            adopted = _Candidate(self._model, self._memory, CURRENT, self._known, self._asked)
-        elif key in self._candidates:
-            adopted = self._candidates[key]
-        else:
-            adopted = self._candidate(*self._aggregate(participants, weights), None)
+            return _Candidate(self._model, self._memory, CURRENT, self._known, self._asked)
+        key = (participants.tobytes(), weights.tobytes())
+        if key in self._candidates:
+            return self._candidates[key]
+        model, memory = self._aggregate(participants, weights)
+        return self._candidate(model, memory, None)
+
+    def _outcome(self, chosen: IntArray, participants: IntArray) -> Outcome:
+        """What the selector observes."""
         sizes = self._engine.population.sizes[participants].astype(np.float64)
-        outcome = Outcome(
+        return Outcome(
             self.round,
             chosen,
             participants,
             step_sizes=self.learning_rate * self._steps[participants].astype(np.float64),
             aggregation_weights=sizes if self._traits.weighted else np.ones(len(participants)),
-            read_losses=lambda: self._told(CURRENT, self._model, participants),
+            read_losses=lambda: self._reported(CURRENT, self._model, participants),
             read_updates=lambda: self._updates(participants),
             head=self._engine.vector.head,
             durations=self.attendance.durations(participants),
             # One noisy number each: noise is sized for that.
-            read_rms_losses=None if self._noise.sigma else lambda: self._told_rms(participants),
+            read_rms_losses=None if self._noise.sigma else lambda: self._reported_rms(participants),
         )
-        self.ledger.close_round(adopted.version)
-        holders = self.ledger.holders()
-        clock = self._before.clock + (self.attendance.seconds or 0.0)
-        after = SimulationState(
-            self.round + 1,
-            adopted.model,
-            adopted.losses,
-            holders,
-            state,
-            adopted.memory,
-            past,
-            good,
-            health,
-            self._before.turns,
-            self._model if self._byzantine.copies else None,
-            clock,
-        )
-        return after, outcome
 
     def _signs(self, participants: IntArray) -> Signs:
-        """What clients made of the model of this round."""
+        """How the clients fared with the model of this round."""
         refused = [client for clients in self.results.refused.values() for client in clients]
         usable = np.flatnonzero(~np.isnan(self._known)).tolist()
         reachable = len(self.available)
         return Signs(participants.tolist(), refused, usable, self._unusable, reachable)
 
     def _last_good(self) -> _Candidate:
-        """The model to go back to. What the optimiser remembers may be bad too: it starts over."""
+        """The model to return to. The optimiser's memory may be bad too, so it starts over."""
         good, engine = self._before.good, self._engine
         assert good is not None
         model = parameters_of(good, engine.vector.trained)
@@ -245,14 +257,14 @@ class SimulatedRound:
         answers = np.full(len(clients), np.nan)
         sent = self.ledger.send(version, clients, self.attendance.receives)
         batches = self._engine.evaluation_batches[clients]
-        there = self.attendance.answered(clients, sent, batches, ANSWER_BYTES)
-        answers[there] = self._told(version, model, clients[there])
+        answered = self.attendance.answered(clients, sent, batches, ANSWER_BYTES)
+        answers[answered] = self._reported(version, model, clients[answered])
         if version == CURRENT:
-            self._unusable.update(clients[there & np.isnan(answers)].tolist())
+            self._unusable.update(clients[answered & np.isnan(answers)].tolist())
         self.ledger.question(asked=len(clients), answered=self.attendance.replied(clients))
         return answers
 
-    def _told(self, version: int, model: Tensor, clients: IntArray) -> FloatArray:
+    def _reported(self, version: int, model: Tensor, clients: IntArray) -> FloatArray:
         """The losses that clients report of `model`; NaN for unusable numbers.
 
         One answer each per model, however often it is read.
@@ -265,32 +277,34 @@ class SimulatedRound:
             losses = self._noise.add(everyone, rng)[clients]
         return self._received(losses, clients)
 
-    def _told_rms(self, clients: IntArray) -> FloatArray:
+    def _reported_rms(self, clients: IntArray) -> FloatArray:
         """The root mean square losses that clients report of the current model."""
         return self._received(self._engine.rms_losses(self._model, clients), clients)
 
     def _received(self, losses: FloatArray, clients: IntArray) -> FloatArray:
-        """What clients say that their losses are; NaN for unusable numbers, which are counted."""
-        clean, refused = screen_losses(self._byzantine.told(losses, self._lies[clients]))
+        """The losses as the server receives them: NaN for unusable numbers, which are counted."""
+        clean, refused = screen_losses(
+            self._byzantine.reported_losses(losses, self._is_byzantine[clients])
+        )
         self.refused += refused
         return clean
 
     def _train(self, selection: IntArray) -> tuple[IntArray, FloatArray]:
-        """Who of the selection delivered a usable result, sorted, and their weights in the mean."""
+        """The clients whose result was accepted, sorted, and their weights in the mean."""
         selection = check_clients(selection, self.available, self.round)
         clients, times = np.unique(selection, return_counts=True)
         new = [k for k in clients.tolist() if k not in self._asked_to_train]
         asked = np.array(new, dtype=np.int64)
         self._asked_to_train.update(asked.tolist())
         model_bytes = self.ledger.send(CURRENT, clients, self.attendance.receives)
-        told, returned = asked, int(self.attendance.trains[asked].sum())
+        returned = int(self.attendance.trains[asked].sum())
         vector_bytes = 4 * self._engine.vector.trained
         self.ledger.vectors(
-            sent=len(told) * self._traits.extra_down,
+            sent=len(asked) * self._traits.extra_down,
             received=returned * self._traits.extra_up,
             vector_bytes=vector_bytes,
         )
-        self.ledger.training(returned)  # of those who are late, too
+        self.ledger.training(returned)  # late ones included
         back = self.attendance.trained(
             clients,
             times,
@@ -299,34 +313,39 @@ class SimulatedRound:
         )
         asked = np.intersect1d(asked, clients[back])
         if len(asked):
-            ids, steps = asked.tolist(), self._steps[asked].tolist()
+            ids = asked.tolist()
             results = self._engine.train(
-                self._model, ids, self.round, self.learning_rate, steps, self._corrections(asked)
+                self._model,
+                ids,
+                self.round,
+                self.learning_rate,
+                steps=self._steps[asked].tolist(),
+                corrections=self._corrections(asked),
             )
-            self._lie(asked, results)
+            self._falsify(asked, results)
             self.results.add(ids, results)
             self.refused += sum(k not in self.results for k in ids)
-        usable_now = [k in self.results for k in clients.tolist()]
-        delivered = back & np.array(usable_now, dtype=bool)
+        accepted = [k in self.results for k in clients.tolist()]
+        delivered = back & np.array(accepted, dtype=bool)
         weights = times[delivered].astype(np.float64)
         if self._traits.weighted:
             weights *= self._engine.population.sizes[clients[delivered]]
         return clients[delivered], weights / weights.sum() if len(weights) else weights
 
-    def _lie(self, clients: IntArray, results: Tensor) -> None:
-        """Put what byzantine send in the place of what they trained. Float buffers stay: no update."""
+    def _falsify(self, clients: IntArray, results: Tensor) -> None:
+        """Replace the updates of Byzantine clients in place. Float buffers stay as trained."""
         trained = self._engine.vector.trained
         model = self._model[:trained]
         last = None if self._last_change is None else self._last_change[:trained]
-        for row in np.flatnonzero(self._lies[clients]).tolist():
-            sent = self._byzantine.sent(results[row, :trained] - model, last)
+        for row in np.flatnonzero(self._is_byzantine[clients]).tolist():
+            sent = self._byzantine.sent_update(results[row, :trained] - model, last)
             results[row, :trained] = model + sent
 
     def _corrections(self, clients: IntArray) -> Tensor | None:
         """What each client adds to its gradients, if the optimiser says so."""
         size = self._engine.vector.trained
-        found = find_corrections(self._optimiser, self._memory, clients, size, self.round)
-        return None if found is None else as_tensor(found).to(self._model.device)
+        corrections = find_corrections(self._optimiser, self._memory, clients, size, self.round)
+        return None if corrections is None else as_tensor(corrections).to(self._model.device)
 
     def _updates(self, participants: IntArray) -> Array:  # (m, P), without buffers
         trained = self._engine.vector.trained

@@ -1,4 +1,4 @@
-"""What one round of a simulation hands to the next."""
+"""The state of a simulation between two rounds, which is also its checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedcor.rounds.defence.model_health import Health
 from fedcor.rounds.defence.update_norms import PARTS, read_norms
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SimulationState:
     """Everything that one round hands to the next. Saved, it is a checkpoint.
 
@@ -26,11 +26,13 @@ class SimulationState:
         holders: (N,) Which clients have received w^t.
         selector: The selector's state.
         optimiser: The federated optimiser's state.
-        norms: The lengths of updates that the last rounds accepted; see `fedcor.rounds.defence.update_norms`.
-        good: (P,) The last model that somebody has trained usably from; None before.
-        health: What is known of the condition of w^t.
-        turns: Who was chosen in the last rounds, where a defence caps that (`fedcor.rounds.defence.guarded_federation`).
-        before: (P,) The global model of the round before, w^(t-1); None unless somebody copies its
+        norms: The lengths of the updates that the last rounds accepted
+            (`fedcor.rounds.defence.update_norms`).
+        good: (P,) The last model from which clients trained usable updates; None before.
+        health: The condition of w^t, as far as it is known.
+        turns: The clients chosen in the last rounds, where a defence limits that
+            (`fedcor.rounds.defence.guarded_federation`).
+        before: (P,) The previous global model, w^(t-1); None unless Byzantine clients copy its
             change.
         clock: Simulated seconds since the start; 0 without a clock.
     """
@@ -57,47 +59,45 @@ class SimulationState:
             "health": self.health.to_arrays(),
             "turns": self.turns if len(self.turns["rounds"]) else {},
         }
-        models = {"good": self.good, "before": self.before}
-        return {
+        arrays = {
             "round": np.array(self.round),
             "model": self.model.cpu().numpy(),
             "known": self.known,
             "holders": self.holders,
-            **{name: one.cpu().numpy() for name, one in models.items() if one is not None},
-            **({"clock": np.array(self.clock)} if self.clock else {}),
-            **{
-                f"{whose}/{name}": np.asarray(value)
-                for whose, state in states.items()
-                for name, value in state.items()
-            },
+            "clock": np.array(self.clock),
         }
+        for name, model in (("good", self.good), ("before", self.before)):
+            if model is not None:
+                arrays[name] = model.cpu().numpy()
+        for part, state in states.items():
+            arrays |= {f"{part}/{name}": np.asarray(value) for name, value in state.items()}
+        return arrays
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array], device: torch.device) -> SimulationState:
         """The state that `to_arrays` gave; KeyError, TypeError or ValueError for other arrays."""
-        selector, optimiser, norms, health, turns = (
-            {
-                name.removeprefix(whose): array
+
+        def part(prefix: str) -> dict[str, Array]:
+            return {
+                name.removeprefix(prefix): array
                 for name, array in arrays.items()
-                if name.startswith(whose)
+                if name.startswith(prefix)
             }
-            for whose in ("selector/", "optimiser/", "norms/", "health/", "turns/")
-        )
-        good, before = (
-            torch.from_numpy(arrays[name]).to(device) if name in arrays else None
-            for name in ("good", "before")
-        )
+
+        def model(name: str) -> Tensor | None:
+            return torch.from_numpy(arrays[name]).to(device) if name in arrays else None
+
         return cls(
-            int(arrays["round"]),
-            torch.from_numpy(arrays["model"]).to(device),
-            arrays["known"],
-            arrays["holders"],
-            selector,
-            optimiser,
-            read_norms(norms, PARTS),
-            good,
-            Health.from_arrays(health),
-            read_turns(turns),
-            before,
-            float(arrays.get("clock", 0.0)),
+            round=int(arrays["round"]),
+            model=torch.from_numpy(arrays["model"]).to(device),
+            known=arrays["known"],
+            holders=arrays["holders"],
+            selector=part("selector/"),
+            optimiser=part("optimiser/"),
+            norms=read_norms(part("norms/"), PARTS),
+            good=model("good"),
+            health=Health.from_arrays(part("health/")),
+            turns=read_turns(part("turns/")),
+            before=model("before"),
+            clock=float(arrays["clock"]),
         )

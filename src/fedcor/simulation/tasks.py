@@ -1,5 +1,7 @@
 """What a model is trained for and measured by: the loss, the accuracy, a user's metrics.
 
+Models that settings name are checked here as well: `check_model_options`, `load_model_factory`.
+
 A *loss* gives one number per sample, so that the loss of every client can be read from one pass
 over all data. It is named, or it is a function `loss(outputs, targets) -> (n,)` of torch tensors:
 
@@ -298,12 +300,8 @@ def _function(key: str, given: Any, group: str, built_in: tuple[str, ...] = ()) 
     return found
 
 
-# The models that settings can name, and their options. Builds none, so it needs no torch.
-#
-# `fedcor.simulation.engine.models` has the factories of the built-in models. A test holds `MODEL_OPTIONS` equal
-# to their signatures.
-
-
+# Options of the built-in models, so that settings are checked without torch. A test holds them
+# equal to the signatures of the factories in `fedcor.simulation.engine.models`.
 MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
     "mlp": ("hidden", "dropout"),
     "cnn": ("channels", "dense"),

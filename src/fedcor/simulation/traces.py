@@ -84,15 +84,15 @@ class AvailabilityTrace(_Trace):
         since = round - self.first
         within = np.where(self.every > 0, since % np.maximum(self.every, 1), since)
         now = (since >= 0) & (within < self.length)
-        found = np.zeros(clients)
-        np.maximum.at(found, self.clients[now], self.probability[now])
-        return found
+        probability = np.zeros(clients)
+        np.maximum.at(probability, self.clients[now], self.probability[now])
+        return probability
 
     def ever(self, clients: int) -> BoolArray:
-        """(N,) who can be reached in some round."""
-        found = np.zeros(clients, dtype=bool)
-        found[self.clients[self.probability > 0]] = True
-        return found
+        """(N,) which clients can be reached in some round."""
+        reachable = np.zeros(clients, dtype=bool)
+        reachable[self.clients[self.probability > 0]] = True
+        return reachable
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def read_availability(key: str, path: str) -> AvailabilityTrace:
     clients, starts, lengths, periods = (np.array(c, dtype=np.int64) for c in columns[:-1])
     probability = np.array(columns[-1], dtype=np.float64)
     if not (probability > 0).any():
-        raise ConfigError(key, path, "nobody could ever be reached")
+        raise ConfigError(key, path, "no client could ever be reached")
     name, digest = _identity(path, content)
     return AvailabilityTrace(name, digest, clients, starts, lengths, periods, probability)
 
@@ -149,7 +149,7 @@ def read_devices(key: str, path: str) -> DeviceTrace:
     for row in _rows(key, path, content, _DEVICE, _DEVICE):
         client = row.whole("client", 0)
         if client in found:
-            raise row.error("client", "is there twice")
+            raise row.error("client", "is listed twice")
         found[client] = [row.number(name, 1e-9, 1e9) for name in _DEVICE[1:]]
     missing = next((client for client in range(len(found)) if client not in found), None)
     if missing is not None:

@@ -1,34 +1,32 @@
-"""The usable results of a simulated round: each is judged once, when it comes."""
+"""Which updates of a simulated round are accepted: each is judged once, when it arrives."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedcor.core.types import Array, BoolArray, Delivery, FloatArray, IntArray, Optimiser, State
-from fedcor.rounds.aggregation import read_only, take_step
+from fedcor.core.types import BoolArray, FloatArray, IntArray, State
 from fedcor.rounds.defence.update_norms import PARTS, NormLimits, judge, no_norms, remember
 
 
-class JudgedResults:
-    """What the clients of a round delivered, after it was judged.
+class UpdateFilter:
+    """Accepts, clips or refuses each update by its length, and keeps the accepted results.
 
-    The optimiser, the selector and every candidate are given the same.
+    The optimiser, the selector and every candidate model are given the same results.
 
     Args:
         limits: How long an update may be.
-        past: The lengths that earlier rounds accepted; empty before the first.
-        model: (P + B,) What the clients trained from.
+        past: The lengths of updates that earlier rounds accepted; empty before the first.
+        model: (P + B,) The model that the clients trained from.
         trained: P, the number of parameters.
         step_size: Learning rate x local steps of the round.
 
     Attributes:
         clipped: Clients whose update was scaled down.
-        refused: Why -> the clients whose update was refused.
+        refused: Reason -> the clients whose update was refused.
     """
 
     def __init__(
@@ -47,13 +45,13 @@ class JudgedResults:
         return client in self._results
 
     def of(self, clients: IntArray) -> Tensor:
-        """(m, P + B) the results of these clients, who delivered."""
+        """(m, P + B) the results of these clients, which must have been accepted."""
         if not len(clients):
             return self._model.new_empty(0, len(self._model))
         return torch.stack([self._results[k] for k in clients.tolist()])
 
     def add(self, clients: Sequence[int], results: Tensor) -> None:
-        """Judge what these clients sent, and keep what can be used.
+        """Judge the models that these clients sent, and keep the accepted ones.
 
         Args:
             clients: (m) Their ids.
@@ -61,8 +59,8 @@ class JudgedResults:
         """
         changes = results - self._model
         lengths = self._lengths(changes)
-        # Of the changes: two finite numbers can be too far apart for their type. The length of
-        # finite numbers is finite, so all of them are looked at once.
+        # The changes are checked, not the models: two finite numbers can be too far apart for their
+        # type. The length of a vector is finite only if all of its numbers are.
         finite: BoolArray = np.all(np.isfinite(lengths), axis=1)
         self._refuse("not finite", [k for k, ok in zip(clients, finite, strict=True) if not ok])
         rows = np.flatnonzero(finite)
@@ -84,7 +82,7 @@ class JudgedResults:
             self._results[client], self._norms[client] = result, verdict.norms[at]
 
     def past(self, round: int, wrong: bool = False) -> State:
-        """What the next round knows of usual lengths; all that came, if the past may be `wrong`."""
+        """The lengths for the next round to compare with; all of them if the past is `wrong`."""
         known = {**self._norms, **(self._too_long if wrong else {})}
         norms = np.array(list(known.values())).reshape(-1, PARTS)
         return remember(self._past, norms, round, list(known))
@@ -103,68 +101,3 @@ class JudgedResults:
     def _scaled(self, change: Tensor, factors: FloatArray) -> Tensor:
         parameters, buffers = change[: self._trained], change[self._trained :]
         return torch.cat([parameters * float(factors[0]), buffers * float(factors[1])])
-
-
-# The step of a federated optimiser on the engine's tensors: from clients' models to the next one.
-#
-# Float buffers of a model, such as the running variance of a batch normalisation, are no parameters:
-# a step that goes past the mean could make a variance negative. So an optimiser never sees them; they
-# become the weighted mean of the clients'.
-
-
-def next_model(
-    optimiser: Optimiser,
-    state: State,
-    model: Tensor,
-    results: Tensor,
-    trained: int,
-    *,
-    round: int,
-    clients: IntArray,
-    weights: FloatArray,
-    steps: IntArray,
-    learning_rate: float,
-    number: int | None = None,
-) -> tuple[Tensor, State]:
-    """The next model and the optimiser's next state.
-
-    Args:
-        optimiser: Takes the step.
-        state: Its state.
-        model: (P + B,) w^t: its parameters, then its float buffers.
-        results: (m, P + B) the clients' models after local training.
-        trained: P, the number of parameters.
-        round, clients, weights, steps, learning_rate: As in `Delivery`.
-        number: What error messages call the round, where that is not `round`.
-    """
-
-    @functools.cache
-    def mean() -> Tensor:  # (P + B,)
-        # The mean of changes, not of models: it loses less in float32, and a client that did not
-        # move leaves w^t exactly as it is.
-        a = torch.as_tensor(weights, dtype=results.dtype, device=results.device)  # (m,)
-        return a @ (results - model)
-
-    def updates() -> Array:  # (m, P)
-        return read_only((results[:, :trained] - model[:trained]).cpu().numpy())
-
-    delivery = Delivery(
-        round,
-        parameters_of(model, trained),
-        read_only(clients),
-        read_only(weights),
-        read_only(steps.astype(np.int64)),
-        learning_rate,
-        read_updates=updates,
-        read_mean=lambda: parameters_of(mean(), trained),
-    )
-    made, after = take_step(optimiser, state, delivery, number)
-    parameters = torch.from_numpy(made).to(model.device)
-    if trained == len(model):
-        return parameters, after
-    return torch.cat([parameters, model[trained:] + mean()[trained:]]), after
-
-
-def parameters_of(model: Tensor, trained: int) -> Array:
-    """(P,) the parameters of a flat model, as an optimiser sees them: NumPy, read-only."""
-    return read_only(model[:trained].cpu().numpy())

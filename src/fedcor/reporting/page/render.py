@@ -1,4 +1,4 @@
-"""The page as one file: template, style, scripts and data, and a policy that lets nothing in.
+"""The page as one HTML file: template, style, scripts and data, and a content security policy.
 
 The content security policy forbids the page to load anything. Its style and its script are named by
 their hashes, so that no other runs, even if a record could smuggle one in.
@@ -9,13 +9,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import json
 import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
-
-from fedcor.reporting.page.why import escaped_json
 
 STYLES = ("vendor/uPlot.min.css", "style.css")
 SCRIPTS = (
@@ -57,6 +56,13 @@ def render_page(data: Mapping[str, Any], *, live: bool = False) -> bytes:
     # In one pass: what is put in is not looked at again.
     page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("page.html"))
     return page.encode()
+
+
+def escaped_json(data: Any) -> str:
+    """JSON that can stand within a script element: it holds no `<`, and no line separator that an
+    older browser would take for the end of a line."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @cache

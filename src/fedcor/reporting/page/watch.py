@@ -1,9 +1,9 @@
-"""The page served on loopback, following runs that go on.
+"""The page served on this machine alone, following runs that go on.
 
 The server answers GET for two things: the page, and its data. A browser that shows the page asks
 for data that is newer than what it has; the answer waits until there is some. Requests that name
-another host than this machine are refused, so that no web site can read records through a name that
-it lets point here.
+another host than this machine are refused: else a web site whose name resolves to this machine
+could read the records (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from fedcor.core.errors import RecordError
-from fedcor.reporting.names import clean
-from fedcor.reporting.page.data import page_data, run_data
+from fedcor.reporting.page.data import page_data
 from fedcor.reporting.page.render import render_page
+from fedcor.reporting.page.run_data import run_data
+from fedcor.reporting.series import clean
 from fedcor.runs.checkpoints import CHECKPOINT
 from fedcor.runs.record import RECORD, RunRecord, has_run, read_run
 
@@ -106,8 +107,8 @@ class Follower:
         return {"version": after}
 
     def _folders(self) -> list[Path]:
-        found = sorted(path.parent for path in self.folder.rglob(RECORD))
-        return [folder for folder in found if _may_have_run(folder)]
+        folders = sorted(path.parent for path in self.folder.rglob(RECORD))
+        return [folder for folder in folders if _may_have_run(folder)]
 
     def _readable(self) -> tuple[list[RunRecord], list[str]]:
         """The runs that can be read, and what is wrong with the others."""
@@ -145,10 +146,10 @@ def _may_have_run(folder: Path) -> bool:
 
 def _stamp(path: Path) -> Stamp:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 class PageServer(ThreadingHTTPServer):
@@ -197,13 +198,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _try(self, kind: str, content: Callable[[], bytes]) -> None:
         try:
-            status, made = 200, content()
+            status, body = 200, content()
         except RecordError as error:
-            status, kind, made = 503, "text/plain", _line(str(error))
+            status, kind, body = 503, "text/plain", _line(str(error))
         except Exception as error:  # one request must not end the others
             LOG.exception("the page could not be made")
-            status, kind, made = 500, "text/plain", _line(f"{type(error).__name__}: {error}")
-        self._answer(status, kind, made)
+            status, kind, body = 500, "text/plain", _line(f"{type(error).__name__}: {error}")
+        self._answer(status, kind, body)
 
     def _answer(self, status: int, kind: str, content: bytes) -> None:
         headers = {

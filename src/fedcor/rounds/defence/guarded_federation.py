@@ -1,7 +1,14 @@
-"""A cap on how often one client is chosen: nobody has more than a multiple of its fair share.
+"""The federation as a selector sees it under a `Defence`: clipped reports, capped participation.
+
+Both are off by default; the selector then sees the federation itself. The same on every engine.
+
+Clipped reports: losses and loss changes are clipped to what is usual among the answers to the same
+question (`fedcor.rounds.loss_screening.clip_reports`).
+
+Capped participation: a client that was chosen too often in the last rounds is not offered.
 
 Notation
-    N       clients that may be chosen: all, or those whom rules make eligible         scalar
+    N       clients that may be chosen: all, or those that the rules make eligible     scalar
     C       clients chosen in a round                                                  scalar
     W       rounds of the window, the current one included                             scalar
     c_k     rounds of the window before this one in which client k was chosen          scalar
@@ -9,10 +16,10 @@ Notation
 
 A client's fair share of W rounds is W C / N of them. The window is the shortest one in which the
 fair share is at least TURNS rounds, so that a multiple of it is a whole number to within a quarter.
-Who has c_k >= L is not offered to the selector in this round. Where fewer than C clients would be
-left, L is raised for this round until there are C: a cap never shrinks a round.
+A client with c_k >= L is not offered to the selector in this round. Where fewer than C clients
+would be left, L is raised for this round until there are C: a cap never shrinks a round.
 
-What is remembered is the choices of the last rounds, as pairs of a client and a round. A client
+The memory ("turns") is the choices of the last rounds, as pairs of a client and a round. A client
 that joins later has none.
 """
 
@@ -41,13 +48,13 @@ TURNS = 4  # a client's fair share of a window, in rounds
 
 
 def no_turns() -> State:
-    """What is remembered before the first round."""
+    """The memory before the first round: nobody was chosen."""
     nobody = np.empty(0, dtype=np.int64)
     return {"clients": nobody, "rounds": nobody}
 
 
 def read_turns(arrays: Mapping[str, Array]) -> State:
-    """What a checkpoint holds of past choices; nothing in one of an earlier version.
+    """The memory in a checkpoint, which has no arrays while nobody was counted.
 
     Raises:
         KeyError, ValueError: The arrays are something else.
@@ -71,12 +78,18 @@ def window_of(clients: int, chosen: int) -> int:
 
 
 def offered(
-    past: State, round: int, available: IntArray, clients: int, chosen: int, most_share: float
+    turns: State,
+    round: int,
+    available: IntArray,
+    *,
+    clients: int,
+    chosen: int,
+    most_share: float,
 ) -> IntArray:
-    """Sorted ids of the clients that a selector is offered, some of `available`.
+    """Sorted ids of the clients that a selector is offered, a subset of `available`.
 
     Args:
-        past: The choices of earlier rounds.
+        turns: The choices of earlier rounds.
         round: t, the number of this round.
         available: Sorted ids of the clients that can be reached.
         clients: N.
@@ -84,7 +97,8 @@ def offered(
         most_share: The most rounds that a client may have, in multiples of its fair share.
     """
     window = window_of(clients, chosen)
-    times = _times(past, round - window + 1, available)  # c_k
+    recent = turns["clients"][turns["rounds"] > round - window]
+    times = np.bincount(recent, minlength=int(available.max(initial=-1)) + 1)[available]  # c_k
     fair = min(window * chosen / max(1, clients), float(window))
     limit = max(1, math.floor(most_share * fair + 1e-9))
     wanted = min(chosen, len(available))
@@ -93,49 +107,35 @@ def offered(
     return available[times < limit]
 
 
-def count_turns(past: State, round: int, selected: IntArray, clients: int, chosen: int) -> State:
-    """The past with the choice of a round. What no later round can ask for is forgotten.
+def count_turns(turns: State, round: int, selected: IntArray, clients: int, chosen: int) -> State:
+    """The memory with the choice of a round, and without what no later round can ask for.
 
     Args:
-        past: The choices of earlier rounds.
+        turns: The choices of earlier rounds.
         round: t, the number of the round.
         selected: The clients that were chosen; one that is in it twice counts once.
         clients: N.
         chosen: C.
     """
     new = np.unique(selected).astype(np.int64)
-    rounds = np.concatenate([past["rounds"], np.full(len(new), round, dtype=np.int64)])
+    rounds = np.concatenate([turns["rounds"], np.full(len(new), round, dtype=np.int64)])
     kept = rounds > round + 1 - window_of(clients, chosen)
-    return {"clients": np.concatenate([past["clients"], new])[kept], "rounds": rounds[kept]}
+    return {"clients": np.concatenate([turns["clients"], new])[kept], "rounds": rounds[kept]}
 
 
-def _times(past: State, first: int, clients: IntArray) -> IntArray:
-    """(len(clients),) how often each of `clients` was chosen from round `first` on."""
-    recent = past["clients"][past["rounds"] >= first]
-    return np.bincount(recent, minlength=int(clients.max(initial=-1)) + 1)[clients]
-
-
-# A federation as a wary server shows it to its selector: the same on every engine.
-#
-# Reports of losses are clipped to what is usual among the answers to the same question, and a client
-# that had more than its share of the last rounds is not offered. Both are off unless a `Defence` says
-# otherwise; then a selector sees the federation itself.
-
-
-def shield(
+def guard_federation(
     defence: Defence,
     turns: State,
     selector: Selector,
     federation: Federation,
     clients: int | None = None,
 ) -> Federation:
-    """What the selector is shown of the federation in a round.
+    """The federation as the selector sees it in a round.
 
     Args:
-        defence: What is done.
-        turns: Who was chosen in the last rounds (`fedcor.rounds.defence.guarded_federation`).
-        selector: As it is in this round. One that does not say how many clients it chooses cannot
-            be capped.
+        defence: The settings.
+        turns: The choices of the last rounds.
+        selector: The selector of this round. Without `clients_per_round` there is no cap.
         federation: Answers the questions.
         clients: How many clients may be chosen, reachable or not, and share the rounds among them;
             None for all.
@@ -147,15 +147,19 @@ def shield(
     available = federation.available
     if capped:
         assert chosen is not None
-        sharing = len(federation.weights) if clients is None else clients
         available = offered(
-            turns, federation.round, available, sharing, int(chosen), defence.most_share
+            turns,
+            federation.round,
+            available,
+            clients=len(federation.weights) if clients is None else clients,
+            chosen=int(chosen),
+            most_share=defence.most_share,
         )
-    return _Shielded(federation, available, defence.clip_reports)
+    return _GuardedFederation(federation, available, defence.clip_reports)
 
 
-def shield_outcome(defence: Defence, outcome: Outcome) -> Outcome:
-    """What the selector is shown of a round's outcome: its losses are reports, too."""
+def guard_outcome(defence: Defence, outcome: Outcome) -> Outcome:
+    """A round's outcome as the selector sees it: its losses are reports, too."""
     if not defence.clip_reports:
         return outcome
     return dataclasses.replace(
@@ -168,13 +172,13 @@ def shield_outcome(defence: Defence, outcome: Outcome) -> Outcome:
 def after_round(
     defence: Defence, turns: State, selector: Selector, outcome: Outcome, clients: int
 ) -> State:
-    """Who was chosen in the last rounds, after one more; the same value where nobody is capped.
+    """The memory after a round; the same value where participation is not capped.
 
     Args:
-        defence: What is done.
-        turns: Who was chosen before.
-        selector: As it was in this round.
-        outcome: Of this round.
+        defence: The settings.
+        turns: The choices of earlier rounds.
+        selector: The selector of this round.
+        outcome: The outcome of this round.
         clients: How many clients may be chosen.
     """
     chosen = selector_traits(selector).clients_per_round
@@ -183,15 +187,15 @@ def after_round(
     return count_turns(turns, outcome.round, outcome.selected, clients, int(chosen))
 
 
-class _Shielded:
-    """A federation of which some clients are offered, with clipped reports."""
+class _GuardedFederation:
+    """A federation with fewer clients on offer and clipped reports."""
 
     def __init__(self, whole: Federation, available: IntArray, limit: float) -> None:
         self._whole, self._limit = whole, limit
         self.round, self.weights, self.rng = whole.round, whole.weights, whole.rng
         self.available = available.copy()
         self.available.flags.writeable = False
-        # What is known without a question goes into the record, as it came.
+        # Losses that are known without a question go into the record unclipped.
         if hasattr(whole, "known_losses"):
             self.known_losses = whole.known_losses
 

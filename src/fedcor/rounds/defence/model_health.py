@@ -1,11 +1,12 @@
-"""Did the model go bad? What clients make of it says so; then the last good one is put back.
+"""Whether the global model has gone bad, judged by the clients' updates and losses.
 
-A model is good once more clients have delivered a usable update of it in a round than an unusable
-one, and more a usable loss than an unusable one if losses were ever usable. It is bad where nothing
-usable comes of it: every update is refused, or every loss that clients report of it is unusable
-although losses of earlier models were not. One client may err or lie: it takes two to say that a
-model is bad, if two can be reached, in one round or in several; and one usable update among many
-refused ones does not make a model good.
+An engine then goes back to the last good model. A model is *good* once, in one round, more clients
+delivered a usable update than an unusable one, and (if losses were ever usable) more reported a
+usable loss than an unusable one. It is *bad* if nothing usable comes back: every update is refused,
+or every reported loss is unusable although losses of earlier models were not.
+
+One client may err or lie. So two clients must find the model bad, in one round or in several, if
+two can be reached; and one usable update among many refused ones does not make a model good.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ import numpy as np
 
 from fedcor.core.types import Array
 
-_ENOUGH = 2  # clients that say that a model is bad
+_ENOUGH = 2  # clients that must find a model bad
 
 
 class Condition(Enum):
-    """What is known of a model after a round that started from it."""
+    """The condition of a model after a round that started from it."""
 
-    GOOD = "good"  # it can be gone back to
-    UNKNOWN = "unknown"  # too little came to tell
-    BAD = "bad"  # it must not stay the model
+    GOOD = "good"  # a later round can go back to it
+    UNKNOWN = "unknown"  # too few replies to tell
+    BAD = "bad"  # it must be replaced
 
 
 @dataclass(frozen=True)
 class Signs:
-    """What came of a model in a round, as clients' ids.
+    """The replies to a model in a round, as clients' ids.
 
     Attributes:
-        delivered: Who sent a usable update.
-        refused: Whose update was refused.
-        usable_losses: Who reported a usable loss of it.
-        unusable_losses: Who reported a loss that cannot be used.
+        delivered: Clients that sent a usable update.
+        refused: Clients whose update was refused.
+        usable_losses: Clients that reported a usable loss.
+        unusable_losses: Clients that reported an unusable loss.
         reachable: How many clients could be asked.
     """
 
@@ -50,10 +51,10 @@ class Signs:
 
 @dataclass(frozen=True)
 class Health:
-    """What is remembered of a model's condition from round to round.
+    """The memory of a model's condition from round to round.
 
     Attributes:
-        heard: Whether a usable loss was ever reported. Where none ever was, they say nothing.
+        heard: Whether a usable loss was ever reported. If not, unusable ones mean nothing.
         doubters: Clients that have found the current model unusable.
     """
 
@@ -67,15 +68,14 @@ class Health:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> Health:
-        """Of what `to_arrays` returned; a checkpoint of an earlier version has nothing."""
-        doubters = arrays.get("doubters", np.empty(0)).tolist()
-        return cls(bool(arrays.get("heard", False)), frozenset(map(int, doubters)))
+        """The inverse of `to_arrays`."""
+        return cls(bool(arrays["heard"]), frozenset(map(int, arrays["doubters"].tolist())))
 
 
 def examine(health: Health, signs: Signs) -> tuple[Condition, Health]:
-    """The condition of the model that a round started from, and what is remembered of it.
+    """The condition of the model that a round started from, and the memory after the round.
 
-    What is remembered is for the next model where this one is good or bad.
+    Where the model is good or bad, the memory starts over: it is about the next model.
     """
     heard = health.heard or bool(signs.usable_losses)
     no_loss = health.heard and bool(signs.unusable_losses) and not signs.usable_losses
@@ -92,6 +92,6 @@ def examine(health: Health, signs: Signs) -> tuple[Condition, Health]:
     return Condition.UNKNOWN, Health(heard, frozenset(doubters))
 
 
-def _outnumber(well: Collection[int], ill: Collection[int]) -> bool:
-    """Whether those of whom usable things came are the majority; also where nobody was asked."""
-    return not ill or len(set(well)) > len(set(ill))
+def _outnumber(usable: Collection[int], unusable: Collection[int]) -> bool:
+    """Whether the clients with a usable reply are the majority; also True without any reply."""
+    return not unusable or len(set(usable)) > len(set(unusable))

@@ -1,4 +1,4 @@
-"""What a federation does against clients that err or lie: one table for every engine."""
+"""`Defence`: the settings against faulty and malicious clients, the same on every engine."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from fedcor.rounds.defence.update_norms import LARGEST, NormLimits
 @plain_keywords
 @dataclass(frozen=True)
 class Defence:
-    """How a federation guards itself against clients that err or lie.
+    """How a federation defends itself against faulty and malicious clients.
 
     Args:
         clip_norms: An update longer than this many times the usual length is scaled down to it; 0
-            for never. The usual length is a median of this round's updates and of those of the
-            last 20 rounds. The default is more than honest clients reached in any run that we
-            made, so it changes nothing while nobody errs.
+            for never. The usual length is a median over the updates of this round and of the last
+            20 rounds. The default is more than honest clients reached in any of our runs, so it
+            changes nothing while all clients work correctly.
         refuse_norms: An update longer than this many times the usual length is refused; 0 for
-            never. Where only one or two clients say what is usual, it is scaled down instead.
-        clip_reports: Losses and loss changes that a selector is told are clipped to the median of
-            the answers to the same question, plus and minus this many standard deviations (taken
+            never. Where the usual length rests on one or two clients, it is scaled down instead.
+        clip_reports: Losses and loss changes that a selector reads are clipped to the median of the
+            answers to the same question, plus and minus this many standard deviations (estimated
             from the median absolute deviation); 0 for never. Fewer than five answers stay as they
             are.
         most_share: The most rounds for which one client is chosen, in multiples of its fair share
-            C / N, in every window of 4 N / C rounds; at least 1, or 0 for no limit. Who has had
-            them is not offered to the selector, unless fewer than C clients were left.
+            C / N, in every window of 4 N / C rounds; at least 1, or 0 for no limit. A client that
+            has had them is not offered to the selector, unless fewer than C clients would be left.
 
     Example:
         >>> from fedcor import Defence
@@ -44,7 +44,7 @@ class Defence:
     most_share: float = 0.0
 
     def __post_init__(self) -> None:
-        self.norm_limits  # noqa: B018  it is checked when it is made
+        self.norm_limits  # noqa: B018  its constructor checks both
         check_between("clip_reports", self.clip_reports, 0.0, LARGEST)
         if self.most_share != 0.0 or isinstance(self.most_share, bool):
             check_between("most_share", self.most_share, 1.0, LARGEST)
@@ -67,7 +67,7 @@ class Defence:
 
 
 def as_defence(given: Any) -> Defence:
-    """`given`, or the defence of a table of settings; the default one for None."""
+    """A `Defence` from an object, a table of settings, or None for the default."""
     if isinstance(given, Defence):
         return given
     if given is not None and not isinstance(given, Mapping):

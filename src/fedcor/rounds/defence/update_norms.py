@@ -1,12 +1,13 @@
-"""Is an update of a usual length? It is judged against the others and against the past.
+"""The check of a client's update: its length against those of other clients and earlier rounds.
 
 An update that is far too long is scaled down, and one that is absurdly long is refused, so that no
-single client carries the model away. The parameters of a model and its float buffers (a running
-variance, say) are judged apart: their lengths have nothing to do with each other.
+single client can move the model far. The parameters of a model and its float buffers (a running
+variance, say) are checked separately: their lengths are unrelated. The engines apply the verdict:
+`simulation/update_filter.py` and `flower/reply_filter.py`.
 
 Notation
-    m        updates that came                                                       scalar
-    G        parts of a model that are judged apart                                  scalar
+    m        updates of this round                                                   scalar
+    G        parts of a model that are checked separately                            scalar
     r_kg     length of part g of update k; of the parameters, per learning rate x steps of the
              round where the engine knows them                                       (m, G)
     now_g    lower median of the lengths of this round that are above 0              (G,)
@@ -14,21 +15,21 @@ Notation
     ref_g    past_g, or now_g where that is more, but at most GROWTH past_g          (G,)
     f_kg     clip ref_g / r_kg, at most 1: what part g of update k is scaled by      (m, G)
 
-Update k is refused where r_kg > refuse ref_g for some g. Lengths of 0 say nothing of what is usual:
-clients that have nothing to learn send them. Where nothing is known, everything is kept.
+Update k is refused where r_kg > refuse ref_g for some g. Lengths of 0 are ignored: clients with
+nothing to learn send them. Where no length is known, every update is kept.
 
-The median of fewer than FEWEST clients is their own word:
+The median of fewer than FEWEST clients is not trusted:
 
 - A round with fewer does not raise the reference, where there is a past.
 - A past of fewer does not bind a round with more: ref_g is then now_g, as in the first round.
-- Where both have fewer, ref_g is past_g, or now_g in the first round, but nothing is refused for
-  it: one of them may be far too short, as well as the other far too long. What would be refused is
-  scaled down to clip ref_g (refuse ref_g without clipping), and enters the past as it came.
+- Where both have fewer, ref_g is past_g, or now_g in the first round, but nothing is refused: one
+  of them may be far too short, as well as the other far too long. What would be refused is scaled
+  down to clip ref_g (refuse ref_g without clipping), and enters the past unscaled.
 
-The past is the last ROUNDS rounds. It holds lengths after clipping, so a Byzantine client that is clipped in
-every round counts as one longer update among others. Refused lengths enter it only where all are
-refused and the model is not at fault: then the past may be wrong, and is outvoted in time. On
-Flower, where everyone is refused in all attempts at a round, they replace it (flower/doubt.py).
+The past is the last ROUNDS rounds. It holds lengths after clipping, so a Byzantine client that is
+clipped in every round counts as one longer update among others. Refused lengths enter it only where
+all are refused and the model is not at fault: then the past may be wrong, and is outvoted in time.
+On Flower, where everyone is refused in all attempts at a round, they replace it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from fedcor.core.types import Array, BoolArray, FloatArray, IntArray, State
 PARTS = 2  # of a model in this package: its parameters, and its float buffers
 ROUNDS = 20  # of the past
 GROWTH = 10.0  # the most by which a round may raise the reference above the past
-FEWEST = 3  # clients whose median is not one client's word
+FEWEST = 3  # clients whose median is trusted
 LARGEST = 1e12  # of a factor
 
 
@@ -72,12 +73,12 @@ class NormLimits:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is done with the updates of a round.
+    """The result of the check: which updates of a round are refused, scaled down or kept.
 
     Attributes:
         refused: (m,) Which updates are not used.
         factors: (m, G) What each part of an update is scaled by; 1 for most.
-        norms: (m, G) Lengths per step size, for the past: after scaling, NaN for refused ones.
+        norms: (m, G) Lengths per step size for the past: after scaling, NaN for refused ones.
         ratios: (m,) How many times the usual length each update had; 0 where that is unknown.
     """
 
@@ -88,19 +89,19 @@ class Verdict:
 
     @property
     def clipped(self) -> BoolArray:
-        """(m,) Which updates are used, but shorter than they came."""
+        """(m,) Which updates are used, but scaled down."""
         clipped: BoolArray = ~self.refused & (self.factors < 1.0).any(axis=1)
         return clipped
 
 
 def no_norms(parts: int) -> State:
-    """What is remembered before the first round, of models with so many parts."""
+    """The past before the first round, for models with so many parts."""
     none = np.empty(0, dtype=np.int64)
     return {"norms": np.empty((0, parts)), "rounds": none, "clients": none}
 
 
 def read_norms(arrays: Mapping[str, Array], parts: int) -> State:
-    """What a checkpoint holds of the past; nothing in one of an earlier version.
+    """The past in a checkpoint, which has no arrays before the first accepted update.
 
     Raises:
         KeyError, ValueError: The arrays are something else.
@@ -111,7 +112,7 @@ def read_norms(arrays: Mapping[str, Array], parts: int) -> State:
     usable = norms.dtype.kind == "f" and norms.shape == (len(rounds), parts)
     if not usable or not (np.isfinite(norms) & (norms >= 0.0)).all():
         raise ValueError("norms are not lengths of updates")
-    for numbers in (rounds, arrays.get("clients", rounds)):
+    for numbers in (rounds, arrays["clients"]):
         if numbers.dtype.kind != "i" or numbers.shape != (len(norms),):
             raise ValueError("norms do not say whose they are")
     return dict(arrays)
@@ -125,8 +126,8 @@ def judge(
     Args:
         limits: How long an update may be.
         past: What earlier rounds accepted.
-        norms: (m, G) r_kg of those that came now; finite.
-        earlier: (e, G) Of those that were accepted before in this round; they have been judged.
+        norms: (m, G) r_kg of the new updates; finite.
+        earlier: (e, G) The same for updates that were accepted earlier in this round.
     """
     came = norms if earlier is None else np.concatenate([earlier, norms])
     reference, founded = _reference(past, came)
@@ -140,9 +141,9 @@ def judge(
     factors = np.ones_like(norms)
     long = ratios > most
     factors[long] = most / ratios[long]
-    # What only one or two clients make absurd is told as it came: later rounds know better.
-    told = np.where(ratios > absurd, norms, norms * factors)
-    return Verdict(refused, factors, np.where(refused[:, None], np.nan, told), longest)
+    # Absurd by the word of one or two clients: kept unscaled, as later rounds know better.
+    kept = np.where(ratios > absurd, norms, norms * factors)
+    return Verdict(refused, factors, np.where(refused[:, None], np.nan, kept), longest)
 
 
 def remember(past: State, norms: FloatArray, round: int, clients: Sequence[int]) -> State:
@@ -151,40 +152,35 @@ def remember(past: State, norms: FloatArray, round: int, clients: Sequence[int])
     Args:
         past: What earlier rounds accepted.
         norms: (m, G) r_kg, as `Verdict.norms`.
-        round: Its number.
-        clients: (m) Whose they are.
+        round: The number of the round.
+        clients: (m,) Client id of each row.
     """
     finite = np.isfinite(norms).all(axis=1)
     accepted, new = norms[finite], np.array(clients, dtype=np.int64)[finite]
     together = np.concatenate([past["norms"], accepted])
-    senders: IntArray = np.concatenate([_senders(past), new])
+    senders: IntArray = np.concatenate([past["clients"], new])
     rounds: IntArray = np.concatenate([past["rounds"], np.full(len(accepted), round)])
     newest = np.unique(rounds)[-ROUNDS:]
     kept = np.isin(rounds, newest)
     return {"norms": together[kept], "rounds": rounds[kept], "clients": senders[kept]}
 
 
-def _senders(past: State) -> IntArray:
-    """(n,) whose the lengths are; a past of an earlier version does not say: nobody's twice."""
-    return past.get("clients", -1 - np.arange(len(past["norms"])))
-
-
 def _reference(past: State, came: FloatArray) -> tuple[FloatArray, BoolArray]:
-    """(G,) the usual length of each part, 0 where it is unknown; (G,) if it is more than a word."""
-    lengths, senders = past["norms"], _senders(past)
+    """(G,) the usual length of each part, 0 where unknown; (G,) whether enough clients back it."""
+    lengths, senders = past["norms"], past["clients"]
     before, now = _lower_medians(lengths), _lower_medians(came)
     few = np.count_nonzero(came > 0.0, axis=0) < FEWEST
-    told = np.array([len(np.unique(senders[column > 0.0])) for column in lengths.T])
-    thin = told < FEWEST
+    backing = np.array([len(np.unique(senders[column > 0.0])) for column in lengths.T])
+    thin = backing < FEWEST
     raised = np.where(few, before, np.clip(now, before, GROWTH * before))
     alone = (before == 0.0) | (thin & ~few)
     return np.where(alone, now, raised), ~(thin & few)
 
 
 def _lower_medians(lengths: FloatArray) -> FloatArray:
-    """(G,) of the lengths above 0, in each column; 0 where there is none.
+    """(G,) lower median of the lengths above 0 in each column; 0 where there is none.
 
-    Of two, it is the smaller: the mean of both would grow with the larger one.
+    Of two lengths it is the smaller: the mean of both would grow with the larger one.
     """
     medians = np.zeros(lengths.shape[1])
     for part, column in enumerate(lengths.T):

@@ -1,7 +1,9 @@
-"""Tags: what rules know clients by, such as their site. Each is a name with one value per client.
+"""Rules and tags as a user gives them: checked when they are created.
 
-In an experiment, tags are a table: tag -> value -> the clients that have it. A file may write the
-clients as a list, as a text of ranges, or all tags as a CSV file.
+`Rules` say which clients may be chosen, how many of each group, and how many in each round. They
+refer to clients by *tags*, such as a site: a name with one value per client. In an experiment, tags
+are a table: tag -> value -> the clients that have it. A file may write the clients as a list, as a
+text of ranges, or all tags as a CSV file.
 """
 
 from __future__ import annotations
@@ -23,6 +25,12 @@ from fedcor.core.types import Selector, selector_traits
 
 # Tag -> value -> sorted ids.
 TagTable: TypeAlias = Mapping[str, Mapping[str, tuple[int, ...]]]
+# Of a tag: for each of its values, or value -> a number.
+Bounds: TypeAlias = int | Mapping[str, int]
+# Tag -> value or values; or a function of the client and its tags.
+Eligible: TypeAlias = Mapping[str, Any] | Callable[[Any, Mapping[str, Any]], bool]
+# Round -> clients from that round on, or a function of the round.
+ClientsPerRound: TypeAlias = Mapping[int, int] | Callable[[int], int]
 
 _MOST_CLIENTS = 10_000_000
 
@@ -169,17 +177,6 @@ def _ranges(ids: Sequence[int]) -> str:
     numbers = np.array(ids)
     runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
     return ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else f"{r[0]}" for r in runs)
-
-
-# `Rules`, as a user gives them: checked when they are made.
-
-
-# Of a tag: for each of its values, or value -> a number.
-Bounds: TypeAlias = int | Mapping[str, int]
-# Tag -> value or values; or a function of the client and its tags.
-Eligible: TypeAlias = Mapping[str, Any] | Callable[[Any, Mapping[str, Any]], bool]
-# Round -> clients from that round on, or a function of the round.
-ClientsPerRound: TypeAlias = Mapping[int, int] | Callable[[int], int]
 
 
 @plain_keywords

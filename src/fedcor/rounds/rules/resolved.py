@@ -1,4 +1,4 @@
-"""Rules for clients that are all known before the first round, as in the simulator."""
+"""Rules checked against clients that are all known before the first round, as in the simulator."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fedcor.rounds.rules.seats import Groups, Seats, make_groups
 
 @dataclass(frozen=True, eq=False)
 class FixedRules:
-    """The rules of one run.
+    """The rules of one run, for its clients.
 
     Attributes:
-        rules: As the user gave them.
-        eligible: (N,) Who may be asked and chosen.
+        rules: The user's rules.
+        eligible: (N,) Clients that may be asked and chosen.
         groups: The bounds; None where there are none.
     """
 
@@ -58,50 +58,45 @@ def fix_rules(
     if not rules:
         return None
     try:
-        return _fix(rules, tags, columns, clients, selector, rounds)
+        _check_names(rules, tags)
+        check_rules_for(rules, selector)
+        eligible = _eligible(rules, columns, clients)
+        fixed = FixedRules(rules, eligible, make_groups(rules, columns, eligible))
+        usual = selector_traits(selector).clients_per_round
+        for number in sorted({rules.clients_at(round) or usual or 0 for round in range(rounds)}):
+            if number:
+                _check_number(fixed, selector, number)
+        return fixed
     except ConfigError as error:
         raise error.under("rules") from error.__cause__
 
 
-def _fix(
-    rules: Rules,
-    tags: TagTable,
-    columns: Mapping[str, Sequence[str | None]],
-    clients: int,
-    selector: Selector,
-    rounds: int,
-) -> FixedRules:
-    _check_names(rules, tags)
-    check_rules_for(rules, selector)
-    of_client: list[dict[str, str]] = [{} for _ in range(clients)]
+def _eligible(rules: Rules, columns: Mapping[str, Sequence[str | None]], clients: int) -> BoolArray:
+    """(N,) Clients that may be chosen; ConfigError where there is none."""
+    tags_of: list[dict[str, str]] = [{} for _ in range(clients)]
     for tag, column in columns.items():
         for client, value in enumerate(column):
             if value is not None:
-                of_client[client][tag] = value
-    eligible = np.array([rules.is_eligible(k, of) for k, of in enumerate(of_client)], dtype=bool)
+                tags_of[client][tag] = value
+    eligible = np.array([rules.is_eligible(k, tags) for k, tags in enumerate(tags_of)], dtype=bool)
     if not eligible.any():
         raise ConfigError("eligible", rules.eligible, f"none of the {clients} clients is eligible")
-    fixed = FixedRules(rules, eligible, make_groups(rules, columns, eligible))
-    for number in sorted({rules.clients_at(round) or 0 for round in range(rounds)}):
-        own = selector_traits(selector).clients_per_round
-        if number or own is not None:
-            _check_number(fixed, selector, number or int(own or 0))
-    return fixed
+    return eligible
 
 
 def _check_names(rules: Rules, tags: TagTable) -> None:
-    """Every tag and every value that a rule names must be there: else it is misspelt."""
+    """Refuse a tag or a value that no client has: it is misspelt."""
     named = {"at_least": rules.at_least, "at_most": rules.at_most, "eligible": rules.eligible}
     for key, table in named.items():
         for tag, values in table.items() if isinstance(table, dict) else ():
             if tag not in tags:
-                there = ", ".join(sorted(tags)) or "none"
-                allowed = f"no client has this tag; there are: {there}"
+                known = ", ".join(sorted(tags)) or "none"
+                allowed = f"no client has this tag; there are: {known}"
                 raise ConfigError(f"{key}.{tag}", values, allowed, suggest(tag, tags))
             for value in values if isinstance(values, dict | list) else ():
                 if value not in tags[tag]:
-                    there = ", ".join(sorted(tags[tag])) or "none"
-                    allowed = f"no client has {tag} = {value!r}; there are: {there}"
+                    known = ", ".join(sorted(tags[tag])) or "none"
+                    allowed = f"no client has {tag} = {value!r}; there are: {known}"
                     raise ConfigError(f"{key}.{tag}", values, allowed, suggest(value, tags[tag]))
 
 
@@ -137,9 +132,9 @@ def _check_number(fixed: FixedRules, selector: Selector, number: int) -> None:
 def _why(seats: Seats) -> str:
     """Which minima are too high, by themselves or together."""
     groups, counts = seats.groups, seats.groups.count(seats.groups.in_cells(seats.candidates))
-    for label, low, there in zip(groups.labels, groups.lower, counts, strict=False):
-        if low > there:
-            return f"{label} has {there} of {low} clients"
+    for label, low, count in zip(groups.labels, groups.lower, counts, strict=False):
+        if low > count:
+            return f"{label} has {count} of {low} clients"
     per_tag: dict[str, int] = {}
     for label, low in zip(groups.labels, groups.lower, strict=False):
         tag = label.partition("=")[0]

@@ -1,9 +1,20 @@
-"""Groups of clients with a least and a most number, in the form that counting needs.
+"""Seats: which clients may take the next place in a round, so that the quotas can still be met.
 
 Notation
+    C       seats of a round
     G       groups, one for each value of a tag that has a bound
     T       tags with bounds
-    K       cells: clients with the same values of all these tags, which count alike
+    K       cells: clients with the same values of all these tags, which are interchangeable
+
+The *best outcomes* are the choices that exceed no maximum, among them those that miss the minima by
+the fewest clients, and among them those with the most clients. A client may take a seat if at least
+one best outcome contains it and all clients seated before it. So no choice ends in a dead end, and
+a choice that is a best outcome by itself is never changed.
+
+With bounds on one tag, counting is enough. With several tags, a client counts for several groups,
+and an integer programme over the cells decides (`_solve`). Only its optimal values are used, and
+which cells can have a seat at the optimum. Both are unique, so the result does not depend on the
+solver.
 """
 
 from __future__ import annotations
@@ -17,17 +28,16 @@ from typing import Any
 import numpy as np
 
 from fedcor.core.errors import ConfigError, FedcorError
-from fedcor.core.types import Array, BoolArray, IntArray
+from fedcor.core.types import BoolArray, IntArray
 from fedcor.rounds.rules.declaration import Rules
 
 UNLIMITED = np.iinfo(np.int64).max // 4
-_MOST_CELLS = {1: UNLIMITED, 2: 10_000}  # by number of tags: what a round can be worked out with
-_MOST_CELLS_OF_MORE = 500
+_MOST_CELLS = 500  # where several tags have bounds: the integer programme has to stay small
 
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Which clients belong together, and how many of them a round may have.
+    """Groups of clients, and the least and the most clients that a round may have of each.
 
     Attributes:
         labels: (G,) `tag=value` of each group.
@@ -53,6 +63,25 @@ class Groups:
         """T, the number of tags with bounds."""
         return int(self.groups_of.shape[1])
 
+    @cached_property
+    def constraints(self) -> Any:
+        """(2G + 2, 2K + G) The rows of the programme in `_solve`: minima, maxima, and the sums."""
+        from scipy.sparse import bmat, csr_array, identity
+
+        K, G = self.cells, len(self.labels)
+        group, cell = self.groups_of.ravel(), np.repeat(np.arange(K), self.tags)
+        counted = group < G
+        entries = np.ones(int(counted.sum()))
+        member = csr_array((entries, (group[counted], cell[counted])), shape=(G, K))
+        each_cell, each_group = np.ones((1, K)), np.ones((1, G))
+        rows = [
+            [member, member, identity(G)],
+            [member, member, None],
+            [each_cell, each_cell, None],
+            [None, None, each_group],
+        ]
+        return csr_array(bmat(rows))
+
     def count(self, per_cell: IntArray) -> IntArray:
         """(G + 1,) clients in each group, of the number in each cell."""
         counts = np.zeros(len(self.lower), dtype=np.int64)
@@ -74,13 +103,13 @@ class Groups:
 def make_groups(
     rules: Rules, columns: Mapping[str, Sequence[str | None]], eligible: BoolArray
 ) -> Groups | None:
-    """The groups that the rules make; None where no group has a bound.
+    """The groups that have a bound; None where there is none.
 
     Args:
-        rules: With their bounds.
-        columns: Tag -> (N,) the value of each client, as a text; None where it has none.
-        eligible: (N,) Who may be chosen. The values that only others have make no group, unless a
-            bound names them.
+        rules: The user's rules.
+        columns: Tag -> (N,) the value of each client, as a string; None where it has none.
+        eligible: (N,) Clients that may be chosen. A value that only other clients have makes no
+            group, unless a bound names it.
     """
     labels: list[str] = []
     lower: list[int] = []
@@ -104,196 +133,18 @@ def make_groups(
     table = np.array(rows, dtype=np.int64).reshape(len(rows), len(eligible)).T
     table = np.where(table < 0, len(labels), table)
     groups_of, cell_of = np.unique(table, axis=0, return_inverse=True)
-    most = _MOST_CELLS.get(len(rows), _MOST_CELLS_OF_MORE)
-    if len(groups_of) > most:
+    if len(rows) > 1 and len(groups_of) > _MOST_CELLS:
         allowed = f"{len(rows)} tags have bounds, whose values make {len(groups_of)} combinations"
         key = "at_most" if rules.at_most else "at_least"
-        hint = f"at most {most} are possible with so many tags; with one tag, any number is"
+        hint = f"at most {_MOST_CELLS} are possible with several tags; with one tag, any number is"
         raise ConfigError(key, getattr(rules, key), allowed, hint)
     return Groups(
-        tuple(labels),
-        np.array([*lower, 0], dtype=np.int64),
-        np.array([*upper, UNLIMITED], dtype=np.int64),
-        cell_of.reshape(-1),
-        groups_of,
+        labels=tuple(labels),
+        lower=np.array([*lower, 0], dtype=np.int64),
+        upper=np.array([*upper, UNLIMITED], dtype=np.int64),
+        cell_of=cell_of.reshape(-1),
+        groups_of=groups_of,
     )
-
-
-# The programme behind bounds on several tags at once.
-#
-# Notation (see `groups.py`)
-#     x       (n,) further seats for the clients of each cell that has candidates
-#     s       (G,) by how many clients each minimum is missed
-#
-#     counts_g + sum_k x_k  <= upper_g            over the cells k of group g
-#     counts_g + sum_k x_k + s_g >= lower_g
-#     0 <= x_k <= free_k,  sum x <= seats,  s >= 0
-#
-# With two tags the corners of this polytope are whole numbers (two nested families of sets: the
-# matrix is totally unimodular), so a linear programme is exact. With three or more, x is declared to
-# be whole.
-#
-# Only optimal values are used, and which x can be positive at the optimum. Both are unique, so the
-# result does not depend on the solver.
-
-
-def best_totals(groups: Groups, free: IntArray, counts: IntArray, seats: int) -> tuple[int, int]:
-    """The smallest shortfall, and the most further clients that go with it."""
-    programme = _Programme(groups, free, counts)
-    n, g = programme.n, programme.g
-    # A client less is better than a minimum missed by one more.
-    goal = np.concatenate([-np.ones(n), np.full(g, seats + 1.0)])
-    found = programme.solve(goal, most=seats, whole=groups.tags > 2)
-    return round(float(found[n:].sum())), round(float(found[:n].sum()))
-
-
-def cells_in_best(
-    groups: Groups, free: IntArray, counts: IntArray, short: int, more: int, wanted: BoolArray
-) -> BoolArray:
-    """(K,) which of the wanted cells have a further seat in some best outcome.
-
-    Args:
-        groups: The bounds.
-        free: (K,) Candidates in each cell.
-        counts: (G + 1,) Seats that each group has.
-        short: The shortfall of a best outcome.
-        more: Its further clients.
-        wanted: (K,) Cells to look at.
-    """
-    inside = np.zeros(groups.cells, dtype=bool)
-    left = wanted & (free > 0)
-    if not more or not left.any():
-        return inside
-    programme = _Programme(groups, free, counts)
-    cells = programme.cells
-    left[cells] &= programme.support(left[cells], short, more)
-    if groups.tags <= 2:
-        return left
-    # A fraction of a client is not enough: look for whole ones, many cells at a time.
-    while left.any():
-        x = programme.with_cells(np.flatnonzero(left[cells]), short, more)
-        new = cells[x > 0.5]
-        if not left[new].any():
-            break
-        inside[new] = True
-        left &= ~inside
-    return inside & wanted
-
-
-class _Programme:
-    """The constraints, for the cells that have candidates."""
-
-    def __init__(self, groups: Groups, free: IntArray, counts: IntArray) -> None:
-        from scipy.sparse import csr_array
-
-        self.cells = np.flatnonzero(free)
-        self.n, self.g = len(self.cells), len(groups.labels)
-        self.free = free[self.cells].astype(float)
-        group = groups.groups_of[self.cells].ravel()
-        cell = np.repeat(np.arange(self.n), groups.tags)
-        real = group < self.g
-        shape = (self.g, self.n)
-        self.member = csr_array((np.ones(int(real.sum())), (group[real], cell[real])), shape=shape)
-        self.lower = (groups.lower - counts)[:-1].astype(float)
-        upper = np.where(groups.upper < UNLIMITED, groups.upper - counts, np.inf)[:-1]
-        self.limited = np.flatnonzero(np.isfinite(upper))
-        self.upper = upper[self.limited]
-
-    def solve(self, goal: Array, most: int, *, whole: bool) -> Array:
-        """x and s, with goal' (x, s) as small as possible."""
-        matrix = _stack(
-            [self.member, _eye(self.g)],
-            [self.member[self.limited], None],
-            [np.ones((1, self.n)), None],
-        )
-        low = [*self.lower, *np.full(len(self.upper) + 1, -np.inf)]
-        high = [*np.full(self.g, np.inf), *self.upper, most]
-        limits = [*self.free, *np.full(self.g, np.inf)]
-        return _milp(goal, matrix, low, high, limits, np.full(len(goal), float(whole)))
-
-    def support(self, wanted: BoolArray, short: int, more: int) -> BoolArray:
-        """(n,) which of the wanted x can be positive in a best outcome, fractions allowed.
-
-        All at once: best outcomes form a polytope, whose mean point has every x positive that can
-        be. Scaled by t, each such x is at least 1, so that the sum of y <= min(x, 1) counts them.
-        """
-        n, g, asked = self.n, self.g, np.flatnonzero(wanted)
-        m = len(asked)
-        matrix = _stack(  # of (x, s, t, y)
-            [self.member, _eye(g), -self.lower[:, None], None],
-            [-self.member[self.limited], None, self.upper[:, None], None],
-            [np.ones((1, n)), None, np.array([[-float(more)]]), None],
-            [None, np.ones((1, g)), np.array([[-float(short)]]), None],
-            [-_eye(n), None, self.free[:, None], None],
-            [_eye(n)[asked], None, None, -_eye(m)],
-        )
-        low = np.zeros(matrix.shape[0])
-        high = np.full(len(low), np.inf)
-        exact = g + len(self.upper)
-        high[exact : exact + 2] = 0.0
-        goal = np.concatenate([np.zeros(n + g + 1), -np.ones(m)])
-        limits = np.concatenate([np.full(n + g + 1, np.inf), np.ones(m)])
-        found = _milp(goal, matrix, low, high, limits, np.zeros(len(goal)))
-        inside = np.zeros(n, dtype=bool)
-        inside[asked] = found[n + g + 1 :] > 0.5
-        return inside
-
-    def with_cells(self, asked: IntArray, short: int, more: int) -> Array:
-        """The whole x of a best outcome that has as many of the asked cells as possible."""
-        n, g, m = self.n, self.g, len(asked)
-        matrix = _stack(  # of (x, s, an indicator of each asked x)
-            [self.member, _eye(g), None],
-            [self.member[self.limited], None, None],
-            [np.ones((1, n)), None, None],
-            [None, np.ones((1, g)), None],
-            [_eye(n)[asked], None, -_eye(m)],
-        )
-        free = np.full(len(self.upper), -np.inf)
-        low = [*self.lower, *free, more, short, *np.zeros(m)]
-        high = [*np.full(g, np.inf), *self.upper, more, short, *np.full(m, np.inf)]
-        goal = np.concatenate([np.zeros(n + g), -np.ones(m)])
-        limits = [*self.free, *np.full(g, np.inf), *np.ones(m)]
-        return _milp(goal, matrix, low, high, limits, np.ones(len(goal)))[:n]
-
-
-def _eye(size: int) -> Any:
-    from scipy.sparse import csr_array, identity
-
-    return csr_array(identity(size))
-
-
-def _stack(*rows: list[Any]) -> Any:
-    from scipy.sparse import bmat, csr_array
-
-    return csr_array(bmat(rows, format="csr"))
-
-
-def _milp(goal: Any, matrix: Any, low: Any, high: Any, limits: Any, whole: Array) -> Array:
-    """The solution, all of which is between 0 and `limits`."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
-
-    result = milp(
-        goal,
-        integrality=whole,
-        bounds=Bounds(np.zeros(len(goal)), limits),
-        constraints=LinearConstraint(matrix, low, high),
-        options={"mip_rel_gap": 0.0},
-    )
-    if result.x is None:
-        raise FedcorError(f"the rules could not be worked out: {result.message}")
-    solution: Array = result.x
-    return solution
-
-
-# Seats: who may take the next place in a round, so that the rules can still be met.
-#
-# A round has C seats. The *best outcomes* are the choices that exceed no maximum, among them those
-# that miss the minima by the fewest clients, and among them those with the most clients. A client may
-# take a seat if at least one best outcome has it beside those who are seated already. So no choice
-# ends in a dead end, and one that is a best outcome by itself is never changed.
-#
-# With bounds on one tag, a count answers that. With several tags, where one client counts for several
-# groups, it is an integer programme over the cells (`programme.py`).
 
 
 _NOBODY = np.empty(0, dtype=np.int64)
@@ -304,13 +155,13 @@ class Seats:
     """The seats of a round, while they are given away.
 
     A selector may read it as `federation.seats`, where the rules have bounds: it is then asked to
-    fill `count` seats beside the clients that have one.
+    fill `count` seats, in addition to the clients that already have one.
 
     Attributes:
         groups: The bounds.
         count: Seats that are left.
         candidates: Sorted ids of the clients that can be reached and have no seat.
-        taken: Ids of those who have one, in the order of choice.
+        taken: Ids of the clients that have one, in the order of choice.
     """
 
     groups: Groups
@@ -326,7 +177,7 @@ class Seats:
 
     @property
     def size(self) -> int:
-        """How many clients a best outcome has, with those who have a seat."""
+        """Clients of a best outcome, those that already have a seat included."""
         return self._totals[1]
 
     @property
@@ -345,13 +196,13 @@ class Seats:
         return bool(self._in_best(np.arange(self.groups.cells) == cell)[cell])
 
     def give(self, client: int) -> Seats:
-        """The seats after `client`, whom they admit, has taken one."""
-        return Seats(
-            self.groups,
-            self.count - 1,
-            self.candidates[self.candidates != client],
-            np.append(self.taken, client),
-            self._totals,
+        """The seats after `client`, which they admit, has taken one."""
+        return dataclasses.replace(
+            self,
+            count=self.count - 1,
+            candidates=self.candidates[self.candidates != client],
+            taken=np.append(self.taken, client),
+            _best=self._totals,
         )
 
     def is_best(self, chosen: IntArray) -> bool:
@@ -394,8 +245,8 @@ class Seats:
             return self._best
         groups = self.groups
         if not self._one_tag:
-            short, more = best_totals(groups, self._free, self._counts, self.count)
-            return short, len(self.taken) + more
+            short, cells = _solve(groups, self._free, self._counts, seats=self.count)
+            return short, len(self.taken) + int(cells.sum())
         room = groups.upper[groups.groups_of[:, 0]] - self._counts[groups.groups_of[:, 0]]
         more = min(self.count, int(np.minimum(self._free, room).sum()))
         lacking = int(np.maximum(groups.lower - self._counts, 0).sum())
@@ -414,10 +265,93 @@ class Seats:
         return cells & (self.count > 0)
 
     def _in_best(self, wanted: BoolArray) -> BoolArray:
-        """(K,) which of the wanted cells have a further seat in a best outcome."""
+        """(K,) several tags: which of the wanted cells have a further seat in a best outcome."""
+        inside, left = np.zeros_like(wanted), wanted & (self._free > 0)
         short, size = self._totals
-        more = size - len(self.taken)
-        return cells_in_best(self.groups, self._free, self._counts, short, more, wanted)
+        best = short, size - len(self.taken)
+        while left.any():
+            _, cells = _solve(
+                self.groups, self._free, self._counts, seats=self.count, best=best, wanted=left
+            )
+            inside |= (cells > 0) | self._one_exchange_away(cells)
+            if not (left & inside).any():
+                break
+            left &= ~inside
+        return inside & wanted
+
+    def _one_exchange_away(self, cells: IntArray) -> BoolArray:
+        """(K,) cells that can replace a client of a best outcome, (K,) seats of each cell.
+
+        Most cells are found in this way, without solving another programme.
+        """
+        groups, of = self.groups, self.groups.groups_of
+        found = np.zeros(groups.cells, dtype=bool)
+        for leaving in np.flatnonzero(cells):
+            others = cells.copy()
+            others[leaving] -= 1
+            counts = self._counts + groups.count(others)
+            fits = (counts[of] < groups.upper[of]).all(axis=1) & (others < self._free)
+            fills = (counts[of] < groups.lower[of]).sum(axis=1)  # minima that a seat helps to meet
+            found |= fits & (fills >= fills[leaving])
+        return found
+
+
+def _solve(
+    groups: Groups,
+    free: IntArray,
+    counts: IntArray,
+    *,
+    seats: int,
+    best: tuple[int, int] | None = None,
+    wanted: BoolArray | None = None,
+) -> tuple[int, IntArray]:
+    """Solve the integer programme for bounds on several tags.
+
+        x   (K,) 1 if a cell gets a further seat, else 0
+        y   (K,) its seats beyond that one
+        s   (G,) by how many clients each minimum is missed
+
+        counts_g + sum of x_k + y_k over the cells k of g         <= upper_g
+        counts_g + sum of x_k + y_k over the cells k of g + s_g   >= lower_g
+        sum of x_k + y_k over all cells                           <= seats
+
+    Args:
+        groups: The bounds.
+        free: (K,) Candidates in each cell.
+        counts: (G + 1,) Seats that each group already has.
+        seats: Seats that are left.
+        best: The shortfall and the further clients of a best outcome. None to find them.
+        wanted: (K,) With `best`: find a best outcome with as many of these cells as possible.
+
+    Returns:
+        The shortfall, and (K,) the further seats of each cell.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    K, G = groups.cells, len(groups.labels)
+    lower = (groups.lower - counts)[:-1]
+    upper = np.where(groups.upper < UNLIMITED, groups.upper - counts, np.inf)[:-1]
+    if best is None or wanted is None:
+        # One client fewer is better than a minimum missed by one more.
+        goal = np.concatenate([-np.ones(2 * K), np.full(G, seats + 1.0)])
+        totals = (0, seats), (0, np.inf)
+    else:
+        goal = np.concatenate([-wanted.astype(float), np.zeros(K + G)])
+        totals = (best[1], best[1]), (best[0], best[0])
+    low = np.concatenate([lower, np.full(G, -np.inf), [bounds[0] for bounds in totals]])
+    high = np.concatenate([np.full(G, np.inf), upper, [bounds[1] for bounds in totals]])
+    most = np.concatenate([np.minimum(free, 1), np.maximum(free - 1, 0), np.full(G, np.inf)])
+    result = milp(
+        goal,
+        integrality=np.ones(len(goal)),
+        bounds=Bounds(np.zeros(len(goal)), most),
+        constraints=LinearConstraint(groups.constraints, low, high),
+        options={"mip_rel_gap": 0.0},
+    )
+    if result.x is None:
+        raise FedcorError(f"no choice of clients can be found for the rules: {result.message}")
+    x, y, s = np.split(np.rint(result.x).astype(np.int64), [K, 2 * K])
+    return int(s.sum()), x + y
 
 
 def fill(
@@ -427,11 +361,11 @@ def fill(
 
     `ask(seats, clients)` names clients for `seats.count` seats, the best first, out of `clients`.
     It is first asked for all seats out of all candidates. If its answer is a best outcome, that is
-    the choice. Else those of its clients that may take a seat do so, in its order, and it is asked
-    for the rest out of those who may take one, until all seats are filled.
+    the choice. Otherwise the clients that may take a seat do so, in its order, and it is asked for
+    the rest out of the clients that may take one, until all seats are filled.
 
     Args:
-        seats: None of which is given away.
+        seats: The seats of a round, all of them free.
         ask: See above.
         one_by_one: Whether each of its choices depends on those before: what follows a client that
             may not take a seat is then dropped.
@@ -449,7 +383,7 @@ def fill(
 
 
 def _seat(seats: Seats, named: IntArray, one_by_one: bool) -> Seats:
-    """The seats after those who were named have taken one, as far as they may."""
+    """The seats after the named clients have taken one, as far as they may."""
     for client in named.tolist():
         if seats.count and seats.admits(client):
             seats = seats.give(client)

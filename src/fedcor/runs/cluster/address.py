@@ -1,4 +1,4 @@
-"""The address of a cluster: where it is read from, how it is written, and whether it answers."""
+"""The address of a cluster: how it is given and checked, and whether a cluster answers there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import socket
 from importlib.util import find_spec
+
 from fedcor.core.errors import ConfigError, FedcorError, MissingExtraError
 
 CLUSTERS = ("ray", "dask")
@@ -25,15 +26,15 @@ _ADDRESS = re.compile(r"(?:(\w+)://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
 
 
 def check_place(backend: str, address: str | None) -> None:
-    """Refuse what cannot work, without a connection: a missing package, an address that is none.
+    """Refuse a missing package or a malformed address, before any connection.
 
     Args:
         backend: One of `CLUSTERS`, or a backend of joblib, which has no address.
-        address: As a user gave it; None for the one of the environment.
+        address: The user's; None for the environment's.
     """
     if backend not in CLUSTERS:
         if address is not None:
-            allowed = f"is of a cluster, and the backend {backend} is none: choose ray or dask"
+            allowed = f"is of a cluster, but the backend {backend} is not one: choose ray or dask"
             raise ConfigError("address", address, allowed)
         return
     if find_spec(_PACKAGES[backend]) is None:
@@ -42,11 +43,11 @@ def check_place(backend: str, address: str | None) -> None:
 
 
 def find_address(backend: str, given: str | None) -> str | None:
-    """The address of the cluster, as its library takes it; None where nothing says one.
+    """The address of the cluster, as its library takes it; None if neither source has one.
 
     Args:
         backend: One of `CLUSTERS`.
-        given: As a user gave it; None for the one of the environment.
+        given: The user's; None for the environment's.
 
     >>> find_address("dask", "localhost:8786")
     'localhost:8786'
@@ -86,7 +87,7 @@ def check_answer(backend: str, address: str) -> None:
             "it be reached from here?"
         ) from None
     if not known:
-        raise FedcorError(f"what answers at {address} is no cluster of {backend}")
+        raise FedcorError(f"what answers at {address} is not a cluster of {backend}")
 
 
 def _is_answer(backend: str, answer: bytes) -> bool:
@@ -96,7 +97,7 @@ def _is_answer(backend: str, answer: bytes) -> bool:
     return len(answer) >= 8 and int.from_bytes(answer[:8], "little") < 1 << 16
 
 
-def say_missing(backend: str) -> ConfigError:
-    """The error for an address that nothing says."""
+def missing_address(backend: str) -> ConfigError:
+    """The error if neither the user nor the environment gives an address."""
     allowed = f"must say where the cluster is, such as {_EXAMPLES[backend]}"
     return ConfigError("address", None, allowed, f"or set {_VARIABLES[backend]}")

@@ -1,30 +1,30 @@
-"""What hears of a run while it goes on: the protocol of callbacks, and which ones are accepted."""
+"""Callbacks, called after every round: their protocol, and what trackers share.
+
+A tracker is a callback that logs a run elsewhere. The helpers here keep what a tracker needs to
+continue (`remember`), attach files, and turn a round into named numbers (`scalars`, `Tally`).
+"""
 
 from __future__ import annotations
 
+import csv
+import dataclasses
+import io
+import json
+import math
+import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-from fedcor.core.errors import ConfigError
-from fedcor.rounds.record_line import RoundRecord
-from fedcor.runs.record import RunRecord
-import json
-import shutil
-from collections.abc import Mapping
-from fedcor.core.errors import MissingExtraError, RecordError
-from fedcor.core.files import write_whole
-from fedcor.runs.record import CLIENT_NAMES, RECORD
-import csv
-import dataclasses
-import io
-import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any
+
 import numpy as np
-from fedcor.runs.record import json_line
+
+from fedcor.core.errors import ConfigError, MissingExtraError, RecordError
+from fedcor.core.files import write_whole
 from fedcor.core.types import IntArray
+from fedcor.rounds.record_line import RoundRecord
+from fedcor.runs.record import CLIENT_NAMES, RECORD, RunRecord, json_line
 
 METHODS = ("on_start", "on_round", "on_end", "close")
 
@@ -55,7 +55,9 @@ class StartedRun:
 
 
 class Callback(Protocol):
-    """Hears of a run. Every method may be left out; a function of a round's record will do, too.
+    """An object that is notified during a run. Every method is optional.
+
+    A function of a round's record is a callback, too.
 
     A callback must change nothing of what it is given.
     """
@@ -115,11 +117,6 @@ def _is_iterable(given: object) -> bool:
     return isinstance(given, Iterable)
 
 
-
-
-# The files of trackers in a run's folder: what they remember, and what they attach.
-
-
 REPORT = "report.html"
 
 
@@ -167,11 +164,6 @@ def copy_attachments(folder: Path, to: Path) -> list[Path]:
     for name, path in found.items():
         shutil.copyfile(folder / name, path)
     return list(found.values())
-
-
-
-
-# What trackers write: a round as named numbers, who was chosen how often, a header's settings.
 
 
 HISTOGRAM_EVERY = 10  # rounds: a histogram has a number per client

@@ -14,12 +14,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
 from filelock import FileLock
+
 from fedcor.rounds.record_line import RoundRecord
 from fedcor.runs.record import RunRecord
-from fedcor.runs.tracking.callback import StartedRun, Tracker
-from fedcor.runs.tracking.callback import check_installed, copy_attachments, no_link, recall, remember
-from fedcor.runs.tracking.callback import Tally, as_entry, flat_settings, known_clients
+from fedcor.runs.tracking.callback import (
+    StartedRun,
+    Tally,
+    Tracker,
+    as_entry,
+    check_installed,
+    copy_attachments,
+    flat_settings,
+    known_clients,
+    no_link,
+    recall,
+    remember,
+)
 
 STORE, ARTIFACTS, LOCK = "mlflow.db", "mlflow-artifacts", ".mlflow.lock"
 URI = "MLFLOW_TRACKING_URI"

@@ -1,31 +1,32 @@
-"""Trackers by name, and callbacks ready to hear of one run."""
+"""The callbacks of one run: trackers by name, checks, and the calls in order.
+
+An error in a user's callback ends the run. An error in a tracker is logged, and the run goes on.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
-from fedcor.core.errors import ConfigError
-from fedcor.core.registry import Registry
-from fedcor.rounds.record_line import RoundRecord
-from fedcor.runs.tracking.callback import METHODS, GivenCallback, Tracker, as_callbacks
-from fedcor.runs.tracking.csv_files import CSV
-from fedcor.runs.tracking.mlflow_store import MLflow
-from fedcor.runs.tracking.tensorboard_events import TensorBoard
-from fedcor.runs.tracking.wandb_run import WandB
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedcor.core.errors import ConfigError
+from fedcor.core.registry import Registry
 from fedcor.core.text import one_line
+from fedcor.rounds.record_line import RoundRecord
 from fedcor.runs.record import RunRecord, json_line, read_run
-from fedcor.runs.tracking.callback import GivenCallback, StartedRun, Tracker
+from fedcor.runs.tracking.callback import METHODS, GivenCallback, StartedRun, Tracker, as_callbacks
+from fedcor.runs.tracking.mlflow_store import MLflow
+from fedcor.runs.tracking.tensorboard_events import TensorBoard
+from fedcor.runs.tracking.wandb_run import WandB
 
 TRACKERS = Registry(
     "callbacks",
     "fedcor.trackers",
-    {"csv": CSV, "mlflow": MLflow, "tensorboard": TensorBoard, "wandb": WandB},
+    {"mlflow": MLflow, "tensorboard": TensorBoard, "wandb": WandB},
     ("on_round",),
 )
 
@@ -112,16 +113,11 @@ def check_callbacks(
     return given
 
 
-
-
-# The callbacks of one run: told in order, each kept from failing if it only looks on.
-
-
 LOG = logging.getLogger("fedcor")
 
 
 class Session:
-    """Tells callbacks of one run. Made by `following`."""
+    """Calls the callbacks of one run. Made by `following`."""
 
     def __init__(self, callbacks: Iterable[GivenCallback]) -> None:
         self._callbacks = [build_callback(one) for one in callbacks]

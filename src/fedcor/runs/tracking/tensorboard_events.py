@@ -11,12 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from fedcor.core.types import IntArray
 from fedcor.rounds.record_line import RoundRecord
 from fedcor.runs.record import RunRecord
-from fedcor.runs.tracking.callback import StartedRun, Tracker
-from fedcor.runs.tracking.callback import check_installed, no_link
-from fedcor.runs.tracking.callback import HISTOGRAM_EVERY, Tally, as_entry, known_clients
-from fedcor.core.types import IntArray
+from fedcor.runs.tracking.callback import (
+    HISTOGRAM_EVERY,
+    StartedRun,
+    Tally,
+    Tracker,
+    as_entry,
+    check_installed,
+    known_clients,
+    no_link,
+)
 
 FOLDER = "tensorboard"
 

@@ -9,13 +9,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
+
 import numpy as np
+
+from fedcor.core.types import IntArray
 from fedcor.rounds.record_line import RoundRecord
 from fedcor.runs.record import RunRecord
-from fedcor.runs.tracking.callback import StartedRun, Tracker
-from fedcor.runs.tracking.callback import check_installed, copy_attachments, recall, remember
-from fedcor.runs.tracking.callback import HISTOGRAM_EVERY, Tally, as_entry, known_clients
-from fedcor.core.types import IntArray
+from fedcor.runs.tracking.callback import (
+    HISTOGRAM_EVERY,
+    StartedRun,
+    Tally,
+    Tracker,
+    as_entry,
+    check_installed,
+    copy_attachments,
+    known_clients,
+    recall,
+    remember,
+)
 
 _MOST_BARS = 512  # of a histogram of W&B
 _OFFLINE = "offline-run-"

@@ -143,6 +143,7 @@ def fit(
     s2: float,
     steps: int,
     learning_rate: float,
+    *,
     betas: tuple[float, float] = (0.9, 0.999),
     epsilon: float = 1e-8,
 ) -> FloatArray:

@@ -104,12 +104,12 @@ def _forecast(
         Fr += F.T @ errors[part]
         start += len(Xo)
     return Forecast(
-        errors / np.sqrt(variance),
-        errors,
-        came,
-        _log_density(FF, Fr, s2, errors) / len(errors),
-        _mean_log_density(errors, variance),
-        _mean_log_density(came, prior),
+        residuals=errors / np.sqrt(variance),
+        errors=errors,
+        changes=came,
+        log_score=_log_density(FF, Fr, s2, errors) / len(errors),
+        each=_mean_log_density(errors, variance),
+        independent=_mean_log_density(came, prior),
     )
 
 

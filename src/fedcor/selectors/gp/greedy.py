@@ -17,6 +17,23 @@ expected global loss by
 
 which is the paper's alpha_k sum_i p_i sigma_i r_ik under the posterior so far. A pick costs one
 pass over X (`posterior.py`): O(N d).
+
+The parts of a gain (`take_apart`); a posterior is given the picks before
+    sigma_k sqrt(x_k'A x_k + s2), standard deviation of client k's loss change
+    mu_k    posterior mean of client k's loss change; 0 before the first pick
+
+Without earlier picks (A = I, v = sum_i p_i x_i) and without annealing, client k is worth
+
+    sum_i p_i Sigma_ik / sigma_k = others_k + own_k
+    others_k = sum_{i != k} p_i x_i'x_k / sigma_k       what it does for the others
+    own_k    = p_k sigma_k                              what it does for itself
+
+and what is left of that is its gain:
+
+    gain_k = alpha_k (others_k + own_k) - redundancy_k
+
+Algorithm 1 predicts that the loss of pick k changes by mu_k - alpha_k sigma_k (line 4), and
+conditions everyone on it. So the gains sum to the predicted decrease of sum_i p_i l_i.
 """
 
 from __future__ import annotations
@@ -29,6 +46,25 @@ import numpy as np
 
 from fedcor.core.types import BoolArray, FloatArray, IntArray
 from fedcor.selectors.gp.posterior import Posterior, of_candidates
+
+NOBODY = -1
+
+
+@dataclass(frozen=True)
+class Prior:
+    """The prior N(0, X X' + s2 I) over the clients' loss changes, and the weights of a selection.
+
+    Attributes:
+        X: (N, d) embedding.
+        p: (N,) client weights.
+        alpha: (N,) annealing factors.
+        s2: Noise variance.
+    """
+
+    X: FloatArray
+    p: FloatArray
+    alpha: FloatArray
+    s2: float
 
 
 @dataclass(frozen=True)
@@ -54,28 +90,20 @@ class Picks:
 
 
 def select(
-    X: FloatArray,
-    p: FloatArray,
-    alpha: FloatArray,
-    s2: float,
-    count: int,
-    candidates: IntArray,
-    earlier: IntArray | None = None,
+    prior: Prior, count: int, candidates: IntArray, earlier: IntArray | None = None
 ) -> Picks:
-    """The clients that Algorithm 1 picks, for the prior N(0, X X' + s2 I).
+    """The clients that Algorithm 1 picks.
 
     Args:
-        X: (N, d) embedding.
-        p: (N,) client weights.
-        alpha: (N,) annealing factors.
-        s2: Noise variance.
+        prior: The learnt process.
         count: C, the number of picks; all candidates where there are fewer.
         candidates: Ids that can be picked. The loss of all N clients counts.
         earlier: Ids that were picked before, in order; none of them is a candidate.
     """
     count = min(count, len(candidates))
-    Xc, pc, ac = of_candidates(candidates, X, p, alpha)
-    posterior = Posterior(Xc, pc, s2, p @ X)
+    X, p = prior.X, prior.p
+    Xc, pc, ac = of_candidates(candidates, X, p, prior.alpha)
+    posterior = Posterior(Xc, pc, prior.s2, p @ X)
     left = np.ones(len(candidates), dtype=bool)
     order, gain = np.empty(count, dtype=np.int64), np.empty(count)
     alone = posterior.gains(ac)
@@ -110,31 +138,6 @@ def select_proxy(
     return candidates[np.argsort(-score, kind="stable")[:count]]
 
 
-# What each pick of a greedy selection was worth, taken apart: the parts add up to its gain.
-#
-# Notation as in `lowrank.py`; k_1, k_2, ... are the picks in order, and a posterior is that given the
-# picks before.
-#
-#     sigma_k     sqrt(x_k'A x_k + s2), standard deviation of client k's loss change
-#     mu_k        posterior mean of client k's loss change; 0 before the first pick
-#
-# Without earlier picks (A = I, v = sum_i p_i x_i) and without annealing, client k is worth
-#
-#     sum_i p_i Sigma_ik / sigma_k = others_k + own_k
-#     others_k = sum_{i != k} p_i x_i'x_k / sigma_k       what it does for the others
-#     own_k    = p_k sigma_k                              what it does for itself
-#
-# and what is left of that is its gain:
-#
-#     gain_k = alpha_k (others_k + own_k) - redundancy_k
-#
-# Algorithm 1 predicts that the loss of pick k changes by mu_k - alpha_k sigma_k (line 4), and
-# conditions everyone on it. So the gains sum to the predicted decrease of sum_i p_i l_i.
-
-
-NOBODY = -1
-
-
 @dataclass(frozen=True)
 class PickParts:
     """What each pick was worth, in the order of choice.
@@ -161,36 +164,31 @@ class PickParts:
 
 
 def take_apart(
-    X: FloatArray,
-    p: FloatArray,
-    alpha: FloatArray,
-    s2: float,
+    prior: Prior,
     picks: IntArray,
     candidates: IntArray,
+    *,
     admits: Callable[[int, int], bool] | None = None,
     placed: BoolArray | None = None,
 ) -> PickParts:
-    """The parts of the gains of `picks`, for the prior N(0, X X' + s2 I).
+    """The parts of the gains of `picks`.
 
     Args:
-        X: (N, d) embedding.
-        p: (N,) client weights.
-        alpha: (N,) annealing factors.
-        s2: Noise variance.
+        prior: The learnt process.
         picks: (C,) ids in the order of choice, each once.
         candidates: Ids that could be picked, `picks` among them.
         admits: Whether a client could have had place j, from 0; None if everyone could.
         placed: (C,) Which picks have their place for another reason than their gain: they are
             nobody's runner-up, and have none. None for no one.
     """
-    Xc, pc, ac = of_candidates(candidates, X, p, alpha)
+    Xc, pc, ac = of_candidates(candidates, prior.X, prior.p, prior.alpha)
     order = np.argsort(candidates, kind="stable")  # they are sorted as a rule, then it is quick
     rows = order[np.searchsorted(candidates, picks, sorter=order)]
-    v = p @ X
+    v = prior.p @ prior.X
     left = np.ones(len(candidates), dtype=bool)
     placed = np.zeros(len(rows), dtype=bool) if placed is None else placed
     left[rows[placed]] = False
-    posterior = Posterior(Xc, pc, s2, v)
+    posterior = Posterior(Xc, pc, prior.s2, v)
     alone = posterior.gains(ac)
     sigma = np.sqrt(posterior.variance[rows])
     own = pc[rows] * sigma
@@ -215,7 +213,16 @@ def take_apart(
             left[rows[j + 1]] = False
             best, best_gain = posterior.pick_and_find(Xc[k], float(pc[k]), ac, left)
     redundancy = alone[rows] - gain
-    return PickParts(gain, redundancy, ac[rows], others, own, change, runner_up, margin)
+    return PickParts(
+        gain=gain,
+        redundancy=redundancy,
+        annealing=ac[rows],
+        others=others,
+        own=own,
+        change=change,
+        runner_up=runner_up,
+        margin=margin,
+    )
 
 
 def _best_admitted(

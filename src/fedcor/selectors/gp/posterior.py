@@ -1,16 +1,41 @@
-"""Clients in blocks: so many rows of an embedding, and what is computed of them, fit into a core's
-own cache. Then a large population costs its matrix products, and not the memory between them."""
+"""The posterior of a greedy selection, kept up to date: a pick costs one pass over the embedding.
+
+Notation (as in `greedy.py`)
+    X, p    embeddings and weights of n clients                             (n, d), (n,)
+    s2      noise variance
+    A       what is left of the prior: I before the first pick              (d, d)
+    v       sum of p_i x_i over everyone who is not picked                  (d,)
+    h       variance of each client, x_k'A x_k + s2                         (n,)
+    b       benefit of each client, x_k'A v + s2 p_k                        (n,)
+
+Picking a client with embedding x, weight q and variance h_x = x'A x + s2 gives, with u = A x,
+
+    A <- A - u u' / h_x         v <- v - q x
+
+Since then A x = u s2 / h_x, both vectors follow from the products z = X u alone:
+
+    h <- h - z^2 / h_x          b <- b - z (u'v + s2 q) / h_x
+
+A pick and the next best client take one pass, in blocks of clients that stay in a core's own cache:
+a large population costs its matrix products, and not the memory between them. From `COMPILED_FROM`
+clients on, the pass is a compiled one (`compiled.py`) where Numba is installed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
 from fedcor.core.types import BoolArray, FloatArray, IntArray
 
 BLOCK = 4096
+# Below, a pick takes a few milliseconds at most, and a run would hardly win back the seconds in
+# which Numba compiles. The sums of the two passes have different orders, so their results differ by
+# rounding errors.
+COMPILED_FROM = 100_000
 
 
 def blocks(count: int) -> Iterator[slice]:
@@ -25,32 +50,24 @@ def of_candidates(candidates: IntArray, *arrays: FloatArray) -> tuple[FloatArray
     return tuple(array[candidates] for array in arrays)
 
 
-# The posterior of a greedy selection, kept up to date: a pick costs one pass over the embedding.
-#
-# Notation (as in `lowrank.py`)
-#     X, p    embeddings and weights of n clients                             (n, d), (n,)
-#     s2      noise variance
-#     A       what is left of the prior: I before the first pick              (d, d)
-#     v       sum of p_i x_i over everyone who is not picked                  (d,)
-#     h       variance of each client, x_k'A x_k + s2                         (n,)
-#     b       benefit of each client, x_k'A v + s2 p_k                        (n,)
-#
-# Picking a client with embedding x, weight q and variance h_x = x'A x + s2 gives, with u = A x,
-#
-#     A <- A - u u' / h_x         v <- v - q x
-#
-# Since then A x = u s2 / h_x, both vectors follow from the products z = X u alone:
-#
-#     h <- h - z^2 / h_x          b <- b - z (u'v + s2 q) / h_x
-#
-# A pick and the next best client take one pass, in blocks that stay in the cache. From
-# `COMPILED_FROM` clients on, the pass is a compiled one (`compiled.py`) where Numba is installed.
+class Clients(NamedTuple):
+    """All candidates during a selection, as the compiled pass takes them."""
+
+    X: FloatArray  # (n, d) embeddings
+    variance: FloatArray  # (n,) h; changed in place
+    benefit: FloatArray  # (n,) b; changed in place
+    alpha: FloatArray  # (n,) annealing factors
+    left: BoolArray  # (n,) whether a client can still be picked
 
 
-# Below, a pick takes a few milliseconds at most, and a run would hardly win back the seconds in
-# which Numba compiles. The sums of the two passes have different orders, so their results differ by
-# rounding errors.
-COMPILED_FROM = 100_000
+class Pick(NamedTuple):
+    """A picked client, as everyone is conditioned on it."""
+
+    u: FloatArray  # (d,) A x
+    h: float  # x'A x + s2
+    slope: float  # (u'v + s2 q) / h
+    s2: float  # noise variance
+
 
 _Pass = Callable[..., tuple[int, float]]
 
@@ -107,41 +124,41 @@ class Posterior:
 
     def pick(self, x: FloatArray, q: float) -> None:
         """Condition on a client with embedding x, (d,), and weight q, together with its noise."""
-        u, h, slope = self._pick(x, q)
+        pick = self._pick(x, q)
         for rows in blocks(len(self.X)):
-            self._condition(rows, u, h, slope)
+            self._condition(rows, pick)
 
     def pick_and_find(
         self, x: FloatArray, q: float, alpha: FloatArray, left: BoolArray
     ) -> tuple[int, float]:
         """`pick`, then `best`, in one pass."""
-        u, h, slope = self._pick(x, q)
+        pick = self._pick(x, q)
         if self._pass is not None:
-            arrays = (self.variance, self.benefit, alpha, left)
-            best, gain = self._pass(self.X, u, h, slope, self.s2, *arrays)
+            clients = Clients(self.X, self.variance, self.benefit, alpha, left)
+            best, gain = self._pass(clients, pick)
             return (best, gain) if best >= 0 else self.best(alpha, left)
         best, gain = -1, -np.inf
         for rows in blocks(len(self.X)):
-            self._condition(rows, u, h, slope)
+            self._condition(rows, pick)
             row, largest = self._best_of(rows, alpha, left)
             if largest > gain or best < 0:
                 best, gain = rows.start + row, largest
         return best, gain
 
-    def _pick(self, x: FloatArray, q: float) -> tuple[FloatArray, float, float]:
-        """Condition A and v on a client; u, h_x and the slope of the benefits in z."""
+    def _pick(self, x: FloatArray, q: float) -> Pick:
+        """Condition A and v on a client."""
         u = self.A @ x
         h = max(float(x @ u), 0.0) + self.s2
         slope = (float(u @ self.v) + self.s2 * q) / h
         self.A -= np.outer(u, u) / h
         self.v -= q * x
-        return u, h, slope
+        return Pick(u, h, slope, self.s2)
 
-    def _condition(self, rows: slice, u: FloatArray, h: float, slope: float) -> None:
-        z = self.X[rows] @ u
-        self.benefit[rows] -= slope * z
+    def _condition(self, rows: slice, pick: Pick) -> None:
+        z = self.X[rows] @ pick.u
+        self.benefit[rows] -= pick.slope * z
         variance = self.variance[rows]
-        variance -= z * z / h
+        variance -= z * z / pick.h
         np.maximum(variance, self.s2, out=variance)
 
     def _best_of(self, rows: slice, alpha: FloatArray, left: BoolArray) -> tuple[int, float]:

@@ -2,11 +2,12 @@
 
 Needs torch, and knows nothing of selectors. `Engine` is the entry point:
 
-    models.py       built-in and users' models; a model as one flat vector
-    train.py        local training: settings, mini-batches, the trainer for any module
+    models.py       batches; built-in and users' models; a model as one flat vector
+    train.py        local training: settings, mini-batches, the trainer for any module, and the
+                    reference implementation that tests compare with
     stacked.py      the fast trainer for models of dense layers
-    plain.py        the reference implementation that both are compared with
-    engine.py       all clients' data; training and evaluation on it
+    stores.py       the clients' data, held in memory or loaded when needed
+    engine.py       training and evaluation on the data of all clients
 """
 
 import os

@@ -79,7 +79,7 @@ class Scores:
 class Engine:
     """Trains and evaluates models, given as flat vectors, on the data of the clients.
 
-    Where the clients' data is, `stores.py` says.
+    `stores.py` holds or loads the clients' data.
 
     Args:
         data: Training and test data.
@@ -168,6 +168,7 @@ class Engine:
         clients: Sequence[int],
         round: int,
         learning_rate: float,
+        *,
         steps: Sequence[int] | None = None,
         corrections: Tensor | None = None,
     ) -> Tensor:
@@ -196,7 +197,7 @@ class Engine:
                 for i, own in zip(group, rows, strict=True)
             ]
             added = None if corrections is None else corrections[group]
-            trained.append(self._trainer(model, work, x, y, training, added))
+            trained.append(self._trainer(model, work, x, y, training, corrections=added))
         if len(trained) == 1:
             return trained[0]  # in the order of the clients, without a copy
         results = torch.empty(len(clients), self.vector.size, device=self.device)

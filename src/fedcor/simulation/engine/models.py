@@ -1,13 +1,15 @@
-"""Samples and outputs as tensors: a batch is a tensor, or a dictionary of tensors.
+"""Models and the batches they take: built-in and users' models, a model as one flat vector.
 
-The first dimension counts the samples. A module is called as `module(batch)` with either, so one
-that takes a dictionary picks what it needs from it.
+A *batch* is a tensor, or a dictionary of tensors, whose first dimension counts the samples. A
+module is called as `module(batch)` with either.
+
+Outside a module, a *model* is a float32 vector of P numbers: its parameters in order, then its
+floating-point buffers (such as the running means of batch normalisation), which are averaged like
+parameters but have no gradient.
 """
 
 from __future__ import annotations
 
-import copy
-import inspect
 import itertools
 import math
 import warnings
@@ -18,14 +20,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedcor.core.config import check_at_least, check_counts, check_memory
+from fedcor.core.config import check_at_least, check_counts
 from fedcor.core.errors import ConfigError, FedcorError
 from fedcor.core.rng import stream_seed
 from fedcor.core.types import Array
-from fedcor.data.datasets import Dataset, Samples
+from fedcor.data.datasets import Dataset
+from fedcor.data.own_samples import Samples
 from fedcor.simulation.tasks import Task, load_model_factory
 
 Batch: TypeAlias = Tensor | dict[str, Tensor]
+# A user's model: a factory, or a module. See `build_model`.
+Model: TypeAlias = Callable[..., nn.Module] | nn.Module
+Shape: TypeAlias = Sequence[int] | Mapping[str, tuple[int, ...]]
 
 
 def as_tensor(array: Array) -> Tensor:
@@ -72,18 +78,6 @@ def outputs_of(result: Any) -> Tensor:
     return found
 
 
-# The paper's models, logistic regression, users' models; a model as one flat vector.
-#
-# Everywhere outside a module, a model is a float32 vector of P numbers: its parameters in order, then
-# its floating-point buffers (such as the running means of batch normalisation), which are averaged
-# like parameters but have no gradient.
-
-
-# A user's model: a factory, or a module. See `build_model`.
-Model: TypeAlias = Callable[..., nn.Module] | nn.Module
-Shape: TypeAlias = Sequence[int] | Mapping[str, tuple[int, ...]]
-
-
 class ClientDropout(nn.Dropout):
     """nn.Dropout with masks from the training client's own stream, not from torch's global one.
 
@@ -127,7 +121,6 @@ def mlp(
         raise ConfigError("dropout", dropout, "must lie in [0, 1)")
     check_counts("hidden", hidden)
     widths = [math.prod(shape), *hidden]
-    check_memory("hidden", list(hidden), 4.0 * sum(map(math.prod, itertools.pairwise(widths))))
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in itertools.pairwise(widths):
         layers += [nn.Linear(before, after), nn.Dropout(dropout), nn.ReLU()]
@@ -161,8 +154,6 @@ def cnn(
     check_counts("channels", channels)
     check_at_least("dense", dense, 1)
     first, second, third = channels
-    numbers = 9.0 * (first * second + second * third) + third * dense  # at the least
-    check_memory("channels", [*channels, dense], 4.0 * numbers)
     features = nn.Sequential(
         nn.Conv2d(shape[0], first, 3), nn.MaxPool2d(2), nn.ReLU(),
         nn.Conv2d(first, second, 3), nn.MaxPool2d(2), nn.ReLU(),
@@ -176,24 +167,21 @@ def cnn(
 MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "logistic": logistic}
 
 
-def model_factory(model: str | Model) -> Callable[..., nn.Module]:
-    """The factory `(shape, outputs, **options) -> module` of a model; see `build_model`."""
-    if isinstance(model, nn.Module):
-        return lambda *_, **__: copy.deepcopy(model)
-    if isinstance(model, str):
-        return MODELS[model] if model in MODELS else load_model_factory(model)
-    if _needs_nothing(model):
-        return lambda _shape, _outputs, **options: model(**options)
-    return model
+def count_parameters(
+    name: str | Model, shape: Shape, classes: int, options: Mapping[str, Any] | None = None
+) -> int:
+    """How many parameters a built-in model has, counted without memory for them.
 
-
-def _needs_nothing(factory: Callable[..., Any]) -> bool:
-    """Whether a factory is called without shape and outputs: it can be called without anything."""
+    0 for a user's model, and for one that cannot be built: `build_model` says why.
+    """
+    if not isinstance(name, str) or name not in MODELS:
+        return 0
     try:
-        inspect.signature(factory).bind()
-    except (TypeError, ValueError):
-        return False
-    return True
+        with torch.device("meta"):
+            module = MODELS[name](shape, classes, **(options or {}))
+    except Exception:
+        return 0
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def build_model(
@@ -229,8 +217,9 @@ def build_model(
         >>> build_model(lambda: nn.Linear(4, 3), (4,), 3, seed=1)
         Linear(in_features=4, out_features=3, bias=True)
     """
-    factory = model_factory(name)
-    if isinstance(shape, Mapping) and name in MODELS:
+    built_in = MODELS.get(name) if isinstance(name, str) else None
+    factory = built_in or load_model_factory(name)
+    if isinstance(shape, Mapping) and built_in:
         inputs = ", ".join(shape)
         allowed = f"takes one array per sample, but the data has {inputs}: give a model of your own"
         raise ConfigError("name", name, allowed)
@@ -251,7 +240,7 @@ def build_model(
                 "name", name, f"must make a torch.nn.Module, but made a {type(module).__name__}"
             )
         if data is not None or not isinstance(given, Mapping):
-            _check_forward(name, module, given, classes, data, task)
+            _check_forward(name, module, given, classes, data=data, task=task)
     return _with_client_dropout(module)
 
 
@@ -263,7 +252,13 @@ def describe(model: Model) -> str:
 
 
 def _check_forward(
-    name: str, module: nn.Module, shape: Any, classes: int, data: Dataset | None, task: Task | None
+    name: str,
+    module: nn.Module,
+    shape: Any,
+    classes: int,
+    *,
+    data: Dataset | None,
+    task: Task | None,
 ) -> None:
     """Raise ConfigError unless the module gives outputs for two samples that its task can take."""
     training = module.training

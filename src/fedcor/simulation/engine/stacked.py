@@ -100,6 +100,7 @@ class StackedTrainer:
         x: Batch,
         y: Tensor,
         training: LocalTraining,
+        *,
         corrections: Tensor | None = None,
     ) -> Tensor:
         """(len(work), P), as for every `Trainer`."""

@@ -13,7 +13,7 @@
                     layout, which is faster on a CPU than the default layout and than vmap
                     (docs/results/speed.md)
 
-Tests compare both with the reference implementation in plain.py.
+Tests compare both with the reference implementation, `train_plainly`.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ class Trainer(Protocol):
         x: Batch,
         y: Tensor,
         training: LocalTraining,
+        *,
         corrections: Tensor | None = None,
     ) -> Tensor:
         """Train each client from `model` on its rows of x and y.
@@ -149,6 +150,7 @@ class LoopTrainer:
         x: Batch,
         y: Tensor,
         training: LocalTraining,
+        *,
         corrections: Tensor | None = None,
     ) -> Tensor:
         """(len(work), P), as for every `Trainer`."""
@@ -157,7 +159,8 @@ class LoopTrainer:
         for i, assignment in enumerate(work):
             correction = None if corrections is None else corrections[i]
             try:
-                results.append(self._train(model, assignment, x, y, training, correction))
+                trained = self._train(model, assignment, x, y, training, correction=correction)
+                results.append(trained)
             except Exception as error:  # a user's module or loss may fail on any batch
                 where = f"round {assignment.round}, client {assignment.client}"
                 known = isinstance(error, FedcorError | RuntimeError | ValueError | TypeError)
@@ -172,6 +175,7 @@ class LoopTrainer:
         x: Batch,
         y: Tensor,
         training: LocalTraining,
+        *,
         correction: Tensor | None,
     ) -> Tensor:
         """(P,) the model after the training of one client."""
@@ -225,25 +229,25 @@ def _sgd_step(
         torch._foreach_add_(updated, [corrections[i] for i, _ in used], alpha=-eta)
 
 
-# The reference implementation of local training: one client after another, torch.optim.SGD.
-#
-# It is written to be obviously right, not fast, and the package never runs it. Tests compare the fast
-# trainers with it, and benchmarks measure them against it.
-
-
 def train_plainly(
     module: nn.Module,
     model: Tensor,
     work: list[Assignment],
     x: Batch,
     y: Tensor,
+    *,
     training: LocalTraining,
     task: Task | None = None,
     corrections: Tensor | None = None,
 ) -> Tensor:
-    """(len(work), P) the flat model of each client; parameters as for `Trainer`.
+    """The reference implementation: one client after another, with torch.optim.SGD.
 
-    Without a task, the loss is cross entropy.
+    It is written to be obviously right, not fast, and the package never runs it. Tests compare the
+    fast trainers with it, and benchmarks measure them against it. Parameters are as for `Trainer`;
+    without a task, the loss is cross entropy.
+
+    Returns:
+        (len(work), P) the flat model of each client.
     """
     vector = ModelVector(module)
     results = []

@@ -1,4 +1,4 @@
-// How well the process that FedCor learns predicts loss changes.
+// How well FedCor's Gaussian process predicts loss changes.
 (() => {
   Page.parts.health = () => {
     const host = "health-body";
@@ -8,10 +8,10 @@
     if (!learners.length) return;
     const shown = learner(), found = shown.health, name = (one) => Page.now.series[one.series].short;
     const other = shown === Page.running ? ""
-      : `${name(Page.running)} learns no process, so this is a run of ${name(shown)}. `;
+      : `${name(Page.running)} learns no Gaussian process, so this is a run of ${name(shown)}. `;
     const run = `${name(shown)}, seed ${shown.seed}`;
     const text = found.forecasts
-      ? `${other}In ${run}, before each of ${plural(found.forecasts, "refit")} the process had to ` +
+      ? `${other}In ${run}, before each of ${plural(found.forecasts, "refit")} the Gaussian process had to ` +
         "predict the loss changes of clients from those of the clients that trained."
       : `${other}In ${run}: ${found.note}.`;
     const cost = `${plural(found.refits, "fit")}; ${found.probed} losses asked for in ` +
@@ -24,25 +24,24 @@
     two.append(left, right);
     byId(host).append(two);
     const names = found.rounds.map((t) => t + shown.first_round);
-    left.append(el("h3", {}, "Log score of the forecasts, nats per client"),
-      lines(left, names, [["the process, all clients at once", found.log_score, "--h0", null],
-        ["the process, client by client", found.each, "--h1", null],
+    left.append(el("h3", {}, "Log score of the predictions, nats per client"),
+      lines(left, names, [["Gaussian process, all clients jointly", found.log_score, "--h0", null],
+        ["Gaussian process, client by client", found.each, "--h1", null],
         ["independent clients", found.independent, "--ink", "5 4"]]),
       el("p", { class: "hint" }, "Higher is better. Client by client, a score is above the dashed " +
-        "line where changes are foretold better, and also where variances that are too large " +
+        "line where changes are predicted better, and also where variances that are too large " +
         "become smaller. Triangles: below the chart."));
     if (found.calibration) {
       right.append(el("h3", {}, "Calibration"), calibration(right, found.calibration),
-        el("p", { class: "hint" }, "How often a change was within the interval that should hold " +
-          "it. On the diagonal the process is right; below, it is too sure of itself; above, it " +
-          "is too cautious. " +
-          `${found.calibration.clients} forecasts.`));
+        el("p", { class: "hint" }, "How many changes were within the prediction intervals, by their " +
+          "nominal coverage. On the diagonal the process is right; below, it is overconfident; " +
+          `above, it is underconfident. ${found.calibration.clients} predictions.`));
     }
     if (found.agreement.some((value) => value !== null)) {
-      right.append(el("h3", {}, "Agreement of forecasts and outcomes"),
+      right.append(el("h3", {}, "Agreement of predicted and actual changes"),
         lines(right, names, [["agreement", found.agreement, "--h0", null]], 1),
-        el("p", { class: "hint" }, "Cosine of what was foretold and what came: 1 where they are " +
-          "alike but for their scale, 0 where they have nothing in common."));
+        el("p", { class: "hint" }, "Cosine of the predicted and the actual changes: 1 where they " +
+          "are proportional, 0 where they have nothing in common."));
     }
     if (found.similarity.some((value) => value !== null)) {
       left.append(el("h3", {}, "Similarity of successive covariances"),
@@ -76,7 +75,7 @@
     const width = host.clientWidth || 400, height = 200, left = 46, bottom = 34, right = 8, pad = 8;
     const known = series.flatMap(([, values]) => values.filter((value) => value !== null));
     const high = top === null ? Math.max(...known) : top;
-    // A few forecasts of the first fits may be very bad; they do not set the scale.
+    // A few predictions of the first fits may be very bad; they do not set the scale.
     const sorted = [...known].sort((a, b) => a - b);
     const [q1, q3] = [0.25, 0.75].map((part) => sorted[Math.floor(part * (sorted.length - 1))]);
     const low = top !== null ? sorted[0] : Math.max(sorted[0], q1 - 4 * Math.max(q3 - q1, (high - q1) / 4, 1e-9));
@@ -127,7 +126,7 @@
     const x = (value) => left + value * (width - left - pad);
     const y = (value) => pad + (1 - value) * (height - bottom - pad);
     const picture = frame(width, height, "Calibration: " + levels.map((level, i) =>
-      `${percent(level)} interval held ${percent(coverage[i])}`).filter((_, i) => i % 3 === 1).join(", "));
+      `${percent(level)} interval holds ${percent(coverage[i])}`).filter((_, i) => i % 3 === 1).join(", "));
     for (const value of [0, 0.5, 1]) {
       picture.append(svg("line", { x1: left, x2: width - pad, y1: y(value), y2: y(value),
         stroke: "var(--grid)" }),
@@ -141,9 +140,9 @@
     picture.append(svg("polyline", { points: points.map(([a, b]) => `${x(a)},${y(b)}`).join(" "),
       fill: "none", stroke: "var(--h0)", "stroke-width": 2.5 }));
     picture.append(svg("text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle" },
-      "should hold"));
+      "nominal coverage"));
     const side = svg("text", { "text-anchor": "middle",
-      transform: `translate(12 ${(height - bottom) / 2}) rotate(-90)` }, "did hold");
+      transform: `translate(12 ${(height - bottom) / 2}) rotate(-90)` }, "observed coverage");
     picture.append(side);
     return picture;
   }

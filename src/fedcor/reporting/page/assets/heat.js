@@ -8,26 +8,26 @@
     refused: "its update was refused", other: "no usable update came" };
 
   Page.parts.heat = () => {
-    const host = byId("heat"), run = Page.running, there = run.there;
-    if (!Page.rounds || !there.clients) {
+    const host = byId("heat"), run = Page.running, attendance = run.attendance;
+    if (!Page.rounds || !attendance.clients) {
       host.replaceChildren(missing("The record does not say who was chosen."));
       canvas = null;
       return;
     }
     const width = host.clientWidth;
-    const height = Math.round(Math.max(140, Math.min(420, there.clients * 4)));
+    const height = Math.round(Math.max(140, Math.min(420, attendance.clients * 4)));
     const pixel = devicePixelRatio || 1;
     canvas = el("canvas", { role: "img", tabindex: 0,
-      "aria-label": `Client by round: ${plural(there.clients, "client")}, ` +
-        `${plural(Page.rounds, "round")}. ${failures(there)} Arrow keys step through the rounds.` });
+      "aria-label": `Client by round: ${plural(attendance.clients, "client")}, ` +
+        `${plural(Page.rounds, "round")}. ${failures(attendance)} Arrow keys step through the rounds.` });
     canvas.width = width * pixel;
     canvas.height = (height + TOP + BOTTOM) * pixel;
     canvas.style.width = `${width}px`;
     canvas.style.height = `${height + TOP + BOTTOM}px`;
-    geometry = { width: width - LEFT - 6, height, rounds: Page.rounds, clients: there.clients };
+    geometry = { width: width - LEFT - 6, height, rounds: Page.rounds, clients: attendance.clients };
     const kinds = [["took part", "--heat-1"]];
-    if (Object.keys(there.failed).length) kinds.push(["chosen, did not deliver", "--heat-fail"]);
-    if (Object.keys(there.alone).length) kinds.push(["left alone after faults", "--heat-alone"]);
+    if (Object.keys(attendance.failed).length) kinds.push(["chosen, did not deliver", "--heat-fail"]);
+    if (Object.keys(attendance.alone).length) kinds.push(["left alone after faults", "--heat-alone"]);
     host.replaceChildren(canvas, el("div", { class: "key" }, kinds.map(([text, name]) =>
       el("span", {}, el("i", { colour: `var(${name})` }), text))));
     hint = tip(host);
@@ -38,14 +38,14 @@
     paint(pixel);
   };
 
-  function failures(there) {
-    const count = Object.values(there.failed).reduce((sum, clients) => sum + clients.length, 0);
+  function failures(attendance) {
+    const count = Object.values(attendance.failed).reduce((sum, clients) => sum + clients.length, 0);
     return count ? `${plural(count, "time")} a chosen client did not deliver.` :
       "Every chosen client delivered.";
   }
 
   function paint(pixel) {
-    const { width, height, rounds, clients } = geometry, there = Page.running.there;
+    const { width, height, rounds, clients } = geometry, attendance = Page.running.attendance;
     const pen = canvas.getContext("2d");
     pen.scale(pixel, pixel);
     pen.fillStyle = css("--panel");
@@ -59,10 +59,10 @@
     };
     const [took, failed, alone] = ["--heat-1", "--heat-fail", "--heat-alone"].map(css);
     pen.globalAlpha = wide < 1 ? Math.max(0.35, wide) : 1;
-    there.selected.forEach((chosen, t) => chosen.forEach((client) => cell(t, client, took)));
+    attendance.selected.forEach((chosen, t) => chosen.forEach((client) => cell(t, client, took)));
     pen.globalAlpha = 1;
-    for (const [t, list] of Object.entries(there.alone)) list.forEach((c) => cell(+t, c, alone));
-    for (const [t, list] of Object.entries(there.failed)) list.forEach((c) => cell(+t, c, failed));
+    for (const [t, list] of Object.entries(attendance.alone)) list.forEach((c) => cell(+t, c, alone));
+    for (const [t, list] of Object.entries(attendance.failed)) list.forEach((c) => cell(+t, c, failed));
     pen.strokeStyle = css("--ink");
     pen.lineWidth = 1.2;
     const x = LEFT + Page.at * wide;
@@ -109,18 +109,18 @@
   }
 
   function hover(event) {
-    const at = place(event), there = Page.running.there, t = at.round;
-    const chosen = there.selected[t], failed = there.failed[t] || [], alone = there.alone[t] || [];
+    const at = place(event), attendance = Page.running.attendance, t = at.round;
+    const chosen = attendance.selected[t], failed = attendance.failed[t] || [], alone = attendance.alone[t] || [];
     const c = at.client;
-    const why = Object.entries(there.reasons[t] || {}).find(([, clients]) => clients.includes(c));
+    const why = Object.entries(attendance.reasons[t] || {}).find(([, clients]) => clients.includes(c));
     const what = failed.includes(c) ? `chosen, but ${why ? WHY[why[0]] || why[0] : WHY.other}`
       : chosen.includes(c) ? "chosen, took part"
         : alone.includes(c) ? "left alone after faults" : "not chosen";
-    const faults = Object.entries(there.faults[t] || {}).map(([kind, n]) => `${n} ${kind}`);
+    const faults = Object.entries(attendance.faults[t] || {}).map(([kind, n]) => `${n} ${kind}`);
     const more = [`${roundName(t)}: ${plural(chosen.length, "client")} chosen`];
     if (failed.length) more.push(`${failed.length} did not deliver`);
     if (faults.length) more.push(`faults: ${faults.join(", ")}`);
-    if (there.refused[t]) more.push(`${there.refused[t]} unusable answers`);
+    if (attendance.refused[t]) more.push(`${attendance.refused[t]} unusable answers`);
     hint.show(at.x, at.y, el("b", {}, `client ${clientName(c)}: ${what}`),
       more.map((text) => el("div", {}, text)));
   }

@@ -1,6 +1,6 @@
 // The map of clients, and how losses are spread over them.
 (() => {
-  // One for each label, no two alike; labels beyond them share one more.
+  // One for each label, all different; labels beyond them share one more.
   const HUES = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#e07b00",
     "#7a5bd0", "#8f5a2e", "#f2a3c7"];
   const OTHER = "#8a8f98", MOST_SLICES = 3;
@@ -86,7 +86,7 @@
         return pad + (axis === "x" ? part : 1 - part) * (size - 2 * pad);
       };
     });
-    const paint = painter(run), chosen = new Set(run.there.selected[Page.at] || []);
+    const paint = painter(run), chosen = new Set(run.attendance.selected[Page.at] || []);
     const picture = svg("svg", { width, height, role: "img", "aria-label":
       `Map of ${found.clients.length} clients by ${found.what}; the ${chosen.size} chosen in ` +
       `${roundName(Page.at)} are ringed.` });
@@ -113,8 +113,8 @@
         roundName(Page.at)),
         paint.key.map(([text, hue]) => el("span", {}, el("i", { colour: hue }), text))),
       el("p", { class: "hint" }, `Two principal components (${shares.join(" and ")} of the ` +
-        `variance), as learnt after ${plural(found.round, "round")}. Close together: alike to ` +
-        `the selector. ${paint.note}`));
+        `variance), as learnt after ${plural(found.round, "round")}. Nearby points look similar ` +
+        `to the selector. ${paint.note}`));
     const hint = tip(host);
     picture.addEventListener("mousemove", (event) => {
       const client = event.target.getAttribute && event.target.getAttribute("data-client");

@@ -73,8 +73,8 @@
 
   function progress() {
     const runs = Page.data.experiments.flatMap((one) => one.runs);
-    const done = runs.reduce((sum, run) => sum + run.there.selected.length, 0);
-    const all = runs.reduce((sum, run) => sum + Math.max(run.planned, run.there.selected.length), 0);
+    const done = runs.reduce((sum, run) => sum + run.attendance.selected.length, 0);
+    const all = runs.reduce((sum, run) => sum + Math.max(run.planned, run.attendance.selected.length), 0);
     return done < all ? `following: ${done} of ${all} rounds` : "all rounds are done";
   }
 

@@ -9,7 +9,7 @@ const Page = {
   round: null, // which round of it, from 0; null for the last
   get now() { return this.data.experiments[this.experiment]; },
   get running() { return this.now.runs[this.run]; },
-  get rounds() { return this.running.there.selected.length; },
+  get rounds() { return this.running.attendance.selected.length; },
   get at() {
     return this.round === null ? this.rounds - 1 : Math.min(this.round, this.rounds - 1);
   },

@@ -21,7 +21,7 @@
         `a single round first reached the target, mean over seeds.${curves}`);
     }
     if (has("gap")) {
-      list.push("Difference to the baseline: paired seed by seed, with its 95 % interval. Where the " +
+      list.push("Difference from the baseline: paired seed by seed, with its 95 % interval. Where the " +
         "interval contains zero, the difference may be noise.");
     }
     return list;

@@ -8,7 +8,8 @@
   ];
   const WORDS = { distance: "distance", cosine: "cosine", loss: "loss", gain: "gain" };
   const FLAGS = new Set(["by_valuation", "kept", "exploring", "overdue"]);
-  const TITLES = { annealing: "annealing\u00a0×", change: "predicted change of its own loss" };
+  const TITLES = { annealing: "annealing\u00a0×", change: "predicted change of its own loss",
+    waited_alike: "tied on waiting time" };
   const title = (name) => TITLES[name] || name.replaceAll("_", " ");
   const GAIN = "Gain: how much everyone’s loss is expected to fall if this client trains, given the " +
     "earlier picks. The largest gain is picked.";
@@ -77,7 +78,7 @@
     byId("why-run").textContent = whichRun(run);
     byId("why-text").textContent = sentence(run, t, found);
     put("why-table", found ? table(run, t, found) : el("p", { class: "hint" },
-      "Chosen: ", run.there.selected[t].map(clientName).join(", ")));
+      "Chosen: ", run.attendance.selected[t].map(clientName).join(", ")));
     put("why-notes", found ? notes(run, found) : el("p", { class: "hint" },
       `To keep the page small, it explains every ${run.why.stride}th round. ` +
       "fedcor explain RUN --round T explains any."));
@@ -95,7 +96,7 @@
   }
 
   function sentence(run, t, found) {
-    const chosen = run.there.selected[t], failed = run.there.failed[t] || [];
+    const chosen = run.attendance.selected[t], failed = run.attendance.failed[t] || [];
     const series = Page.now.series[run.series];
     let text = `${series.short} chose ${plural(chosen.length, "client")}`;
     if (found && found.probed) text += ` after asking for ${plural(found.probed, "loss").replace("losss", "losses")}`;
@@ -106,7 +107,7 @@
   }
 
   function table(run, t, found) {
-    const chosen = run.there.selected[t], failed = new Set(run.there.failed[t] || []);
+    const chosen = run.attendance.selected[t], failed = new Set(run.attendance.failed[t] || []);
     const reasons = found.reasons || {}, names = Object.keys(reasons).filter((n) => n !== "change");
     const left = new Set([1]); // columns of text
     const head = ["pick", "client"], cells = chosen.map((client, i) => [String(i + 1),
@@ -137,9 +138,9 @@
       add(title("change"), (i) => number(reasons.change[i]));
       const over = (i) => found.spans[i] > 1
         ? el("span", { class: "sub" }, ` over ${found.spans[i]} rounds`) : "";
-      if (found.came) {
-        add("what came", (i) => found.came[i] === null ? "not measured"
-          : el("span", {}, number(found.came[i]), over(i)));
+      if (found.actual) {
+        add("actual change", (i) => found.actual[i] === null ? "not measured"
+          : el("span", {}, number(found.actual[i]), over(i)));
       }
     }
     if (found.rivals) {
@@ -158,7 +159,7 @@
   // The lead in percent of the gain, so that a near-tie looks like one.
   function share(by, what, reasons, i) {
     if (reasons.overdue && reasons.overdue[i]) {
-      return el("span", { class: "sub" }, " chosen for waiting");
+      return el("span", { class: "sub" }, " chosen because it had waited longest");
     }
     const gain = what === "gain" && reasons.gain ? reasons.gain[i] : null;
     if (by === null || gain === null || gain <= 0) return "";
@@ -210,10 +211,6 @@
     }
     for (const [rule, count] of Object.entries(found.unmet || {})) {
       list.push(el("p", { class: "note" }, `Rule not met: ${rule}, ${plural(count, "client")} missing.`));
-    }
-    for (const n of found.missing || []) {
-      const text = run.why.missing[n];
-      list.push(el("p", { class: "note" }, `${text[0].toUpperCase()}${text.slice(1)}.`));
     }
     const meanings = Object.keys(found.reasons || {}).filter((name) => run.why.reasons[name]);
     if (meanings.length) {
