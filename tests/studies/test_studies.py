@@ -77,6 +77,7 @@ FIGURES = {
 
 
 # The miniature: the paper's experiments in two settings, the others in the third.
+ROOT = Path(__file__).parents[2]
 SMALL = ["--quick", "--rounds", "12", "--selections", "40"]
 PAPER, BEYOND = ("1spc", "dir"), ("2spc",)
 
@@ -144,7 +145,9 @@ import studies, studies.relatives
 studies.Plan(None, None)
 print({"torch", "matplotlib", "sklearn"} & set(sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.stdout == "set()\n", done.stderr
 
 
