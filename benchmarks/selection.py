@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.measure import Result, best, check
 from fedcor.core.types import Delivery, Population
-from fedcor.optimisers.recall import FedRecall
+from fedcor.optimisers.fedrecall import FedRecall
 from fedcor.selectors.gp.fit import Samples, fit, log_likelihood_gradient
 from fedcor.selectors.gp.greedy import Picks, Prior, select
 from fedcor.selectors.matching import match

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from fedcor.optimisers.averaging import FedProx as FedProx
     from fedcor.optimisers.corrections import FedDyn as FedDyn
     from fedcor.optimisers.corrections import Scaffold as Scaffold
+    from fedcor.optimisers.fedrecall import FedRecall as FedRecall
     from fedcor.optimisers.last_updates import MIFA as MIFA
     from fedcor.optimisers.last_updates import FedStale as FedStale
     from fedcor.optimisers.last_updates import FedVARP as FedVARP
-    from fedcor.optimisers.recall import FedRecall as FedRecall
     from fedcor.optimisers.robust import GeometricMedian as GeometricMedian
     from fedcor.optimisers.robust import MultiKrum as MultiKrum
     from fedcor.optimisers.robust import TrimmedMean as TrimmedMean
@@ -84,7 +84,7 @@ _NAMES = {
     "optimisers.averaging": "FedAvg FedAvgM FedExP FedNova FedProx",
     "optimisers.corrections": "FedDyn Scaffold",
     "optimisers.last_updates": "MIFA FedStale FedVARP",
-    "optimisers.recall": "FedRecall",
+    "optimisers.fedrecall": "FedRecall",
     "optimisers.robust": "GeometricMedian MultiKrum TrimmedMean",
     "reporting.results": "Result",
     "rounds.defence.settings": "Defence",

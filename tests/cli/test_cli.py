@@ -450,7 +450,7 @@ def test_what_the_system_refuses_is_a_sentence(capsys, monkeypatch):
 
     command = "run digits --selector random --rounds 12 --out o"
     with monkeypatch.context() as patched:
-        patched.setattr("fedcor.runs.folder.save_checkpoint", full)
+        patched.setattr("fedcor.runs.resume.save_checkpoint", full)
         assert fedcor(command) == 2
     assert "No space left on device; finished rounds are kept" in capsys.readouterr().err
     assert fedcor(f"{command} --resume") == 0

@@ -32,9 +32,9 @@ from fedcor.reporting.screen import screen_text, to_html, to_latex
 from fedcor.reporting.summary import summarise
 from fedcor.reporting.tables import render as render_tables
 from fedcor.reporting.tables import to_csv, to_json
-from fedcor.runs.folder import write_client_names
 from fedcor.runs.progress import show_rounds
 from fedcor.runs.record import RECORD, RunRecord, client_names, read_run
+from fedcor.runs.resume import write_client_names
 
 NASTY = [
     *(

@@ -34,7 +34,7 @@ from fedcor.flower.federation_state import Checkpoint
 from fedcor.flower.strategy_memory import pack, restore, same, snapshot, unpack, writable
 from fedcor.reporting.summary import summarise
 from fedcor.runs.checkpoints import CHECKPOINT, PREVIOUS, load_checkpoint
-from fedcor.runs.folder import write_client_names
+from fedcor.runs.resume import write_client_names
 from fedcor.selectors.afl import AFL
 from fedcor.selectors.baselines import Random
 from fedcor.selectors.fedcor import FedCor

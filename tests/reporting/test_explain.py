@@ -11,8 +11,8 @@ from fedcor.cli import main
 from fedcor.reporting.explanations import LossHistory, explanation, explanations
 from fedcor.reporting.reason_texts import PARTS
 from fedcor.rounds.record_line import FORMAT
-from fedcor.runs.folder import write_client_names
 from fedcor.runs.record import RunRecord, read_run
+from fedcor.runs.resume import write_client_names
 from fedcor.runs.runner import run
 from fedcor.selectors.afl import AFL
 from fedcor.selectors.fedcor import FedCor

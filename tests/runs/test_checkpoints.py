@@ -29,8 +29,8 @@ from fedcor.runs.checkpoints import (
     parse_checkpoint,
     save_checkpoint,
 )
-from fedcor.runs.folder import open_run
 from fedcor.runs.record import RECORD, client_names, read_checkpoint, read_run
+from fedcor.runs.resume import open_run
 from fedcor.runs.runner import run
 from fedcor.simulation.experiment_files import load_experiment
 

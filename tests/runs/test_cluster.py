@@ -30,9 +30,9 @@ from fedcor.runs import processes, runner
 from fedcor.runs.cluster import retry
 from fedcor.runs.cluster.address import check_answer, find_address
 from fedcor.runs.cluster.retry import DaskCluster, connect
-from fedcor.runs.folder import RunWriter, open_run
 from fedcor.runs.processes import count_processes
 from fedcor.runs.record import count_rounds
+from fedcor.runs.resume import RunWriter, open_run
 from fedcor.simulation.build import experiment_header
 from fedcor.simulation.experiment_files import load_experiment
 from studies import loss_changes

@@ -25,8 +25,8 @@ from fedcor.core.errors import ConfigError, FedcorError, RecordError, RunExistsE
 from fedcor.core.files import write_whole
 from fedcor.rounds.record_line import FORMAT
 from fedcor.runs.checkpoints import CHECKPOINT
-from fedcor.runs.folder import open_run
 from fedcor.runs.record import RECORD, count_rounds, read_run, read_runs
+from fedcor.runs.resume import open_run
 from fedcor.runs.runner import run
 from fedcor.simulation.experiment_files import load_experiment
 

@@ -145,9 +145,7 @@ import studies, studies.relatives
 studies.Plan(None, None)
 print({"torch", "matplotlib", "sklearn"} & set(sys.modules))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stderr
 
 

@@ -24,8 +24,8 @@ from fedcor.data.cache import read_npz
 from fedcor.data.formats import READERS
 from fedcor.reporting.gp_calibration import health
 from fedcor.rounds.record_line import FORMAT
-from fedcor.runs.folder import open_run
 from fedcor.runs.record import RECORD, read_run
+from fedcor.runs.resume import open_run
 from fedcor.simulation.experiment_files import load_experiment, parse_experiment
 
 NINES = "9" * 400

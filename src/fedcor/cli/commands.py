@@ -24,9 +24,9 @@ from fedcor.cli.reports import (
     write_page,
 )
 from fedcor.core.errors import ConfigError
-from fedcor.runs.folder import folder_name
 from fedcor.runs.progress import show_download
 from fedcor.runs.record import count_rounds
+from fedcor.runs.resume import folder_name
 from fedcor.runs.tracking.session import check_callbacks
 
 if TYPE_CHECKING:

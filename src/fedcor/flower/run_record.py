@@ -32,8 +32,8 @@ from fedcor.flower.settings import RoundSettings
 from fedcor.flower.strategy_memory import StrategyMemory, restore, snapshot
 from fedcor.optimisers import OPTIMISERS
 from fedcor.rounds.record_line import RoundRecord, run_header
-from fedcor.runs.folder import RunWriter, open_run, write_client_names
 from fedcor.runs.record import json_line
+from fedcor.runs.resume import RunWriter, open_run, write_client_names
 from fedcor.runs.tracking.callback import StartedRun
 from fedcor.runs.tracking.session import Session, following
 from fedcor.selectors import selector_name

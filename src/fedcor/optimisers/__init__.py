@@ -19,8 +19,8 @@ from fedcor.core.types import Array, Delivery, Optimiser, Population, State, opt
 from fedcor.optimisers.adaptive import FedAdagrad, FedAdam, FedYogi
 from fedcor.optimisers.averaging import FedAvg, FedAvgM, FedExP, FedNova, FedProx
 from fedcor.optimisers.corrections import FedDyn, Scaffold
+from fedcor.optimisers.fedrecall import FedRecall
 from fedcor.optimisers.last_updates import MIFA, FedStale, FedVARP
-from fedcor.optimisers.recall import FedRecall
 from fedcor.optimisers.robust import GeometricMedian, MultiKrum, TrimmedMean
 
 OPTIMISERS = Registry(

@@ -9,7 +9,7 @@ A run is a folder:
     clients.tsv             the number and name of each client, where clients have names
     run.lock                held by the process that writes
 
-`fedcor.runs.folder` writes it.
+`fedcor.runs.resume` writes it.
 """
 
 from __future__ import annotations

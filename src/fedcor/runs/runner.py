@@ -20,7 +20,10 @@ from fedcor.core.types import Array
 from fedcor.rounds.record_line import RoundRecord
 from fedcor.runs.cluster.address import CLUSTERS
 from fedcor.runs.cluster.retry import run_with_retries
-from fedcor.runs.folder import (
+from fedcor.runs.processes import for_each
+from fedcor.runs.progress import refresh
+from fedcor.runs.record import RunRecord, count_rounds, has_run, json_line, read_run
+from fedcor.runs.resume import (
     LOCK,
     RunWriter,
     folder_name,
@@ -29,9 +32,6 @@ from fedcor.runs.folder import (
     unpack_run,
     write_client_names,
 )
-from fedcor.runs.processes import for_each
-from fedcor.runs.progress import refresh
-from fedcor.runs.record import RunRecord, count_rounds, has_run, json_line, read_run
 from fedcor.runs.tracking.callback import GivenCallback, StartedRun
 from fedcor.runs.tracking.session import following
 from fedcor.simulation.build import build_simulation, client_names_of, experiment_header, one_thread

@@ -1,5 +1,7 @@
-"""Writing a run's folder: an append-only record, a checkpoint, a lock. Nothing is ever lost,
-overwritten silently, or pickled.
+"""A run's folder: start it, write it, and resume it after a kill.
+
+It holds an append-only record, a checkpoint and a lock. Nothing is ever lost, overwritten silently,
+or pickled.
 
 Every round is a function of the checkpoint before it. So a resumed run returns to the last
 checkpoint, drops the lines after it, and writes them again with the same content. The checkpoint
