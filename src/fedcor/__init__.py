@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from fedcor.core.types import State as State
     from fedcor.data.client_data import ClientData as ClientData
     from fedcor.data.own_data import as_dataset as as_dataset
-    from fedcor.data.partitioners import IID as IID
-    from fedcor.data.partitioners import Dirichlet as Dirichlet
-    from fedcor.data.partitioners import Shards as Shards
+    from fedcor.data.partition import IID as IID
+    from fedcor.data.partition import Dirichlet as Dirichlet
+    from fedcor.data.partition import Shards as Shards
     from fedcor.data.populations import FolderPopulation as FolderPopulation
     from fedcor.data.populations import SyntheticPopulation as SyntheticPopulation
     from fedcor.optimisers.adaptive import FedAdagrad as FedAdagrad
@@ -87,9 +87,9 @@ _MODULES = {
     "State": "fedcor.core.types",
     "ClientData": "fedcor.data.client_data",
     "as_dataset": "fedcor.data.own_data",
-    "IID": "fedcor.data.partitioners",
-    "Dirichlet": "fedcor.data.partitioners",
-    "Shards": "fedcor.data.partitioners",
+    "IID": "fedcor.data.partition",
+    "Dirichlet": "fedcor.data.partition",
+    "Shards": "fedcor.data.partition",
     "FolderPopulation": "fedcor.data.populations",
     "SyntheticPopulation": "fedcor.data.populations",
     "FedAdagrad": "fedcor.optimisers.adaptive",

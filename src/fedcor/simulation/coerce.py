@@ -28,7 +28,6 @@ from fedcor.data.client_data import (
 )
 from fedcor.data.datasets import Dataset
 from fedcor.data.own_data import as_dataset, parts_of
-from fedcor.data.partition import Partition
 from fedcor.data.partitioners import OwnParts, Partitioner, as_partition
 from fedcor.optimisers import OPTIMISERS, as_optimiser, build_optimiser
 from fedcor.simulation.tasks import MODEL_OPTIONS, check_model_options, load_model_factory
@@ -244,8 +243,6 @@ def check_finite(settings: Any, path: str = "", depth: int = 0) -> None:
 
 def describe_partition(partition: Partitioner) -> dict[str, Any]:
     """As the table `[partition]` of a file, as far as a file can say it."""
-    if isinstance(partition, Partition):
-        return partition.describe()
     return _as_table(partition, "kind")
 
 
