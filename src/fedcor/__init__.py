@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from fedcor.core.types import Selector as Selector
     from fedcor.core.types import State as State
     from fedcor.data.client_data import ClientData as ClientData
+    from fedcor.data.client_data import FolderPopulation as FolderPopulation
+    from fedcor.data.client_data import SyntheticPopulation as SyntheticPopulation
     from fedcor.data.own_data import as_dataset as as_dataset
     from fedcor.data.partition import IID as IID
     from fedcor.data.partition import Dirichlet as Dirichlet
     from fedcor.data.partition import Shards as Shards
-    from fedcor.data.populations import FolderPopulation as FolderPopulation
-    from fedcor.data.populations import SyntheticPopulation as SyntheticPopulation
     from fedcor.optimisers.adaptive import FedAdagrad as FedAdagrad
     from fedcor.optimisers.adaptive import FedAdam as FedAdam
     from fedcor.optimisers.adaptive import FedYogi as FedYogi
@@ -90,8 +90,8 @@ _MODULES = {
     "IID": "fedcor.data.partition",
     "Dirichlet": "fedcor.data.partition",
     "Shards": "fedcor.data.partition",
-    "FolderPopulation": "fedcor.data.populations",
-    "SyntheticPopulation": "fedcor.data.populations",
+    "FolderPopulation": "fedcor.data.client_data",
+    "SyntheticPopulation": "fedcor.data.client_data",
     "FedAdagrad": "fedcor.optimisers.adaptive",
     "FedAdam": "fedcor.optimisers.adaptive",
     "FedYogi": "fedcor.optimisers.adaptive",
