@@ -14,7 +14,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from fedcor.core.errors import ConfigError, DataError
 from fedcor.core.rng import stream
-from fedcor.data.own_data import as_dataset, parts_of
+from fedcor.data.own_data import as_dataset, clients_of
 from fedcor.data.partition import IID, Dirichlet, Shards, randomise_labels
 
 X = np.arange(24, dtype=np.float32).reshape(6, 4)
@@ -202,11 +202,11 @@ def test_data_frames():
 
 @given(st.lists(st.integers(-3, 6) | st.sampled_from([10, 11]), min_size=1, max_size=40))
 def test_every_sample_goes_to_the_client_of_its_id(ids):
-    parts = parts_of(ids)
+    parts = clients_of(ids)[0]
     assert [{ids[i] for i in part} for part in parts] == [{k} for k in sorted(set(ids))]
     assert sorted(i for part in parts for i in part.tolist()) == list(range(len(ids)))
     assert all((np.diff(part) > 0).all() for part in parts)
-    named = parts_of([f"client {k:+03d}" for k in ids])
+    named = clients_of([f"client {k:+03d}" for k in ids])[0]
     assert len(named) == len(parts)
 
 

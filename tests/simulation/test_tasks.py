@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from fedcor.core.errors import ConfigError, FedcorError
 from fedcor.core.rng import stream
 from fedcor.data.datasets import Dataset
-from fedcor.data.own_data import as_dataset, parts_of
+from fedcor.data.own_data import as_dataset, clients_of
 from fedcor.data.partition import IID
 from fedcor.optimisers.averaging import FedAvg
 from fedcor.rounds.record_line import RoundRecord
@@ -434,4 +434,4 @@ def test_data_that_may_only_be_read_is_taken_as_it_is():
     assert isinstance(data, Dataset)
     assert np.shares_memory(data.train_x, x)
     assert np.shares_memory(data.test_y, y_test)
-    simulation(data, parts_of(np.arange(350) % 10), nn.Linear(10, 1))
+    simulation(data, clients_of(np.arange(350) % 10)[0], nn.Linear(10, 1))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,8 @@ from fedcor.data.datasets import Dataset
 from fedcor.data.own_samples import (
     Samples,
     are_pixels,
+    arrays_of,
+    as_numbers,
     as_samples,
     check_same_shapes,
     count_of,
@@ -176,7 +178,13 @@ def check_loaded(
             raise DataError(f"load returned a {type(loaded).__name__}, not (x, y)")
         x, y = as_samples("x", loaded[0]), _targets("y", loaded[1])
         check_same_shapes(x, data.test_x)
-        _check_types(x, data.test_x)
+        tested = arrays_of(data.test_x)
+        for name, array in arrays_of(x).items():
+            if array.dtype != tested[name].dtype:
+                raise DataError(
+                    f"{name or 'x'} is of type {array.dtype}, but {tested[name].dtype} in x_test: "
+                    "give both in one type"
+                )
         if are_pixels(loaded[0]) != data.scaled:
             raise DataError(
                 "only one of x and x_test is of type uint8, which is scaled to 0-1: give both in "
@@ -200,21 +208,7 @@ def _targets(key: str, given: Any) -> Array:
     array = to_array(key, given)
     if array.ndim < 1 or array.dtype.kind not in "buif":
         raise DataError(f"{key} must hold labels 0 .. K-1, or numbers; it is of type {array.dtype}")
-    if array.dtype.kind != "f":
-        return array.astype(np.int64)
-    if not np.isfinite(array).all():
-        raise DataError(f"{key} has values that are missing (NaN) or not finite")
-    return array.astype(np.float32)
-
-
-def _check_types(x: Samples, test: Samples) -> None:
-    one, other = (dict(s) if isinstance(s, Mapping) else {"x": s} for s in (x, test))
-    for name, array in one.items():
-        if array.dtype != other[name].dtype:
-            raise DataError(
-                f"{name} is of type {array.dtype}, but {other[name].dtype} in x_test: give both in "
-                "one type"
-            )
+    return as_numbers(key, array) if array.dtype.kind == "f" else array.astype(np.int64)
 
 
 def _check_labels(key: str, labels: Array, classes: int) -> None:

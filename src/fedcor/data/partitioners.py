@@ -50,6 +50,12 @@ PARTITIONS = Registry(
 )
 
 
+_ALLOWED = (
+    "must be fedcor.IID, Shards or Dirichlet with its parameters, an array with the client id of "
+    "each training sample, or an object with the method split"
+)
+
+
 @dataclass(frozen=True, eq=False)
 class OwnParts(Described):
     """Parts that were given: by an array of client ids, or as one data set per client.
@@ -148,12 +154,7 @@ def as_partition(given: Any) -> Partitioner:
     if hasattr(type(given), "load_partition") and hasattr(type(given), "num_partitions"):
         return _FlowerDatasets(given)
     if isinstance(given, type) or not PARTITIONS.accepts(given):
-        raise ConfigError(
-            "partition",
-            given,
-            "must be fedcor.IID, Shards or Dirichlet with its parameters, an array with the client "
-            "id of each training sample, or an object with the method split",
-        )
+        raise ConfigError("partition", given, _ALLOWED)
     partition: Partitioner = given
     return partition
 
