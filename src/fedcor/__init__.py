@@ -70,66 +70,40 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# Public name -> the module that defines it. A module is imported when one of its names is first
-# used, so that `import fedcor` takes no time.
-_MODULES = {
-    "compare": "fedcor.api",
-    "load": "fedcor.api",
-    "run": "fedcor.api",
-    "simulate": "fedcor.api",
-    "FedcorError": "fedcor.core.errors",
-    "Delivery": "fedcor.core.types",
-    "Federation": "fedcor.core.types",
-    "Optimiser": "fedcor.core.types",
-    "Outcome": "fedcor.core.types",
-    "Population": "fedcor.core.types",
-    "Selector": "fedcor.core.types",
-    "State": "fedcor.core.types",
-    "ClientData": "fedcor.data.client_data",
-    "as_dataset": "fedcor.data.own_data",
-    "IID": "fedcor.data.partition",
-    "Dirichlet": "fedcor.data.partition",
-    "Shards": "fedcor.data.partition",
-    "FolderPopulation": "fedcor.data.client_data",
-    "SyntheticPopulation": "fedcor.data.client_data",
-    "FedAdagrad": "fedcor.optimisers.adaptive",
-    "FedAdam": "fedcor.optimisers.adaptive",
-    "FedYogi": "fedcor.optimisers.adaptive",
-    "FedAvg": "fedcor.optimisers.averaging",
-    "FedAvgM": "fedcor.optimisers.averaging",
-    "FedExP": "fedcor.optimisers.averaging",
-    "FedNova": "fedcor.optimisers.averaging",
-    "FedProx": "fedcor.optimisers.averaging",
-    "FedDyn": "fedcor.optimisers.corrections",
-    "Scaffold": "fedcor.optimisers.corrections",
-    "MIFA": "fedcor.optimisers.last_updates",
-    "FedStale": "fedcor.optimisers.last_updates",
-    "FedVARP": "fedcor.optimisers.last_updates",
-    "FedRecall": "fedcor.optimisers.recall",
-    "GeometricMedian": "fedcor.optimisers.robust",
-    "MultiKrum": "fedcor.optimisers.robust",
-    "TrimmedMean": "fedcor.optimisers.robust",
-    "Result": "fedcor.reporting.results",
-    "Defence": "fedcor.rounds.defence.settings",
-    "Rules": "fedcor.rounds.rules.declaration",
-    "Callback": "fedcor.runs.tracking.callback",
-    "build_selector": "fedcor.selectors",
-    "AFL": "fedcor.selectors.afl",
-    "Aligned": "fedcor.selectors.aligned",
-    "Full": "fedcor.selectors.baselines",
-    "Random": "fedcor.selectors.baselines",
-    "RoundRobin": "fedcor.selectors.baselines",
-    "Complement": "fedcor.selectors.complement",
-    "FedCor": "fedcor.selectors.fedcor",
-    "Proxy": "fedcor.selectors.fedcor",
-    "Oort": "fedcor.selectors.oort",
-    "PowerOfChoice": "fedcor.selectors.power_of_choice",
-    "Byzantine": "fedcor.simulation.byzantine",
-    "Devices": "fedcor.simulation.clock",
-    "Experiment": "fedcor.simulation.experiment",
-    "experiment": "fedcor.simulation.experiment_files",
-    "Faults": "fedcor.simulation.faults",
+# Module -> its public names. A module is imported when one of its names is first used, so that
+# `import fedcor` takes no time.
+_NAMES = {
+    "api": "compare load run simulate",
+    "core.errors": "FedcorError",
+    "core.types": "Delivery Federation Optimiser Outcome Population Selector State",
+    "data.client_data": "ClientData FolderPopulation SyntheticPopulation",
+    "data.own_data": "as_dataset",
+    "data.partition": "IID Dirichlet Shards",
+    "optimisers.adaptive": "FedAdagrad FedAdam FedYogi",
+    "optimisers.averaging": "FedAvg FedAvgM FedExP FedNova FedProx",
+    "optimisers.corrections": "FedDyn Scaffold",
+    "optimisers.last_updates": "MIFA FedStale FedVARP",
+    "optimisers.recall": "FedRecall",
+    "optimisers.robust": "GeometricMedian MultiKrum TrimmedMean",
+    "reporting.results": "Result",
+    "rounds.defence.settings": "Defence",
+    "rounds.rules.declaration": "Rules",
+    "runs.tracking.callback": "Callback",
+    "selectors": "build_selector",
+    "selectors.afl": "AFL",
+    "selectors.aligned": "Aligned",
+    "selectors.baselines": "Full Random RoundRobin",
+    "selectors.complement": "Complement",
+    "selectors.fedcor": "FedCor Proxy",
+    "selectors.oort": "Oort",
+    "selectors.power_of_choice": "PowerOfChoice",
+    "simulation.byzantine": "Byzantine",
+    "simulation.clock": "Devices",
+    "simulation.experiment": "Experiment",
+    "simulation.experiment_files": "experiment",
+    "simulation.faults": "Faults",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = ["__version__", *_MODULES]
 
 
@@ -138,7 +112,7 @@ def __getattr__(name: str) -> _Any:
     if name == "__version__":
         value: _Any = importlib.import_module("importlib.metadata").version("fedcor")
     elif name in _MODULES:
-        value = getattr(importlib.import_module(_MODULES[name]), name)
+        value = getattr(importlib.import_module(f"fedcor.{_MODULES[name]}"), name)
     else:
         text = f"module 'fedcor' has no attribute {name!r}"
         raise AttributeError(text, name=name, obj=importlib.import_module("fedcor"))

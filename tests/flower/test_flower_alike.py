@@ -1,4 +1,4 @@
-"""Which replies go together: an extra metric gets nobody refused, a missing usual one does."""
+"""Which replies go together: a metric that only some have gets nobody refused but is left out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcor.flower import OptimiserStrategy, select_with
-from fedcor.flower.reply_schema import Signature, compare_replies, with_common_metrics
+from fedcor.flower.reply_schema import refused_replies, with_common_parts
 from fedcor.selectors.afl import AFL
 from fedcor.selectors.baselines import Full, RoundRobin
 
@@ -33,115 +33,33 @@ def lengths(content):
     return {name: len(v) if isinstance(v, list) else -1 for name, v in metrics.items()}
 
 
-def kept(replies, found):
-    return [content for client, content in replies.items() if client not in found.refused]
-
-
-@given(
-    extras=st.lists(METRICS, min_size=1, max_size=7),
-    honest=st.sets(st.integers(0, 7)),
-    known=st.booleans(),
-)
-def test_whatever_others_add_a_reply_with_the_usual_metrics_is_never_refused(extras, honest, known):
-    """Minorities and majorities; what is added may also take the place of a usual metric."""
-    replies = {
-        client: reply(USUAL if client in honest else {**USUAL, **extra})
-        for client, extra in enumerate(extras)
-    }
-    usual = compare_replies({0: reply(USUAL)}, None).usual if known else None
-    found = compare_replies(replies, usual)
-    assert not honest & found.refused.keys()
-    assert 2 * len(found.refused) < len(replies)
-    assert known or not found.refused
-    common = with_common_metrics(kept(replies, found))
-    assert len({tuple(sorted(lengths(content).items())) for content in common}) == 1
-    assert lengths(common[0])["num-examples"] == -1
+@given(extras=st.lists(METRICS, min_size=1, max_size=7))
+def test_nobody_is_refused_for_metrics_that_nobody_reads(extras):
+    """The strategy is given those that are in all replies, with the same length."""
+    replies = {k: reply({**one, "num-examples": 3}) for k, one in enumerate(extras)}
+    assert not refused_replies(replies)
+    common = with_common_parts(list(replies.values()))
+    shared = set.intersection(*({*lengths(one).items()} for one in replies.values()))
+    assert all({*lengths(content).items()} == shared for content in common)
     assert all(content["arrays"] == record(np.ones(3, np.float32)) for content in common)
-    left = {name for content in kept(replies, found) for name in lengths(content)}
-    assert left - lengths(common[0]).keys() <= found.left_out.keys()
 
 
-@given(rounds=st.lists(st.lists(METRICS, max_size=6), min_size=1, max_size=5))
-def test_no_later_round_refuses_the_client_that_was_there_first(rounds):
-    """Client 0 sends the same metrics in every round; the others send what they like."""
-    usual = None
-    for extras in rounds:
-        replies = {0: reply(USUAL)}
-        replies |= {client: reply({**USUAL, **one}) for client, one in enumerate(extras, start=1)}
-        found = compare_replies(replies, usual)
-        assert 0 not in found.refused
-        usual = found.usual
-
-
-@given(
-    metrics=st.lists(METRICS, min_size=1, max_size=7),
-    usual=METRICS,
-    wanted=st.sets(st.sampled_from(NAMES)),
-)
-def test_those_who_are_refused_are_a_minority_and_lack_what_most_have(metrics, usual, wanted):
+@given(metrics=st.lists(METRICS, min_size=1, max_size=5), needed=st.sets(st.sampled_from(NAMES)))
+def test_whoever_lacks_a_needed_metric_that_another_has_is_refused(metrics, needed):
     replies = {k: reply({**one, "num-examples": 3}) for k, one in enumerate(metrics)}
-    before = compare_replies({0: reply({**usual, "num-examples": 3})}, None).usual
-    found = compare_replies(replies, before, wanted=wanted)
-    assert 2 * len(found.refused) < len(replies)
-    common = lengths(with_common_metrics(kept(replies, found))[0])
-    for client in found.refused:
-        assert common.items() - lengths(replies[client]).items()
-    for name in found.left_out:
-        assert name not in common
-    assert found.usual.metrics <= before.metrics
-    assert Signature.from_text(found.usual.to_text()) == found.usual
-
-
-@given(
-    metrics=st.lists(METRICS, min_size=1, max_size=5),
-    usual=st.one_of(st.none(), METRICS),
-    needed=st.sets(st.sampled_from(NAMES)),
-)
-def test_whoever_lacks_a_needed_metric_is_refused_as_soon_as_it_is_known(metrics, usual, needed):
-    replies = {k: reply({**one, "num-examples": 3}) for k, one in enumerate(metrics)}
-    before = None if usual is None else compare_replies({0: reply(usual)}, None).usual
-    found = compare_replies(replies, before, needed=needed)
-    known = needed & ({name for one in metrics for name in one} | {*(usual or {})})
+    refused = refused_replies(replies, needed=needed)
+    known = needed & {name for one in metrics for name in one}
     for client, one in enumerate(metrics):
-        assert known <= one.keys() or client in found.refused
-    left = kept(replies, found)
+        assert known <= one.keys() or client in refused
+    left = [content for client, content in replies.items() if client not in refused]
     for one in left:  # and with the same length, so that the strategy is given it
         assert {n: lengths(one)[n] for n in known} == {n: lengths(left[0])[n] for n in known}
-    if not left:
-        assert found.usual == before
 
 
-def test_of_several_lengths_of_a_needed_metric_the_usual_one_is_right():
+def test_of_several_lengths_of_a_needed_metric_the_commonest_is_right():
     one, two = reply({"loss": 1.0}), reply({"loss": [1.0, 2.0]})
-    usual = compare_replies({0: two}, None).usual
-    assert list(compare_replies({0: one, 1: two}, None, needed=["loss"]).refused) == [1]
-    assert list(compare_replies({0: one, 1: two, 2: two}, None, needed=["loss"]).refused) == [0]
-    assert list(compare_replies({0: one, 1: one, 2: two}, usual, needed=["loss"]).refused) == [0, 1]
-
-
-def test_a_metric_that_is_usual_and_that_most_have_is_kept():
-    before = compare_replies({0: reply(USUAL)}, None).usual
-    replies = {0: reply({"num-examples": 1}), 1: reply(USUAL), 2: reply(USUAL)}
-    found = compare_replies(replies, before)
-    assert found.refused == {0: "its reply lacks the metric loss that the others have"}
-    replies[0] = reply({"num-examples": 1, "loss": [1.0, 2.0]})
-    why = "its metric loss is a list of 2, the others' is a single number"
-    assert compare_replies(replies, before).refused == {0: why}
-    # Without most of them, it is left out, and no longer usual.
-    del replies[2]
-    found = compare_replies(replies, before)
-    assert (found.refused, found.left_out) == ({}, {"loss": [0, 1]})
-    assert found.usual.metrics == {("num-examples", -1)}
-    assert lengths(with_common_metrics(list(replies.values()))[0]) == {"num-examples": -1}
-
-
-def test_where_each_lacks_another_usual_metric_most_are_kept():
-    full = {"a": 1, "b": 1, "c": 1}
-    before = compare_replies({0: reply(full)}, None).usual
-    replies = {k: reply({n: 1 for n in full if n != lost}) for k, lost in enumerate("abc")}
-    found = compare_replies(replies, before)
-    assert len(found.refused) == 1
-    assert len(found.left_out) == 2
+    assert list(refused_replies({0: one, 1: two}, needed=["loss"])) == [1]
+    assert list(refused_replies({0: one, 1: two, 2: two}, needed=["loss"])) == [0]
 
 
 @given(
@@ -155,8 +73,8 @@ def test_where_each_lacks_another_usual_metric_most_are_kept():
 )
 def test_what_a_reply_calls_its_records_gets_nobody_refused(names):
     replies = {client: reply(USUAL, one) for client, one in enumerate(names)}
-    assert not compare_replies(replies, None).refused
-    common = with_common_metrics(list(replies.values()))
+    assert not refused_replies(replies)
+    common = with_common_parts(list(replies.values()))
     assert len({tuple(sorted(content)) for content in common}) == 1
     for content in common:
         assert len(content.array_records) == len(content.metric_records) == 1
@@ -216,33 +134,6 @@ def test_clients_with_an_extra_metric_outvote_nobody(who, tmp_path, caplog):
     assert vector(result.arrays).tolist() == vector(plain.arrays).tolist()
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (adding({}, lost=("loss",)), "its reply lacks the metric loss that the others have"),
-        (adding({"loss": [1.0, 2.0]}), "its metric loss is a list of 2, the others' is a single"),
-    ],
-)
-def test_a_client_that_lacks_a_usual_metric_is_refused(change, why, resumed, tmp_path, caplog):
-    grid, later = MemoryGrid(numpy_app(), 5), []
-    grid.trouble[2] = lambda m, r: change(m, r) if later else r
-
-    class Changing(FedAvg):
-        def aggregate_train(self, server_round, replies):
-            later.append(server_round)
-            return super().aggregate_train(server_round, replies)
-
-    if resumed:
-        run(Full(), grid, rounds=1, strategy=Changing(fraction_evaluate=0.0), folder=tmp_path)
-    with logged(caplog):
-        run(Full(), grid, rounds=2, strategy=Changing(fraction_evaluate=0.0), folder=tmp_path)
-    first, second = lines(tmp_path)
-    assert (first["participated"], first["faults"]) == ([0, 1, 2, 3, 4], {})
-    assert (second["participated"], second["faults"]) == ([0, 1, 3, 4], {"malformed": 1})
-    assert f"round 2: client 2 (partition-2): malformed: {why}" in caplog.text
-
-
 def test_a_selector_reads_the_losses_that_the_strategy_is_not_given(tmp_path):
     grid = MemoryGrid(numpy_app(), 5)
     grid.trouble = dict.fromkeys((0, 3), adding({}, lost=("loss",)))
@@ -287,7 +178,6 @@ def test_one_client_without_a_metric_that_the_strategy_reads_does_not_end_the_ru
     grid = MemoryGrid(numpy_app(loss_name="train_loss"), 5)
     grid.trouble[1] = adding({}, lost=("train_loss",))
     strategy = QFedAvg(client_learning_rate=0.1, fraction_evaluate=0.0)
-    # With one client per round it must not be the first: nobody could say what is usual.
     run(RoundRobin(chosen), grid, rounds=6, strategy=strategy, folder=tmp_path)
     entries = lines(tmp_path)
     assert len(entries) == 6

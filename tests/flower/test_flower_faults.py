@@ -198,7 +198,7 @@ def test_a_bad_metric_that_nobody_reads_is_left_out_and_the_update_is_used(
         assert "rolled_back" not in entry
     (metric,) = bad
     assert all(metric not in result.train_metrics_clientapp[round] for round in (2, 3, 4))
-    said = f"the metric {metric} is no usable number"
+    said = f"the metric {metric} is not in all"
     assert caplog.text.count(said) == 1
     assert f"clients {who[0]} (partition-{who[0]})" in caplog.text
     _, plain = run(Full(), MemoryGrid(numpy_app(), 5), rounds=4)
@@ -310,7 +310,7 @@ def test_a_bad_metric_of_evaluations_is_left_out_unless_most_have_what_the_recor
     assert faults == [{"unusable": 1} if refused else {}] * 2
     for metrics in result.evaluate_metrics_clientapp.values():
         assert set(metrics) == {"accuracy", "loss"} - (set() if refused else {metric})
-    assert caplog.text.count(f"the metric {metric} is no usable number") == (not refused)
+    assert caplog.text.count(f"the metric {metric} is not in all") == (not refused)
 
 
 def test_other_types_and_orders_of_an_honest_client_are_fitted_to_the_model():

@@ -1,4 +1,4 @@
-"""Before the first round: what is checked, what is said, and what is foretold of the traffic."""
+"""Before the first round: what is checked, what is logged, and which traffic is expected."""
 
 from __future__ import annotations
 
@@ -25,14 +25,12 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp.strategy import FedAvg
-from hypothesis import given, settings
-from hypothesis import strategies as some
 
 from fedcor.core.errors import FedcorError
 from fedcor.core.rng import stream
 from fedcor.core.types import Questions, planned_questions
 from fedcor.flower import FedCorStrategy, answers_probes, select_with
-from fedcor.flower.preflight import Traffic, expected_traffic
+from fedcor.flower.preflight import expected_models
 from fedcor.flower.protocol import NOTE
 from fedcor.runs.record import read_run
 from fedcor.selectors.afl import AFL
@@ -131,97 +129,39 @@ def test_of_a_selector_that_does_not_say_nothing_is_known():
 
 # --- what it will cost ----------------------------------------------------------------------------
 
-COSTS = [
-    Random(3), Aligned(3), Full(), PowerOfChoice(3), PowerOfChoice(3, candidates=9),
-    FedCor(3, **QUICK), FedCor(3, samples_per_refit=2, **QUICK),
-    FedCor(3, warmup=0, interval=2, refit_steps=5), Proxy(3, **QUICK),
-]  # fmt: skip
 
-
-@pytest.mark.parametrize("mod", [True, False], ids=["mod", "plain"])
 @pytest.mark.parametrize("evaluated", [0.0, 1.0])
-@pytest.mark.parametrize("selector", COSTS, ids=repr)
-def test_the_record_has_the_bytes_that_were_foretold(selector, evaluated, mod, tmp_path, caplog):
+@pytest.mark.parametrize(
+    "selector",
+    [Random(3), Aligned(3), Full(), PowerOfChoice(3), FedCor(3, **QUICK), Proxy(3, **QUICK)],
+    ids=repr,
+)
+def test_the_record_has_about_the_bytes_that_were_expected(selector, evaluated, tmp_path):
     clients, rounds = 9, 8
-    grid = MemoryGrid(heavy_app(None if mod else []), clients)
-    strategy = FedAvg(fraction_evaluate=evaluated)
-    # With seed 0, a refit happens to try the group that is then chosen, which makes it cheaper.
-    selecting = select_with(strategy, selector, checkpoint=tmp_path, wait_for=clients, seed=1)
-    foretold = []
-    original = expected_traffic
-
-    def listen(*given, **options):
-        foretold.append(original(*given, **options))
-        return foretold[-1]
-
-    with pytest.MonkeyPatch.context() as patch, logged(caplog, logging.INFO):
-        patch.setattr("fedcor.flower.preflight.expected_traffic", listen)
-        selecting.start(grid, heavy(), num_rounds=rounds, timeout=0.1)
-    ours, model = foretold[0], heavy().count_bytes()
-    assert len(ours) == rounds
-    asks = any(planned_questions(selector, t, clients) != Questions() for t in range(rounds))
-    for t, (entry, expected) in enumerate(zip(lines(tmp_path), ours, strict=True)):
-        checked = 3 * model if t == 0 and asks else 0
-        # Who is tried and then chosen does not train twice; how many that are is a matter of luck.
-        plan = planned_questions(selector, t, clients)
-        repeated = 0 if plan.adopted else 3 * model * plan.candidates
-        # The few that the preflight asks need not be among the candidates of the first round.
-        lucky = 3 * model if t == 0 and isinstance(selector, PowerOfChoice) else 0
-        notes = 0.02 * model * clients
-        wide = notes + lucky + (0 if mod else repeated)
-        assert abs(entry["bytes_down"] - expected.down - checked) <= wide
-        assert abs(entry["bytes_up"] - expected.up) <= notes + repeated
-    compared = any("random selection" in line for line in said(caplog))
-    assert compared == (not isinstance(selector, Random | Full))
+    selecting = select_with(
+        FedAvg(fraction_evaluate=evaluated), selector, checkpoint=tmp_path, wait_for=clients, seed=1
+    )
+    selecting.start(MemoryGrid(heavy_app(), clients), heavy(), num_rounds=rounds, timeout=0.1)
+    plan = [planned_questions(selector, t, clients) for t in range(rounds)]
+    chosen = clients if isinstance(selector, Full) else 3
+    evaluating = round(evaluated * clients)
+    down, up = expected_models(plan, clients=clients, chosen=chosen, evaluated=evaluating)
+    model = heavy().count_bytes()
+    # The few that are asked before need not be among those that the selector asks.
+    assert sum(one["bytes_down"] for one in lines(tmp_path)) / model == pytest.approx(
+        down, rel=0.05, abs=3.5
+    )
+    assert sum(one["bytes_up"] for one in lines(tmp_path)) / model == pytest.approx(
+        up, rel=0.1, abs=1
+    )
 
 
 def test_the_costs_of_the_documented_example():
     """100 clients, 5 per round: the table in docs/how-to/flower.md, in models."""
     plan = [planned_questions(FedCor(5), t, 100) for t in range(30)]
-    costs = expected_traffic(plan, clients=100, chosen=5, model_bytes=1000)
-    assert [round(costs[t].down) for t in (0, 1, 14, 15, 16, 20)] == [
-        200_000, 100_000, 100_000, 0, 5_000, 200_000,
-    ]  # fmt: skip
-    # Two groups of five train, one client in twenty is in both, and everyone answers twice.
-    assert costs[20].up == pytest.approx(9_750 + 200 * 4)
-
-
-@given(
-    clients=some.integers(1, 50),
-    chosen=some.integers(1, 60),
-    evaluated=some.integers(0, 60),
-    mod=some.floats(0, 1),
-    asked=some.integers(0, 3),
-    plan=some.lists(
-        some.builds(
-            Questions,
-            losses=some.integers(0, 60),
-            candidates=some.integers(0, 3),
-            asked=some.none() | some.integers(1, 60),
-        ),
-        max_size=8,
-    ),
-)
-@settings(max_examples=200, deadline=None)
-def test_traffic_stays_between_training_alone_and_every_message_whole(
-    clients, chosen, evaluated, mod, asked, plan
-):
-    costs = expected_traffic(
-        plan, clients=clients, chosen=chosen, model_bytes=100, evaluated=evaluated, with_mod=mod,
-        known=min(asked, clients),
-    )  # fmt: skip
-    for one, plain in zip(
-        costs,
-        expected_traffic(
-            plan, clients=clients, chosen=chosen, model_bytes=100, evaluated=evaluated,
-            with_mod=0.0, known=min(asked, clients),
-        ),
-        strict=True,
-    ):  # fmt: skip
-        assert 0 <= one.down <= plain.down * (1 + 1e-9)
-        assert one.up == pytest.approx(plain.up)
-        assert one.up >= 100 * min(chosen, clients) - 1e-9
-    assert costs == [] or isinstance(costs[0], Traffic)
+    ends = [expected_models(plan[:t], clients=100, chosen=5)[0] for t in range(31)]
+    costs = np.diff(ends)
+    assert [costs[t] for t in (0, 1, 14, 15, 16, 20)] == [200, 100, 100, 0, 5, 200]
 
 
 # --- what is asked --------------------------------------------------------------------------------
@@ -279,17 +219,15 @@ def test_it_runs_once_per_start_and_asks_nothing_when_resumed(tmp_path, caplog):
     )
     with logged(caplog, logging.INFO), pytest.raises(KeyboardInterrupt):
         strategy.start(grid, initial(), num_rounds=6, timeout=0.1)
-    before = said(caplog)
-    assert len([line for line in before if "asked for a loss" in line]) == 1
+    assert len(said(caplog)) == 1
     caplog.clear()
     again = MemoryGrid(numpy_app(), 6)
     with logged(caplog, logging.INFO):
         strategy.start(again, initial(), num_rounds=6, timeout=0.1)
-    after = said(caplog)
-    assert after
-    assert not [line for line in after if "asked for a loss" in line]
-    assert "4 rounds" in " ".join(after)  # those that are left
-    assert "first round" not in " ".join(after)
+    (line,) = said(caplog)
+    assert line.endswith(" in 4 rounds")  # those that are left
+    asked = [sum(m.content["config"]["server-round"] == 3 for m in probes(again))]
+    assert asked == [6]  # the selector's own question alone
 
 
 # --- faults ---------------------------------------------------------------------------------------
@@ -298,8 +236,8 @@ def test_it_runs_once_per_start_and_asks_nothing_when_resumed(tmp_path, caplog):
 def test_a_loss_under_another_name_is_an_error_at_once(tmp_path):
     grid = MemoryGrid(numpy_app(loss_name="cross_entropy"), 30)
     expected = (
-        r"round 1: the clients' evaluate replies have the metrics accuracy, cross_entropy, "
-        r'num-examples, and no loss among loss, .*loss_key="cross_entropy"'
+        r"round 1: 23 of the 23 clients that were asked for a loss sent no usable one: no loss "
+        r"among its metrics \(accuracy, cross_entropy, num-examples\).*another one with loss_key"
     )
     with pytest.raises(FedcorError, match=expected):
         run(FedCor(3, **QUICK), grid, rounds=3, folder=tmp_path)
@@ -312,7 +250,8 @@ def test_an_app_without_an_evaluate_function_is_an_error_at_once():
     app = ClientApp(mods=[answers_probes()])
     app.train()(numpy_app(mods=[]))
     with pytest.raises(
-        FedcorError, match=r"No evaluate function registered.*needs an evaluate function"
+        FedcorError,
+        match=r"No evaluate function registered.*the evaluate function of the ClientApp must",
     ):
         run(PowerOfChoice(2), MemoryGrid(app, 5), rounds=1)
 
@@ -349,9 +288,7 @@ def test_some_that_fail_are_named_and_the_run_goes_on(wrong, tmp_path, caplog):
     grid.trouble[1] = spoil
     with logged(caplog):
         run(FedCor(2, **QUICK), grid, rounds=4, folder=tmp_path)
-    (line,) = said(caplog)
-    assert "1 of 3" in line
-    assert "partition-1" in line
+    assert "client 1 (partition-1): " in caplog.text
     assert len(lines(tmp_path)) == 4
 
 
@@ -362,92 +299,39 @@ def test_nodes_that_do_not_answer_are_no_reason_to_stop(tmp_path, caplog):
     grid.trouble = dict.fromkeys(few, lambda m, r: r if is_introduction(m) else error(m, 5, "gone"))
     with logged(caplog):
         run(PowerOfChoice(2, candidates=4), grid, rounds=3, folder=tmp_path)
-    assert "3 of 3 clients" in said(caplog)[0]
+    assert all(f"client {k} (partition-{k}): unreachable: gone" in caplog.text for k in few)
     assert all(entry["participated"] == [alive] for entry in lines(tmp_path))
 
 
 # --- what is said ---------------------------------------------------------------------------------
 
 
-def test_what_will_happen_is_said(caplog):
+def test_one_line_says_who_selects_the_warm_up_and_the_traffic(caplog):
     with logged(caplog, logging.INFO):
         run(FedCor(3, **QUICK), MemoryGrid(numpy_app(), 12), rounds=15)
-    text = said(caplog)
-    assert text[0] == "preflight: fedcor chooses 3 of 12 clients in each round; FedAvg aggregates"
-    assert text[1].startswith("preflight: rounds 1 to 3 of 15 are a warm-up")
+    (line,) = said(caplog)
     assert re.fullmatch(
-        r"preflight: 3 clients were asked for a loss; the metric 'loss' is ([\d.e-]+, ){2}[\d.e-]+",
-        text[2],
+        r"preflight: fedcor chooses 3 of 12 clients in each round, FedAvg aggregates; until round "
+        r"3 of 15, a warm-up, the choice is random; expected traffic: \S+ \S+ down and \S+ \S+ up "
+        r"in 15 rounds",
+        line,
     )
-    assert re.search(r"first round.*all 15 rounds.*random selection", text[3])
-    assert len(text) == 4
     ours = [record for record in caplog.records if record.name == "flwr.fedcor"]
     assert not [record for record in ours if record.levelno > logging.INFO]
 
 
-def test_the_default_pair_is_named_and_costs_as_much_as_random(caplog):
+def test_the_default_pair_is_named(caplog):
     with logged(caplog, logging.INFO):
         selecting = select_with(quiet(), clients_per_round=3, wait_for=6)
         selecting.start(MemoryGrid(numpy_app(), 6), initial(), num_rounds=2, timeout=0.1)
-    assert said(caplog)[0].endswith(
-        "aligned chooses 3 of 6 clients in each round; FedRecall aggregates"
-    )
-    assert said(caplog)[-1].endswith("as much as random selection")
+    assert "aligned chooses 3 of 6 clients in each round, FedRecall aggregates" in said(caplog)[0]
 
 
-@pytest.mark.parametrize(("rounds", "proposal"), [(12, 2), (4, 2), (15, 3)])
-def test_a_warm_up_that_takes_the_whole_run_is_a_warning(rounds, proposal, caplog):
+def test_a_warm_up_that_takes_the_whole_run_is_a_warning(caplog):
     with logged(caplog):
-        run(FedCor(2, warmup_steps=1), MemoryGrid(numpy_app(), 5), rounds=rounds)
+        run(FedCor(2, warmup_steps=1), MemoryGrid(numpy_app(), 5), rounds=12)
     (line,) = said(caplog)
-    assert f"in its first 15 rounds, and this run has {rounds}" in line
-    assert f"warmup={proposal}" in line
-
-
-def test_more_clients_per_round_than_nodes_is_a_warning(caplog):
-    for selector, text in (
-        (Random(10), "10 clients per round, 4 nodes: everyone trains in each round"),
-        (Random(4), "4 clients per round, 4 nodes: everyone trains in each round"),
-        (Full(), None),
-        (Random(3), None),
-    ):
-        caplog.clear()
-        with logged(caplog):
-            run(selector, MemoryGrid(numpy_app(), 4), rounds=1)
-        assert [line.removeprefix("preflight: ")[: len(text or "")] for line in said(caplog)] == (
-            [text] if text else []
-        )
-
-
-def test_a_large_memory_is_a_warning(caplog, monkeypatch):
-    monkeypatch.setattr("fedcor.flower.preflight.LARGE_MEMORY", 70)
-    with logged(caplog):
-        for nodes in (5, 6):  # of 12 bytes each
-            selecting = select_with(quiet(), clients_per_round=2, wait_for=nodes)
-            grid = MemoryGrid(numpy_app(), nodes)
-            selecting.start(grid, initial(), num_rounds=1, timeout=0.1)
-    (line,) = said(caplog)
-    assert "FedRecall" in line
-    assert "72 B" in line
-    assert 'dtype="float16"' in line
-    assert "checkpoint" not in line
-
-
-@pytest.mark.parametrize(
-    ("every", "often", "advised"), [(1, "each round", True), (4, "every 4 rounds", False)]
-)
-def test_a_large_memory_in_the_checkpoint_is_a_warning(
-    every, often, advised, caplog, monkeypatch, tmp_path
-):
-    monkeypatch.setattr("fedcor.flower.preflight.LARGE_MEMORY", 70)
-    with logged(caplog):
-        selecting = select_with(
-            quiet(), clients_per_round=2, wait_for=6, checkpoint=tmp_path, checkpoint_every=every
-        )
-        selecting.start(MemoryGrid(numpy_app(), 6), initial(), num_rounds=1, timeout=0.1)
-    (line,) = said(caplog)
-    assert f"in the checkpoint that is written {often}" in line
-    assert ("checkpoint_every=10" in line) == advised
+    assert "all 12 rounds are a warm-up, in which the choice is random" in line
 
 
 def test_of_an_unknown_selector_no_traffic_is_promised(caplog):

@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedcor import Defence
 from fedcor.flower import select_with
-from fedcor.flower.reply_schema import Signature, compare_replies, with_common_metrics
+from fedcor.flower.reply_schema import refused_replies, with_common_parts
 from fedcor.flower.reply_validation import Terms, Unusable, clean_evaluation, clean_model
 from fedcor.selectors.baselines import Full, Random
 from fedcor.selectors.fedcor import FedCor
@@ -139,25 +139,19 @@ def test_records_that_most_have_are_kept_and_others_left_out():
         2: reply(),
         3: reply(variate=variate, variate2=MetricRecord({"a": 1})),
     }
-    found = compare_replies(replies, None)
-    assert found.refused == {2: "its reply lacks the ArrayRecord variate"}
-    assert found.left_records == {"ArrayRecord odd": [1], "MetricRecord variate2": [3]}
-    assert found.usual.records == {"ArrayRecord variate"}
-    assert Signature.from_text(found.usual.to_text()) == found.usual
-    common = with_common_metrics([replies[k] for k in (0, 1, 3)])
+    assert refused_replies(replies) == {2: "its reply lacks the ArrayRecord variate"}
+    common = with_common_parts([replies[k] for k in (0, 1, 3)])
     assert [set(content) - {"arrays", "metrics"} for content in common] == [
         {"variate"},
         {"variate", "note"},  # a ConfigRecord disturbs nobody
         {"variate"},
     ]
-    # Half of two is enough for what all have had.
-    assert not compare_replies({0: replies[0], 2: replies[2]}, None).refused
-    assert list(compare_replies({0: replies[0], 2: replies[2]}, found.usual).refused) == [2]
+    assert not refused_replies({0: replies[0], 2: replies[2]})  # half is not most
 
 
 def test_a_record_that_is_called_as_the_model_is_does_not_take_its_place():
     odd = RecordDict({"a": model(2.0), "arrays": ConfigRecord({"x": 1}), "metrics": METRICS})
-    common = with_common_metrics([reply(), reply(), odd])
+    common = with_common_parts([reply(), reply(), odd])
     assert [list(content) for content in common] == [["arrays", "metrics"]] * 3
     assert vector(common[2]["arrays"]).tolist() == [2.0] * 3
 

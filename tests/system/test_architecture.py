@@ -65,6 +65,24 @@ def test_the_process_knows_no_federation():
                 assert own or module in GP_MAY_IMPORT, f"{path} imports {module}"
 
 
+def functions(path: Path) -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef)]
+
+
+def test_no_module_is_long_and_no_function_is_long_or_takes_many_positional_arguments():
+    flowers_own = {("flower", "start")}  # its signature is Flower's
+    for path in SOURCE.rglob("*.py"):
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 500, path
+        for node in functions(path):
+            body = node.body[1:] if ast.get_docstring(node) and node.body[1:] else node.body
+            lines = node.end_lineno - body[0].lineno + 1
+            assert lines <= 60, f"{path}: {node.name} has {lines} lines"
+            positional = [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
+            count = len([name for name in positional if name not in ("self", "cls")])
+            if (path.parent.name, node.name) not in flowers_own:
+                assert count <= 5, f"{path}: {node.name} takes {count} positional arguments"
+
+
 def test_only_their_rooms_import_flower_ray_and_dask():
     for path in SOURCE.rglob("*.py"):
         nodes = list(ast.walk(parse(path)))

@@ -25,10 +25,9 @@ from fedcor.flower.exchange import (
     renewed,
     slim,
 )
-from fedcor.flower.federation_state import CurrentModel, SeenReplies
-from fedcor.flower.logs import true_numbers
+from fedcor.flower.federation_state import CurrentModel
 from fedcor.flower.protocol import flower_round
-from fedcor.flower.reply_schema import compare_replies, log_left_out, with_common_metrics
+from fedcor.flower.reply_schema import log_left_out, refused_replies, with_common_parts
 from fedcor.flower.reply_validation import (
     Terms,
     Unusable,
@@ -63,7 +62,7 @@ class Evaluation:
             self.sent_at + settings.train_timeout,
             task="evaluate",
         )
-        usable, seen = self._usable(received, model.replies)
+        usable, seen = self._usable(received), model.replies
         exchange.accept(usable, task="evaluate")
         exchange.log_faults()
         losses = dict(model.losses)
@@ -75,19 +74,17 @@ class Evaluation:
         remember = {client for client in usable if exchange.roster.has_mod(client)} - lost
         holders = (model.holders | remember) - lost
         contents = [reply.content for reply in usable.values()]
-        common = with_common_metrics(contents, settings.loss_keys, trained=False)
+        common = with_common_parts(contents, settings.loss_keys, trained=False)
         for reply, content in zip(usable.values(), common, strict=True):
             reply.content = content
         round, name = flower_round(exchange.round), type(settings.strategy).__name__
         failed = f"round {round}: {name} failed in aggregate_evaluate"
-        with true_numbers(failures=len(self.sent) - len(usable)), blame(failed):
+        with blame(failed):
             metrics = settings.strategy.aggregate_evaluate(round, list(usable.values()))
         model = dataclasses.replace(model, losses=losses, holders=holders, replies=seen)
         return metrics, model
 
-    def _usable(
-        self, received: Mapping[int, Message], seen: SeenReplies
-    ) -> tuple[dict[int, Message], SeenReplies]:
+    def _usable(self, received: Mapping[int, Message]) -> dict[int, Message]:
         """The replies that the strategy can average; the others are counted as faults."""
         usable: dict[int, Message] = {}
         terms = self._terms(received.values())
@@ -97,31 +94,23 @@ class Evaluation:
                 usable[client] = reply
             except Unusable as wrong:
                 self.exchange.count_fault(client, wrong.kind, wrong.why, task="evaluate")
-        comparison = compare_replies(
-            {client: reply.content for client, reply in usable.items()},
-            seen.evaluated,
-            wanted=self.settings.recorded_metrics,
-            loss_keys=terms.loss_keys,
-            trained=False,
-        )
-        for client, why in comparison.refused.items():
-            self.exchange.count_fault(client, "malformed", why, task="evaluate")
-            del usable[client]
         contents = {client: reply.content for client, reply in usable.items()}
+        for client, why in refused_replies(contents, trained=False).items():
+            self.exchange.count_fault(client, "malformed", why, task="evaluate")
+            del usable[client], contents[client]
         cap_evaluations(self.exchange, contents, terms.weight_key)
-        round, names = flower_round(self.exchange.round), self.exchange.roster.names
-        logged = log_left_out(comparison, seen.left_out, "evaluate", round, names)
-        return usable, dataclasses.replace(seen, evaluated=comparison.usual, left_out=logged)
+        log_left_out(self.exchange, contents, terms.loss_keys, trained=False)
+        return usable
 
     def _terms(self, received: Collection[Message]) -> Terms:
-        """What a reply must be like: usable in what the record takes, if most replies are."""
+        """What a reply must be like: it has what the record takes, if most replies have it."""
         settings = self.settings
         counts = Counter(
             name
             for reply in received
             for record in reply.content.metric_records.values()
             for name, value in record.items()
-            if usable_metric(name, value, settings.loss_keys)
+            if isinstance(value, int | float) and usable_metric(name, value, settings.loss_keys)
         )
         most = {name for name in settings.recorded_metrics if 2 * counts[name] > len(received)}
         return settings.evaluate_terms(most)
@@ -141,9 +130,8 @@ def configure_evaluation(
     clients_now = roster.reachable(nodes, exchange.round, task="evaluate").tolist()
     some = [roster.node(client) for client in clients_now] or nodes
     round, strategy = flower_round(exchange.round), settings.strategy
-    alone = len(roster.left_alone(exchange.round, task="evaluate"))
     failed = f"round {round}: {type(strategy).__name__} failed in configure_evaluate"
-    with limited(strategy, len(some)), true_numbers(left_alone=alone), blame(failed):
+    with limited(strategy, len(some)), blame(failed):
         messages = list(strategy.configure_evaluate(round, arrays, config, SomeNodes(grid, some)))
     clients = {roster.client(message.metadata.dst_node_id): message for message in messages}
     requests = {client: message for client, message in clients.items() if client >= 0}

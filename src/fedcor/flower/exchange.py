@@ -282,6 +282,10 @@ class Exchange:
             chosen = until(client) < until(client, task)  # it may be, all the same
             self._fault_log.add_alone(client, name, faults, until(client, task), chosen=chosen)
 
+    def log_once(self, key: str, message: str) -> None:
+        """Log a warning, unless this start has logged it before."""
+        log_once(self._fault_log.said, key, message)
+
     def log_faults(self) -> None:
         """Log the faults that were counted since it was last called."""
         self._fault_log.write(self.round)

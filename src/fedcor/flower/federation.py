@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -17,9 +18,10 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from fedcor.core.errors import FedcorError
 from fedcor.core.rng import stream
 from fedcor.core.types import Array, FloatArray, IntArray, Outcome, selector_traits
+from fedcor.flower.client_registry import Task
 from fedcor.flower.exchange import slim
 from fedcor.flower.federation_state import CurrentModel
-from fedcor.flower.missing_loss import no_loss_answered, no_loss_reported
+from fedcor.flower.logs import brief, counted
 from fedcor.flower.protocol import RMS_LOSS, SECONDS, flower_round, version_of
 from fedcor.flower.reply_validation import (
     UNREACHABLE,
@@ -30,12 +32,15 @@ from fedcor.flower.reply_validation import (
     metrics_of,
     number,
 )
+from fedcor.flower.settings import RoundSettings
 from fedcor.flower.training import Training
 from fedcor.flower.updates import layout_of
 from fedcor.rounds.defence.model_health import Signs
 from fedcor.rounds.loss_screening import screen_losses
 from fedcor.rounds.selection import check_clients
 
+# The selectors that run without an evaluate function.
+_ASK_NOTHING = "random, round_robin, full, complement and aligned"
 _FEW = 3  # clients without a loss in their replies that end a run which needs it
 
 
@@ -60,15 +65,33 @@ class FlowerFederation:
         # Asked for l_k(w^t) in this round, without an answer; or not asked, after faults at that.
         self._silent = self._not_asked()
         self._unusable: set[int] = set()  # of them, those whose answer was no usable number
+        self._asked: set[int] = set()  # for any loss, unless they were known to be unreachable
 
     def losses(self, clients: IntArray) -> FloatArray:
         """(len(clients),) l_k(w^t) of each; NaN where no usable answer came."""
         clients = check_clients(clients, self.available, flower_round(self.round))
+        known = self._ask_losses(clients)
+        self._refuse_silence()
+        return np.array([known.get(client, np.nan) for client in clients.tolist()])
+
+    def check_answers(self, few: IntArray, others: IntArray) -> list[int]:
+        """Ask `few` clients for l_k(w^t), and `others` if some reply and none has a usable loss.
+
+        Returns who answered. Raises FedcorError if nobody did, and most could be reached.
+        """
+        known = self._ask_losses(few)
+        if not known and self._faults_heard():
+            known = self._ask_losses(others)
+        self._refuse_silence()
+        return sorted(known)
+
+    def _ask_losses(self, clients: IntArray) -> dict[int, float]:
+        """Ask those for l_k(w^t) who were not asked yet; all losses that are known then."""
         known = self._losses[self._version]
         unasked = sorted(set(clients.tolist()) - known.keys() - self._silent)
         known |= self._probe(self._version, self._training.start.arrays, unasked)
         self._silent |= set(unasked) - known.keys()
-        return np.array([known.get(client, np.nan) for client in clients.tolist()])
+        return known
 
     def _not_asked(self) -> set[int]:
         """Who may be chosen but not asked, since its evaluation fails; nobody, if all are such."""
@@ -132,12 +155,9 @@ class FlowerFederation:
         return CurrentModel(version, losses, training.holders.of(version), training.replies)
 
     def _probe(self, version: str, model: ArrayRecord, clients: list[int]) -> dict[int, float]:
-        """Client -> its loss of `model`, of all who gave a usable answer. All are asked at once.
-
-        Raises FedcorError if this run has never seen a loss, and most replies came without one.
-        """
+        """Client -> its loss of `model`, of all who gave a usable answer. All are asked at once."""
         end, holders = time.monotonic() + self._settings.probe_timeout, self._training.holders
-        asked = [client for client in clients if client not in self._exchange.gone]
+        self._asked |= {*clients} - self._exchange.gone
         self._exchange.probed += len(clients)
 
         def message(client: int) -> Message:
@@ -159,7 +179,8 @@ class FlowerFederation:
             if self._roster.has_mod(client):
                 holders[version].add(client)
             metrics, keys = metrics_of(reply.content), self._settings.loss_keys
-            wrong = loss_fault(metrics, keys)
+            records = len(reply.content.metric_records)
+            wrong = loss_fault(metrics, keys) if records == 1 else f"{records} MetricRecords, not 1"
             if wrong:
                 self._exchange.refuse(client, "unusable", wrong, task="probe")
                 if version == self._version:
@@ -167,27 +188,61 @@ class FlowerFederation:
             else:
                 answers[client] = number(metrics, *keys)
         self._exchange.accept(answers, task="probe")
-        seen = self._training.replies
         if answers:
-            self._training.replies = dataclasses.replace(seen, answered=True)
-        elif not seen.answered:
-            self._check_replies(asked, replies)
+            self._training.replies = dataclasses.replace(self._training.replies, answered=True)
         return answers
 
-    def _check_replies(self, asked: list[int], replies: Mapping[int, Message]) -> None:
-        """No loss was ever seen: go on if most could not be reached, since an outage may pass."""
+    def _faults_heard(self) -> list[str]:
+        """Why those sent no usable loss who were asked and could be reached."""
         faults = self._exchange.last_fault
-        errors = [
-            faults[client][1]
-            for client in asked
-            if client not in replies and faults[client][0] not in UNREACHABLE
+        return [
+            brief(faults[client][1])
+            for client in sorted(self._asked & faults.keys())
+            if faults[client][0] not in UNREACHABLE
         ]
-        heard = len(replies) + len(errors)
-        # Who could not be reached before in this round was not asked again.
-        if heard and 2 * heard >= len({*asked, *self._exchange.gone}):
-            contents = [reply.content for reply in replies.values()]
-            number = flower_round(self.round)
-            raise no_loss_answered(self._settings, number, len(asked), contents, errors)
+
+    def _refuse_silence(self) -> None:
+        """Refuse to go on if this run has never seen a loss, and most replies came without one.
+
+        If most clients could not be reached, it may be an outage, which may pass.
+        """
+        faults, asked = self._faults_heard(), len(self._asked)
+        reached = 2 * len(faults) >= len(self._asked | self._exchange.gone)
+        if faults and reached and not self._training.replies.answered:
+            summary = f"{len(faults)} of the {asked} clients that were asked for a loss"
+            raise no_loss(self._settings, self.round, summary, faults, task="evaluate")
+
+
+def no_loss(
+    settings: RoundSettings, round: int, summary: str, faults: Sequence[str], *, task: Task
+) -> FedcorError:
+    """The error of a run whose selector needs losses, and in which no client has ever sent one.
+
+    Args:
+        settings: Of the run.
+        round: Its number, from 0.
+        summary: How many clients sent none.
+        faults: Why, for each of them.
+        task: Of the function that should return the loss.
+    """
+    ((fault, times),) = Counter(faults).most_common(1)
+    often = "" if times == len(faults) else f" ({times} times)"
+    key, advice = settings.selection.loss_key, ""
+    if key is None:
+        names = f"{', '.join(settings.loss_keys)}; name another one with loss_key"
+    else:
+        names = f"loss_key = {key!r}"
+    if task == "evaluate":
+        advice = (
+            "; a mod that rejects evaluate messages belongs to the train function, "
+            "@app.train(mods=[...])"
+        )
+    return FedcorError(
+        f"round {flower_round(round)}: {summary} sent no usable one{often}: {fault}. "
+        f"{type(settings.selector).__name__} needs losses: the {task} function of the ClientApp "
+        f"must return the loss as a metric ({names}){advice}. The selectors {_ASK_NOTHING} need "
+        "none; afl and oort read the losses in train replies"
+    )
 
 
 def check_losses(training: Training, participated: IntArray) -> None:
@@ -203,12 +258,14 @@ def check_losses(training: Training, participated: IntArray) -> None:
     if seen.reported or not selector_traits(settings.selector).needs_losses:
         return
     contents = [training.results[client].content for client in participated.tolist()]
-    if not all(loss_fault(main_metrics(content), settings.loss_keys) for content in contents):
+    faults = [loss_fault(main_metrics(content), settings.loss_keys) for content in contents]
+    if not all(faults):
         training.replies = dataclasses.replace(seen, reported=True)
         return
     silent = seen.silent | {*participated.tolist()}
     if len(silent) >= min(_FEW, len(training.exchange.roster)):
-        raise no_loss_reported(settings, flower_round(training.exchange.round), contents)
+        summary = f"the {counted(len(faults), 'client')} that trained and should report a loss"
+        raise no_loss(settings, training.exchange.round, summary, faults, task="train")
     training.replies = dataclasses.replace(seen, silent=silent)
 
 

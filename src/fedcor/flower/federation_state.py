@@ -18,7 +18,6 @@ from fedcor.core.types import Array, Population, Selector, State, selector_trait
 from fedcor.flower.client_registry import Roster
 from fedcor.flower.logs import FaultLog, counted, log_once
 from fedcor.flower.protocol import EVERY_TAG, LOG, flower_round
-from fedcor.flower.reply_schema import Signature
 from fedcor.flower.strategy_memory import pack, unpack
 from fedcor.rounds.defence.guarded_federation import no_turns, read_turns
 from fedcor.rounds.defence.model_health import Health
@@ -32,12 +31,9 @@ from fedcor.rounds.selection import init_state, join_clients
 class SeenReplies:
     """What the replies of this run have been like."""
 
-    trained: Signature | None = None  # how replies to train messages are usually built
-    evaluated: Signature | None = None  # and those to the strategy's evaluate messages
     answered: bool = False  # whether an evaluation, asked for or the strategy's, had a usable loss
     reported: bool = False  # whether a trained model came with one, if the selector needs it
     silent: frozenset[int] = frozenset()  # until then: who has trained in this start, without one
-    left_out: frozenset[str] = frozenset()  # metrics that this start has logged as left out
 
 
 @dataclass(frozen=True)
@@ -109,7 +105,6 @@ class Checkpoint:
         assert state.population is not None
         assert state.selector is not None
         known, replies = sorted(state.model.losses), state.model.replies
-        built = {"trained": replies.trained, "evaluated": replies.evaluated}
         return {
             "round": np.array(self.done),
             "sizes": state.population.sizes,
@@ -118,10 +113,6 @@ class Checkpoint:
             "known_losses": np.array([state.model.losses[client] for client in known]),
             "replies/answered": np.array(replies.answered),
             "replies/reported": np.array(replies.reported),
-            **{
-                f"replies/{name}": np.array("" if one is None else one.to_text(), dtype=np.str_)
-                for name, one in built.items()
-            },
             **{f"roster/{name}": array for name, array in state.roster.to_arrays().items()},
             **{f"selector/{name}": array for name, array in state.selector.items()},
             **{f"norms/{name}": array for name, array in state.norms.items()},
@@ -167,8 +158,6 @@ class Checkpoint:
 def _replies(arrays: Mapping[str, Array]) -> SeenReplies:
     """What the replies have been like."""
     return SeenReplies(
-        Signature.from_text(str(arrays["replies/trained"])),
-        Signature.from_text(str(arrays["replies/evaluated"])),
         answered=bool(arrays["replies/answered"]),
         reported=bool(arrays["replies/reported"]),
     )

@@ -1,25 +1,22 @@
-"""The log: clients' faults without repetition, and Flower's own lines with the right numbers.
+"""The log: each round in one line, and clients' faults without repetition.
 
 `FaultLog` writes a line per client, or one line for many, and each traceback once.
 
-Flower's loop counts rounds from 1 again in a resumed run, and a strategy counts only the nodes and
-replies that it is shown. While `start` runs, a filter on Flower's logger corrects these lines by
-their templates, in its own thread only. Every other line passes unchanged, and so do these if
-Flower changes them.
+Flower's loop counts the rounds of a resumed run from 1 again, and a strategy counts only the nodes
+and replies that it is shown. `log_round` has the numbers of the whole run.
 """
 
 from __future__ import annotations
 
-import logging
+import math
 import re
-from collections.abc import Hashable, Iterator, MutableSet, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Hashable, MutableSet, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedcor.core.text import lines, listed, one_line
-from fedcor.flower.protocol import LOG, flower_round, own_round
+from fedcor.flower.protocol import LOG, flower_round
+from fedcor.rounds.record_line import RoundRecord
 
 _MOST_LINES = 5  # clients with the same fault that have a line each
 # Characters of a name, of a reason in a line, of a reason in full.
@@ -27,20 +24,6 @@ _LONGEST_NAME, _LONGEST_LINE, _LONGEST_TEXT = 40, 300, 4000
 # Flower's form of an exception: its type and its text.
 _WRAPPED = re.compile(r"^<class '([^']*)'>:<'(.*)'>$", re.DOTALL)
 _CAUSE = "The above exception was the direct cause of the following exception:"
-_ROUND = "[ROUND %s/%s]"
-_ROUNDS = "\t├── Number of rounds: %d"
-_INITIAL = "Initial global evaluation results: %s"
-_FINAL = "Final results:"
-_FINAL_LINE = "\t%s"
-_SAMPLED = "%s: Sampled %s nodes (out of %s)"
-_RECEIVED = "%s: Received %s results and %s failures"
-# What the filter looks for; a test looks for it in Flower's source.
-TEMPLATES = (_ROUND, _ROUNDS, _INITIAL, _FINAL, _FINAL_LINE, _RECEIVED)
-SAMPLED = tuple(_SAMPLED.replace("%s", f"configure_{task}", 1) for task in ("train", "evaluate"))
-# A round's metrics in the final results: `{1: {...`, `{ 1: {...` or `  2: {...`.
-_NUMBERED = re.compile(r"^(\{ ?| {2})(\d+)(?=: )")
-_RUN: ContextVar[_Rounds | None] = ContextVar("fedcor_run", default=None)
-_CALL: ContextVar[_Call | None] = ContextVar("fedcor_call", default=None)
 
 
 def counted(count: int, noun: str) -> str:
@@ -60,6 +43,25 @@ def log_once(said: MutableSet[Any], key: Hashable, message: str) -> None:
         LOG.warning("%s", message)
 
 
+def log_round(record: RoundRecord, rounds: int, selector: str) -> None:
+    """Log how a round ended.
+
+    Args:
+        record: Of the round.
+        rounds: Of the whole run.
+        selector: Its name.
+    """
+    chosen, delivered = len(set(record.selected)), len(set(record.participated))
+    failed = f", {chosen - delivered} failed" if delivered < chosen else ""
+    scores = {"test accuracy": record.test_accuracy, "test loss": record.test_loss}
+    results = [f"{name} {value:.4g}" for name, value in scores.items() if math.isfinite(value)]
+    LOG.info(
+        f"fedcor round {flower_round(record.round)} of {rounds} ({selector}): "
+        f"{delivered} of {counted(chosen, 'chosen client')} delivered{failed}"
+        f"{'; ' if results else ''}{', '.join(results)}"
+    )
+
+
 @dataclass(frozen=True, order=True)
 class _Client:
     number: int
@@ -70,6 +72,7 @@ class _Client:
 class FaultLog:
     """What is to be said of clients' faults, and what was said before. It lives for one start."""
 
+    said: set[str] = field(default_factory=set)  # keys of other messages that were logged
     _faults: list[tuple[_Client, str, str]] = field(default_factory=list)  # who, kind, why
     # Who -> (faults in a row, the round before which it is left alone, as the log says it).
     _alone: dict[_Client, tuple[int, int, str]] = field(default_factory=dict)
@@ -162,117 +165,3 @@ def _who(clients: Sequence[_Client]) -> list[tuple[str, _Client]]:
     return [
         (f"client {one.number} ({name})", one) for one, name in zip(clients, names, strict=True)
     ]
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call of the wrapped strategy."""
-
-    private: bool = False  # it is shown only what we chose before
-    failures: int | None = None  # replies that it is not shown
-    left_alone: int = 0  # connected nodes that it is not shown
-
-
-@contextmanager
-def true_rounds(finished: int, total: int) -> Iterator[None]:
-    """Within it, Flower's loop logs rounds as they are numbered over the whole run.
-
-    Args:
-        finished: Rounds that were finished before this start.
-        total: Rounds of the whole run.
-    """
-    correct, logger = _Rounds(finished, total), logging.getLogger("flwr")
-    before = _RUN.set(correct)
-    logger.addFilter(correct)
-    try:
-        yield
-    finally:
-        logger.removeFilter(correct)
-        _RUN.reset(before)
-
-
-@contextmanager
-def private_call() -> Iterator[None]:
-    """Within it, a strategy does not log how many nodes it sampled or replies it received.
-
-    It is shown the chosen nodes only, or a candidate's replies: its numbers would mislead.
-    """
-    with _calling(_Call(private=True)):
-        yield
-
-
-@contextmanager
-def true_numbers(*, failures: int | None = None, left_alone: int = 0) -> Iterator[None]:
-    """Within it, a strategy logs the numbers of failures and nodes as they are.
-
-    Args:
-        failures: Clients that were asked and did not deliver; a strategy is shown no such reply.
-        left_alone: Connected clients that may not be sampled now, after faults.
-    """
-    with _calling(_Call(failures=failures, left_alone=left_alone)):
-        yield
-
-
-@contextmanager
-def _calling(call: _Call) -> Iterator[None]:
-    before = _CALL.set(call)
-    try:
-        yield
-    finally:
-        _CALL.reset(before)
-
-
-class _Rounds(logging.Filter):
-    """Corrects the lines of one start."""
-
-    def __init__(self, finished: int, total: int) -> None:
-        super().__init__()
-        self._finished, self._total = finished, total
-        self._ended = False  # the loop is over, the results follow
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is logged; it may be changed here."""
-        # A context variable is a thread's own, so that other threads' lines pass.
-        if _RUN.get() is not self or not isinstance(record.msg, str):
-            return True
-        return self._correct_round(record) and _correct_call(record)
-
-    def _correct_round(self, record: logging.LogRecord) -> bool:
-        finished, total = self._finished, self._total
-        match (record.msg, record.args):
-            case (message, (int(number), int())) if message == _ROUND:
-                record.args = (self._whole_run(number), total)
-            case (message, (int(),)) if message == _ROUNDS and finished:
-                record.msg = f"{_ROUNDS} (%d finished before)"
-                record.args = (total, finished)
-            case (message, (None,)) if message == _INITIAL and finished:
-                return False  # the model was evaluated when its round ended
-            case (message, _) if message == _FINAL:
-                self._ended = True
-            case (message, (str(line),)) if message == _FINAL_LINE and self._ended:
-                record.args = (
-                    _NUMBERED.sub(lambda m: f"{m[1]}{self._whole_run(int(m[2]))}", line),
-                )
-        return True
-
-    def _whole_run(self, number: int) -> int:
-        """The round that the loop calls `number`; 0 is the initial model."""
-        return flower_round(own_round(number, self._finished)) if number else 0
-
-
-def _correct_call(record: logging.LogRecord) -> bool:
-    """Correct what a strategy logs when we call it; False where it is not to be logged."""
-    call = _CALL.get()
-    if call is None:
-        return True
-    match (record.msg, record.args):
-        case (message, (int() as sampled, int() as shown)) if message in SAMPLED:
-            if call.left_alone:
-                record.msg = f"{message[:-1]}; %s left alone after a fault)"
-                record.args = (sampled, shown, call.left_alone)
-            return not call.private
-        case (message, (task, received, int())) if message == _RECEIVED:
-            if call.failures is not None:
-                record.args = (task, received, call.failures)
-            return not call.private
-    return True

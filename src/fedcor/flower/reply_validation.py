@@ -66,8 +66,8 @@ class Terms:
     Attributes:
         weight_key: The metric by which replies are weighted. Every reply must have it.
         loss_keys: Metrics that may hold a loss, of which less is believed than of others.
-        read: Metrics that somebody reads one by one. A reply in which one is no usable number is
-            refused; any other metric is only left out.
+        required: Metrics that somebody reads one by one. A reply in which one is missing or no
+            usable number is refused; any other metric is only left out.
         arrays_key: What the record with the model's arrays is called, if there are several.
         several: Whether there may be more ArrayRecords and MetricRecords than one. Flower's own
             aggregation cannot use them.
@@ -75,7 +75,7 @@ class Terms:
 
     weight_key: str
     loss_keys: tuple[str, ...] = ()
-    read: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
     arrays_key: str = "arrays"
     several: bool = False
 
@@ -204,9 +204,12 @@ def _weighted_record(content: RecordDict, terms: Terms) -> tuple[str, MetricReco
         raise Unusable("malformed", f"no number {terms.weight_key!r} in its metrics")
     if not 0 < weight <= ABSURD_EXAMPLES:
         raise Unusable("unusable", f"{terms.weight_key} = {weight}")
-    for name, value in metrics.items():
-        if name in terms.read and not usable_metric(name, value, terms.loss_keys):
-            raise Unusable("unusable", f"the metric {name} is {str(value)[:80]}")
+    for name in sorted(terms.required):
+        value = metrics.get(name)
+        if not isinstance(value, int | float):
+            raise Unusable("malformed", f"no number {name!r} in its metrics")
+        if not usable_metric(name, value, terms.loss_keys):
+            raise Unusable("unusable", f"the metric {name} is {value}")
     return key, metrics
 
 

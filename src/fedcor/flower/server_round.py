@@ -27,7 +27,7 @@ from fedcor.flower.federation_state import (
     scheduled,
 )
 from fedcor.flower.identify import reachable_clients
-from fedcor.flower.logs import counted
+from fedcor.flower.logs import brief, counted
 from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.flower.preflight import preflight
 from fedcor.flower.protocol import LOG, flower_round, version_of
@@ -89,9 +89,7 @@ class Round:
         number, rules = flower_round(self.number), settings.selection.rules
         selector = scheduled(rules, settings.selector, self.number)
         available = reachable_clients(settings, state, self.exchange, retry=retries > 0)
-        preflight(settings, state, self.exchange, self.start.arrays, available)
         eligible = eligible_clients(rules, state.roster)
-        self.left_alone = state.roster.left_alone(self.number, eligible)
         selector_state = state.adapt_selector(selector)
         training = Training(
             settings, self.exchange, self.start, state.model, norms=state.norms, good=state.good
@@ -100,6 +98,9 @@ class Round:
         federation = FlowerFederation(training, state.model, untried, retries)
         groups = groups_now(rules, settings.selector, state)
         try:
+            size = self.start.arrays.count_bytes()
+            preflight(settings, state, self.exchange, federation, size)
+            self.left_alone = state.roster.left_alone(self.number, eligible)
             guards, sharing = settings.selection.defence, _sharing(settings, state)
             shown = guard_federation(guards, state.turns, selector, federation, sharing)
             decision = decide(selector, selector_state, shown, number, groups)
@@ -399,9 +400,11 @@ class Round:
         lost = f"round {number}: NO CLIENT delivered a usable update ({faults})"
         attempts = settings.selection.attempts
         if tried >= attempts:
+            reasons = [brief(why) for _, why in self.exchange.last_fault.values()]
+            example = f"for example: {reasons[-1]}; " if reasons else ""
             raise FedcorError(
                 f"round {number}: no client delivered a usable update in "
-                f"{counted(tried, 'attempt')} ({faults}); "
+                f"{counted(tried, 'attempt')} ({faults}); {example}"
                 "look at the nodes' logs. Finished rounds are kept: with a checkpoint, the same "
                 "start resumes after them"
             )

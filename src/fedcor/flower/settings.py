@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
+    QFedAvg,
     Strategy,
 )
 
@@ -230,35 +231,34 @@ class RoundSettings:
         return () if self.server_evaluates else (*self.loss_keys, *self.accuracy_keys)
 
     @property
-    def needed_metrics(self) -> set[str]:
-        """The metrics of train replies that the strategy reads one by one, as it names them.
+    def named_metrics(self) -> set[str]:
+        """The metrics of train replies that the strategy may read: its attributes name them.
 
         A single reply that has one gets those refused that lack it, so nothing else is in here.
         """
-        strategies = [strategy for _, strategy in wrapped(self.strategy)]
-        named = {
+        return {
             value
-            for strategy in strategies
+            for _, strategy in wrapped(self.strategy)
             for name, value in vars(strategy).items()
             if name.endswith("_key") and name not in _RECORDS and isinstance(value, str)
         }
-        clips = any(
-            isinstance(strategy, DifferentialPrivacyClientSideAdaptiveClipping)
-            for strategy in strategies
-        )
-        return {self.weight_key, *named, *([_NORM_BIT] if clips else [])}
 
     @property
     def train_terms(self) -> Terms:
         """What a reply to a train message must be like."""
-        read = frozenset(self.needed_metrics)
+        required = set()
+        for _, strategy in wrapped(self.strategy):
+            if isinstance(strategy, QFedAvg):
+                required.add(strategy.train_loss_key)
+            if isinstance(strategy, DifferentialPrivacyClientSideAdaptiveClipping):
+                required.add(_NORM_BIT)
         several = _is_own(self.strategy.aggregate_train)
-        return Terms(self.weight_key, self.loss_keys, read, self.arrays_key, several)
+        return Terms(self.weight_key, self.loss_keys, frozenset(required), self.arrays_key, several)
 
-    def evaluate_terms(self, read: Iterable[str]) -> Terms:
-        """What a reply to an evaluate message must be like; `read` are metrics that matter."""
+    def evaluate_terms(self, required: Iterable[str]) -> Terms:
+        """What a reply to an evaluate message must be like."""
         several = _is_own(self.strategy.aggregate_evaluate)
-        return Terms(self.weight_key, self.loss_keys, frozenset(read), several=several)
+        return Terms(self.weight_key, self.loss_keys, frozenset(required), several=several)
 
     def probe_message(self, round: int, node: int, model: ArrayRecord) -> Message:
         """The question for a loss, as an evaluate message that any ClientApp understands."""

@@ -23,7 +23,7 @@ from fedcor.core.types import Selector, selector_traits
 from fedcor.flower.compatibility import check_setup
 from fedcor.flower.evaluation import configure_evaluation
 from fedcor.flower.federation_state import FederationState
-from fedcor.flower.logs import counted, true_rounds
+from fedcor.flower.logs import counted, log_round
 from fedcor.flower.optimiser_strategy import OptimiserStrategy, plain_arrays
 from fedcor.flower.protocol import LOG, flower_round, own_round, renumber
 from fedcor.flower.run_record import Recorder, describe_run, with_earlier
@@ -108,16 +108,15 @@ class SelectingStrategy(Strategy):
                 LOG.info("nothing to do: %s", _nothing_to_do(num_rounds, self.settings.folder))
                 self._recorder.tell_end()
                 return with_earlier(Result(arrays=arrays), before)
-            with true_rounds(finished, num_rounds):
-                result = super().start(
-                    grid,
-                    arrays,
-                    num_rounds=num_rounds - finished,
-                    timeout=timeout,
-                    train_config=train_config,
-                    evaluate_config=evaluate_config,
-                    evaluate_fn=None if evaluate_fn is None else self._recorded(evaluate_fn),
-                )
+            result = super().start(
+                grid,
+                arrays,
+                num_rounds=num_rounds - finished,
+                timeout=timeout,
+                train_config=train_config,
+                evaluate_config=evaluate_config,
+                evaluate_fn=None if evaluate_fn is None else self._recorded(evaluate_fn),
+            )
             self._recorder.tell_end()
         if finished and not result.arrays:  # all these rounds left the model as it was
             result.arrays = arrays
@@ -192,8 +191,7 @@ class SelectingStrategy(Strategy):
         metrics, self._state.model = round.evaluation.aggregate(replies, self._state.model)
         round.note("evaluate", metrics)
         if not self._round_settings.server_evaluates:
-            finished = round.finish(self._round_settings, round.arrays, metrics)
-            self._recorder.write(finished, self._state)
+            self._finish(round, round.arrays, metrics)
         return metrics
 
     def _recorded(self, evaluate_fn: EvaluateFn) -> EvaluateFn:
@@ -209,11 +207,17 @@ class SelectingStrategy(Strategy):
             else:
                 current = self._current()
                 current.note("server", metrics)
-                finished = current.finish(self._round_settings, arrays, metrics)
-                self._recorder.write(finished, self._state)
+                self._finish(current, arrays, metrics)
             return metrics
 
         return evaluate
+
+    def _finish(self, round: Round, arrays: ArrayRecord, scores: MetricRecord | None) -> None:
+        """Write the round, which ended with the model `arrays`, and log it."""
+        finished = round.finish(self._round_settings, arrays, scores)
+        self._recorder.write(finished, self._state)
+        name = selectors.selector_name(self.selector)
+        log_round(finished.record, self._round_settings.num_rounds, name)
 
     def _current(self) -> Round:
         self._check_started()

@@ -9,7 +9,6 @@ as it is, since an aggregation that draws noise would make another one of the sa
 from __future__ import annotations
 
 import copy
-import dataclasses
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,10 +23,9 @@ from fedcor.core.types import FloatArray, IntArray, Population, State, selector_
 from fedcor.flower.client_registry import Task
 from fedcor.flower.exchange import Exchange, Holders, SomeNodes, cap_replies, limited, renewed, slim
 from fedcor.flower.federation_state import CurrentModel, eligible_clients
-from fedcor.flower.logs import private_call, true_numbers
 from fedcor.flower.optimiser_strategy import Company, introduced
 from fedcor.flower.protocol import LOG, flower_round
-from fedcor.flower.reply_schema import compare_replies, log_left_out, with_common_metrics
+from fedcor.flower.reply_schema import log_left_out, refused_replies, with_common_parts
 from fedcor.flower.reply_validation import (
     Unusable,
     clean_model,
@@ -118,18 +116,12 @@ class Training:
         """(m,) sorted clients of `selection` whose results can be averaged together."""
         wanted = sorted(set(selection.tolist()))
         results = {client: self.results[client] for client in wanted if client in self.results}
-        comparison = compare_replies(
-            {client: reply.content for client, reply in results.items()},
-            self.replies.trained,
-            needed=self.settings.needed_metrics,
-            loss_keys=self.settings.loss_keys,
-        )
-        round, roster = flower_round(self.exchange.round), self.exchange.roster
-        logged = log_left_out(comparison, self.replies.left_out, "train", round, roster.names)
-        self.replies = dataclasses.replace(self.replies, trained=comparison.usual, left_out=logged)
-        for client, why in comparison.refused.items():
+        contents = {client: reply.content for client, reply in results.items()}
+        loss_keys, named = self.settings.loss_keys, self.settings.named_metrics
+        for client, why in refused_replies(contents, needed=named, loss_keys=loss_keys).items():
             self.exchange.refuse(client, "malformed", why, task="train")
-            del self.results[client], results[client]
+            del self.results[client], results[client], contents[client]
+        log_left_out(self.exchange, contents, loss_keys)
         self.exchange.accept(results, task="train")
         return np.array(list(results), dtype=np.int64)
 
@@ -143,7 +135,7 @@ class Training:
             return None
         key, strategy = self._key(selection), self.settings.strategy
         if key not in self._candidates:
-            with trial(strategy), private_call():
+            with trial(strategy):
                 arrays, metrics = self._aggregate(selection)
                 candidate = Candidate(arrays, metrics, snapshot(strategy), self.config)
             self._candidates[key] = candidate
@@ -155,15 +147,10 @@ class Training:
         self._candidates = {}
         round, strategy = flower_round(self.exchange.round), self.settings.strategy
         if candidate is None:
-            with true_numbers(failures=len(set(selection.tolist()) - self.results.keys())):
-                arrays, metrics = self._aggregate(selection)
+            arrays, metrics = self._aggregate(selection)
         else:
             adopt(strategy, candidate, round)
             self.config, arrays, metrics = candidate.config, candidate.arrays, candidate.metrics
-            # As the strategy said when it tried the candidate, which was not logged.
-            came = len(set(self._key(selection)[1]))
-            lost = len(set(selection.tolist())) - came
-            LOG.info("aggregate_train: Received %d results and %d failures", came, lost)
         if arrays is None:
             message = "round %d: %s made no model of the replies: the model stays as it is"
             LOG.warning(message, round, type(strategy).__name__)
@@ -188,7 +175,7 @@ class Training:
             replies.append(reply)
             clients[reply.metadata.src_node_id] = client
         loss_keys = self.settings.loss_keys
-        common = with_common_metrics([reply.content for reply in replies], loss_keys)
+        common = with_common_parts([reply.content for reply in replies], loss_keys)
         for reply, content in zip(replies, common, strict=True):
             reply.content = content
         round, strategy = flower_round(self.exchange.round), self.settings.strategy
@@ -220,7 +207,7 @@ class Training:
         restore(strategy, start.memory)
         self.config = ConfigRecord(dict(start.config.items()))
         failed = f"round {round}: {type(strategy).__name__} failed in configure_train"
-        with limited(strategy, len(nodes), everyone=True), private_call(), blame(failed):
+        with limited(strategy, len(nodes), everyone=True), blame(failed):
             messages = list(strategy.configure_train(round, start.arrays, self.config, grid))
         requests = {
             nodes[m.metadata.dst_node_id]: m for m in messages if m.metadata.dst_node_id in nodes
