@@ -11,13 +11,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.measure import Result, best, check, flops_per_second, multiply, skipped
+from benchmarks.plain_training import train_plainly
 from benchmarks.replay import PlainLoop, our_rounds, replay
 from fedcor.core.errors import FedcorError
 from fedcor.data.datasets import Dataset
 from fedcor.simulation.build import build_simulation
 from fedcor.simulation.engine.engine import Engine
 from fedcor.simulation.engine.models import build_model
-from fedcor.simulation.engine.train import Assignment, LocalTraining, train_plainly
+from fedcor.simulation.engine.train import Assignment, LocalTraining
 from fedcor.simulation.experiment_files import load_experiment
 
 # Products and sums of one image, by layer: output pixels x output channels x inputs of each.

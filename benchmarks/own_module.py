@@ -6,10 +6,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from benchmarks.measure import Result, best, check
+from benchmarks.plain_training import train_plainly
 from fedcor.data.datasets import Dataset
 from fedcor.simulation.engine.engine import Engine
 from fedcor.simulation.engine.models import build_model
-from fedcor.simulation.engine.train import Assignment, LocalTraining, train_plainly
+from fedcor.simulation.engine.train import Assignment, LocalTraining
 
 LENGTH, FEATURES, CLASSES = 28, 28, 10
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.measure import Result, peak_memory
 from fedcor import Aligned, Experiment, Faults, FedCor, Random, Selector, simulate
-from fedcor.data.populations import SyntheticPopulation
+from fedcor.data.client_data import SyntheticPopulation
 
 CHOSEN, REACHABLE = 10, 0.01
 SELECTORS: dict[str, Selector] = {

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.measure import check
+from benchmarks.plain_training import train_plainly
 from fedcor.simulation.engine.engine import Engine
 from fedcor.simulation.engine.models import ModelVector
-from fedcor.simulation.engine.train import Assignment, train_plainly
+from fedcor.simulation.engine.train import Assignment
 from fedcor.simulation.loop import Simulation
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedcor.core.types import Array
-from fedcor.data.partitioners import Dirichlet, Shards
+from fedcor.data.partition import Dirichlet, Shards
 from fedcor.simulation.experiment import Experiment
 from studies.plan import Plan
 from studies.scaffold import DIGITS_CHANGES, Scenario, Variant

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedcor.data.cache import SPECS
 from fedcor.data.datasets import load
-from fedcor.data.formats import READERS
+from fedcor.data.downloads import READERS
 from fedcor.runs.checkpoints import CHECKPOINT, parse_checkpoint, save_checkpoint
 from fedcor.runs.record import RECORD
 from fedcor.simulation.experiment_files import load_experiment

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from fedcor.core.types import Selector as Selector
     from fedcor.core.types import State as State
     from fedcor.data.client_data import ClientData as ClientData
+    from fedcor.data.client_data import FolderPopulation as FolderPopulation
+    from fedcor.data.client_data import SyntheticPopulation as SyntheticPopulation
     from fedcor.data.own_data import as_dataset as as_dataset
-    from fedcor.data.partitioners import IID as IID
-    from fedcor.data.partitioners import Dirichlet as Dirichlet
-    from fedcor.data.partitioners import Shards as Shards
-    from fedcor.data.populations import FolderPopulation as FolderPopulation
-    from fedcor.data.populations import SyntheticPopulation as SyntheticPopulation
+    from fedcor.data.partition import IID as IID
+    from fedcor.data.partition import Dirichlet as Dirichlet
+    from fedcor.data.partition import Shards as Shards
     from fedcor.optimisers.adaptive import FedAdagrad as FedAdagrad
     from fedcor.optimisers.adaptive import FedAdam as FedAdam
     from fedcor.optimisers.adaptive import FedYogi as FedYogi
@@ -76,10 +76,9 @@ _NAMES = {
     "api": "compare load run simulate",
     "core.errors": "FedcorError",
     "core.types": "Delivery Federation Optimiser Outcome Population Selector State",
-    "data.client_data": "ClientData",
+    "data.client_data": "ClientData FolderPopulation SyntheticPopulation",
     "data.own_data": "as_dataset",
-    "data.partitioners": "IID Dirichlet Shards",
-    "data.populations": "FolderPopulation SyntheticPopulation",
+    "data.partition": "IID Dirichlet Shards",
     "optimisers.adaptive": "FedAdagrad FedAdam FedYogi",
     "optimisers.averaging": "FedAvg FedAvgM FedExP FedNova FedProx",
     "optimisers.corrections": "FedDyn Scaffold",

@@ -16,8 +16,12 @@ from hypothesis import strategies as st
 import fedcor
 from fedcor import Aligned, Experiment, FedCor, Random
 from fedcor.core.errors import ConfigError, DataError, RecordError
-from fedcor.data.client_data import as_client_data, check_loaded
-from fedcor.data.populations import FolderPopulation, SyntheticPopulation
+from fedcor.data.client_data import (
+    FolderPopulation,
+    SyntheticPopulation,
+    as_client_data,
+    check_loaded,
+)
 from fedcor.runs.record import client_names
 from fedcor.runs.runner import run_in_memory
 from fedcor.simulation.build import build_simulation

@@ -14,8 +14,8 @@ from torch.utils.data import Dataset as TorchDataset
 
 from fedcor.core.errors import ConfigError, DataError
 from fedcor.core.rng import stream
-from fedcor.data.own_data import as_dataset, parts_of
-from fedcor.data.partition import Partition, dirichlet, randomise_labels, shards
+from fedcor.data.own_data import as_dataset, clients_of
+from fedcor.data.partition import IID, Dirichlet, Shards, randomise_labels
 
 X = np.arange(24, dtype=np.float32).reshape(6, 4)
 Y = np.array([0, 1, 2, 0, 1, 2])
@@ -202,11 +202,11 @@ def test_data_frames():
 
 @given(st.lists(st.integers(-3, 6) | st.sampled_from([10, 11]), min_size=1, max_size=40))
 def test_every_sample_goes_to_the_client_of_its_id(ids):
-    parts = parts_of(ids)
+    parts = clients_of(ids)[0]
     assert [{ids[i] for i in part} for part in parts] == [{k} for k in sorted(set(ids))]
     assert sorted(i for part in parts for i in part.tolist()) == list(range(len(ids)))
     assert all((np.diff(part) > 0).all() for part in parts)
-    named = parts_of([f"client {k:+03d}" for k in ids])
+    named = clients_of([f"client {k:+03d}" for k in ids])[0]
     assert len(named) == len(parts)
 
 
@@ -239,7 +239,7 @@ def test_client_ids_that_cannot_be_are_refused(ids, message):
 
 
 def test_ways_to_divide_samples_are_left_to_the_caller():
-    assert as_dataset((X, Y, X_TEST, Y_TEST), partition=Partition("iid", 2))[1] is None
+    assert as_dataset((X, Y, X_TEST, Y_TEST), partition=IID(2))[1] is None
 
 
 # --- regression and what needs labels -------------------------------------------------------------
@@ -247,11 +247,11 @@ def test_ways_to_divide_samples_are_left_to_the_caller():
 
 def test_targets_can_be_divided_by_value_but_not_by_label():
     targets = np.random.default_rng(0).normal(size=40).astype(np.float32)
-    parts = shards(targets, 4, 1, stream(1, "partition"))
+    parts = Shards(4, 1).split(targets, stream(1, "partition"))
     ranges = sorted((targets[part].min(), targets[part].max()) for part in parts)
     assert all(high < low for (_, high), (low, _) in pairwise(ranges))
     with pytest.raises(ConfigError, match="needs labels, but the targets are floats: use iid"):
-        dirichlet(targets, 4, 0.5, stream(1, "partition"))
+        Dirichlet(4, 0.5).split(targets, stream(1, "partition"))
     with pytest.raises(ConfigError, match="noisy_clients = 0.5: draws labels"):
         randomise_labels(targets, None, parts, 0.5, stream(1, "noise"))
 

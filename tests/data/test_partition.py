@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,15 +18,15 @@ from fedcor.core.types import FloatArray, IntArray
 from fedcor.data import partition
 from fedcor.data.datasets import load
 from fedcor.data.partition import (
-    Partition,
+    IID,
+    Dirichlet,
+    Shards,
     client_sizes,
-    dirichlet,
-    iid,
     label_distributions,
     randomise_labels,
     round_to_row_sums,
-    shards,
 )
+from fedcor.data.partitioners import Partitioner, as_partition
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -58,7 +57,7 @@ def labels_and_clients(draw: st.DrawFn) -> tuple[IntArray, int]:
 @given(labels_and_clients(), SEEDS)
 def test_iid_is_whole_and_even(case: tuple[IntArray, int], seed: int) -> None:
     labels, clients = case
-    sizes = assert_whole(iid(labels, clients, stream(seed, "test")), len(labels), clients)
+    sizes = assert_whole(IID(clients).split(labels, stream(seed, "test")), len(labels), clients)
     assert np.ptp(sizes) <= 1
 
 
@@ -68,7 +67,7 @@ def test_shards_are_whole_and_even(
 ) -> None:
     labels, clients = case
     per_client = data.draw(st.integers(1, len(labels) // clients))
-    parts = shards(labels, clients, per_client, stream(seed, "test"))
+    parts = Shards(clients, per_client).split(labels, stream(seed, "test"))
     sizes = assert_whole(parts, len(labels), clients)
     assert np.ptp(sizes) <= per_client
     # A shard is a run in the order of the labels, so a client of c shards holds at most c runs.
@@ -83,7 +82,7 @@ def test_one_shard_is_one_label_when_it_divides(
     labels: int, clients_a_label: int, size: int, seed: int
 ) -> None:
     y = stream(seed, "labels").permutation(np.repeat(np.arange(labels), clients_a_label * size))
-    parts = shards(y, labels * clients_a_label, 1, stream(seed, "test"))
+    parts = Shards(labels * clients_a_label, 1).split(y, stream(seed, "test"))
     for part in parts:
         assert len(part) == size
         assert len(np.unique(y[part])) == 1
@@ -96,14 +95,14 @@ def test_dirichlet_is_whole(
 ) -> None:
     clients = labels * clients_a_label
     y = stream(seed, "labels").integers(0, labels, 12 * clients)
-    parts = dirichlet(y, clients, alpha, stream(seed, "test"), minimum)
+    parts = Dirichlet(clients, alpha, minimum).split(y, stream(seed, "test"))
     assert_whole(parts, len(y), clients)
 
 
 @pytest.mark.parametrize("kind", ["iid", "shards", "dirichlet"])
 def test_same_stream_same_partition(kind: Any) -> None:
     labels = stream(0, "labels").integers(0, 10, 2000)
-    partition = Partition(kind, 40)
+    partition = as_partition({"kind": kind, "clients": 40})
     first, second, other = (
         partition.split(labels, stream(seed, "partition")) for seed in (1, 1, 2)
     )
@@ -207,7 +206,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def test_redraws_until_it_fits(calls: list[bool]) -> None:
     labels = np.arange(1437) % 10
-    parts = dirichlet(labels, 20, 0.2, stream(2, "test"), 10)
+    parts = Dirichlet(20, 0.2, 10).split(labels, stream(2, "test"))
     assert_whole(parts, 1437, 20)
     assert calls[-1]
     assert calls.count(False) == len(calls) - 1 >= 1
@@ -221,7 +220,7 @@ def test_gives_up_after_a_bounded_number_of_redraws(
         DataError,
         match=r"any of 20 draws.*10 clients, 10 labels.*raise alpha, or lower minimum_size",
     ):
-        dirichlet(np.arange(1000) % 10, 10, 0.2, stream(1, "test"), 10)
+        Dirichlet(10, 0.2, 10).split(np.arange(1000) % 10, stream(1, "test"))
     assert calls == [False] * 20
 
 
@@ -236,7 +235,7 @@ def test_the_remainder_goes_to_clients_that_rounding_shortened(
 
     monkeypatch.setattr(partition, "round_to_row_sums", watched)
     labels = np.arange(6000) % 10
-    parts = dirichlet(labels, 50, 1.0, stream(1, "test"))
+    parts = Dirichlet(50, 1.0).split(labels, stream(1, "test"))
     ((amounts, d),) = posed
     counts = counts_of(parts, labels).T  # (L, N)
     np.testing.assert_array_equal(counts.sum(axis=1), d)
@@ -271,7 +270,7 @@ def test_an_emptied_client_is_given_a_sample_of_the_largest(
         seen.append((before, np.bincount(owner, minlength=clients)))
 
     monkeypatch.setattr(partition, "_fill_empty", watched)
-    sizes = assert_whole(dirichlet(np.arange(30) % 3, 20, 10.0, stream(1, "test"), 1), 30, 20)
+    sizes = assert_whole(Dirichlet(20, 10.0, 1).split(np.arange(30) % 3, stream(1, "test")), 30, 20)
     ((before, after),) = seen
     assert np.sum(before == 0) >= 1
     np.testing.assert_array_equal(after, sizes)
@@ -291,28 +290,28 @@ def test_skewed_sizes_are_whole_and_leave_nobody_out(
 ) -> None:
     labels, clients = case
     assert_whole(
-        Partition("iid", clients, size_skew=skew).split(labels, stream(seed, "test")),
+        IID(clients, size_skew=skew).split(labels, stream(seed, "test")),
         len(labels),
         clients,
     )
     each = data.draw(st.integers(1, len(labels) // clients))
-    partition = Partition("shards", clients, each, size_skew=skew)
+    partition = Shards(clients, each, size_skew=skew)
     assert_whole(partition.split(labels, stream(seed, "test")), len(labels), clients)
 
 
 def test_skewed_sizes_have_the_logarithmic_spread_asked_for() -> None:
     labels = np.arange(400_000) % 10
-    sizes = [len(part) for part in iid(labels, 2000, stream(1, "test"), 1.2)]
+    sizes = [len(part) for part in IID(2000, size_skew=1.2).split(labels, stream(1, "test"))]
     assert np.std(np.log(sizes)) == pytest.approx(1.2, rel=0.06)
     # A shard is a run of sorted labels, however long.
-    parts = shards(labels, 200, 1, stream(1, "test"), 1.2)
+    parts = Shards(200, 1, size_skew=1.2).split(labels, stream(1, "test"))
     assert all(np.ptp(labels[part]) <= 1 + 10 * len(part) / len(labels) for part in parts)
 
 
 @given(st.floats(0, 1), SEEDS)
 def test_random_labels_on_a_share_of_the_clients_and_nobody_else(share: float, seed: int) -> None:
     labels = np.repeat(np.arange(10), 60)
-    parts = shards(labels, 20, 1, stream(seed, "parts"))
+    parts = Shards(20, 1).split(labels, stream(seed, "parts"))
     if share > 0 and round(share * 20) == 0:
         with pytest.raises(ConfigError, match="less than one of 20 clients"):
             randomise_labels(labels, 10, parts, share, stream(seed, "noise"))
@@ -336,7 +335,6 @@ def test_random_labels_are_uniform() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("kind", "shard", 'did you mean "shards"'),
         ("clients", 0, "whole number of at least 1"),
         ("clients", 2.5, "whole number of at least 1"),
         ("clients", True, "whole number of at least 1"),
@@ -344,7 +342,6 @@ def test_random_labels_are_uniform() -> None:
         ("minimum_size", 0, "whole number of at least 1"),
         ("size_skew", -0.1, "from 0 to 10"),
         ("size_skew", float("nan"), "from 0 to 10"),
-        ("size_skew", 1.0, "must be 0 for a dirichlet"),
         ("alpha", 0, "from 1e-06 to 1e"),
         ("alpha", float("nan"), "from 1e-06 to 1e"),
         ("alpha", float("inf"), "from 1e-06 to 1e"),
@@ -354,22 +351,45 @@ def test_random_labels_are_uniform() -> None:
 )
 def test_settings_that_cannot_work(key: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as error:
-        dataclasses.replace(Partition("dirichlet", 10), **{key: value})
+        kind = Dirichlet if key in Dirichlet.__dataclass_fields__ else Shards
+        kind(**{"clients": 10, key: value})
     assert error.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "message"),
+    [
+        ({"kind": "shard"}, "kind", 'did you mean "shards"'),
+        ({}, "kind", "must be one of iid, shards, dirichlet"),
+        ({"kind": "dirichlet", "size_skew": 1.0}, "size_skew", "must be 0 for a dirichlet"),
+        ({"kind": "iid", "alpah": 1.0}, "alpah", "unknown setting"),
+        ({"kind": "iid", "clients": "10"}, "clients", "whole number"),
+    ],
+)
+def test_tables_that_cannot_work(table: dict[str, Any], key: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        as_partition({"clients": 10, **table})
+    assert error.value.key == f"partition.{key}"
+
+
+def test_a_table_may_have_parameters_of_another_kind() -> None:
+    """So that `partition.kind` of a preset can be overridden alone."""
+    table = {"kind": "iid", "clients": 10, "alpha": 0.2, "shards_per_client": 2}
+    assert as_partition(table) == IID(10)
 
 
 @pytest.mark.parametrize(
     ("partition", "key"),
     [
-        (Partition("iid", 31), "clients"),
-        (Partition("shards", 31), "clients"),
-        (Partition("shards", 10, shards_per_client=4), "shards_per_client"),
-        (Partition("dirichlet", 31), "clients"),
-        (Partition("dirichlet", 2, minimum_size=1), "clients"),
-        (Partition("dirichlet", 10, minimum_size=4), "minimum_size"),
+        (IID(31), "clients"),
+        (Shards(31), "clients"),
+        (Shards(10, shards_per_client=4), "shards_per_client"),
+        (Dirichlet(31), "clients"),
+        (Dirichlet(2, minimum_size=1), "clients"),
+        (Dirichlet(10, minimum_size=4), "minimum_size"),
     ],
 )
-def test_settings_that_do_not_fit_the_data(partition: Partition, key: str) -> None:
+def test_settings_that_do_not_fit_the_data(partition: Partitioner, key: str) -> None:
     with pytest.raises(ConfigError) as error:
         partition.split(np.arange(30) % 3, stream(1, "test"))
     assert error.value.key == key
@@ -377,14 +397,14 @@ def test_settings_that_do_not_fit_the_data(partition: Partition, key: str) -> No
 
 def test_labels_must_be_a_list_unless_only_their_number_counts() -> None:
     with pytest.raises(DataError, match=r"shape \(5, 2\)"):
-        shards(np.zeros((5, 2)), 2, 1, stream(1, "test"))
-    assert [len(part) for part in iid(np.zeros((5, 2)), 2, stream(1, "test"))] == [3, 2]
+        Shards(2, 1).split(np.zeros((5, 2)), stream(1, "test"))
+    assert [len(part) for part in IID(2).split(np.zeros((5, 2)), stream(1, "test"))] == [3, 2]
 
 
 def test_missing_clarabel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "clarabel", None)
     with pytest.raises(MissingExtraError, match=r"clarabel.*sim"):
-        dirichlet(np.arange(100) % 2, 5, 1.0, stream(1, "test"))
+        Dirichlet(5, 1.0).split(np.arange(100) % 2, stream(1, "test"))
 
 
 # The paper's settings on the real labels
@@ -393,15 +413,14 @@ def test_missing_clarabel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fmnist_as_the_paper_divides_it() -> None:
     labels = load("fmnist").train_y
     for seed in range(1, 6):
-        parts = Partition("dirichlet", 100, alpha=0.2).split(labels, stream(seed, "partition"))
+        parts = Dirichlet(100, alpha=0.2).split(labels, stream(seed, "partition"))
         sizes = assert_whole(parts, 60_000, 100)
         assert sizes.min() >= 10
         assert 1.2 < sizes.max() / sizes.mean() < 4, "unbalanced, but not over-concentrated"
         counts = counts_of(parts, labels)
         assert np.mean(counts.max(axis=1) / sizes) > 0.75, "most clients hold nearly one label"
     two, one = (
-        Partition("shards", 100, shards_per_client=c).split(labels, stream(1, "partition"))
-        for c in (2, 1)
+        Shards(100, shards_per_client=c).split(labels, stream(1, "partition")) for c in (2, 1)
     )
     assert np.all(assert_whole(two, 60_000, 100) == 600)
     assert np.all((counts_of(two, labels) > 0).sum(axis=1) <= 2)

@@ -11,7 +11,7 @@ from torch import nn
 
 import fedcor
 from fedcor.core.errors import ConfigError, FedcorError
-from fedcor.data.populations import SyntheticPopulation
+from fedcor.data.client_data import SyntheticPopulation
 from fedcor.flower import bridge
 from fedcor.flower.bridge import run_on_flower
 from fedcor.optimisers.averaging import FedAvg, FedProx

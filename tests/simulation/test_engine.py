@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from benchmarks.plain_training import train_plainly
 from hypothesis import given
 from hypothesis import strategies as st
 from small_engines import MODELS, PARTS, Residual, dataset, engine_of, users_stack
@@ -20,13 +21,7 @@ from fedcor.optimisers.averaging import FedAvg, FedProx
 from fedcor.simulation.engine.engine import Engine, trainer_for
 from fedcor.simulation.engine.models import ClientDropout, ModelVector, build_model
 from fedcor.simulation.engine.stacked import dense_stack
-from fedcor.simulation.engine.train import (
-    Assignment,
-    LocalTraining,
-    LoopTrainer,
-    schedule,
-    train_plainly,
-)
+from fedcor.simulation.engine.train import Assignment, LocalTraining, LoopTrainer, schedule
 from fedcor.simulation.faults import Faults
 from fedcor.simulation.server_step import next_model
 from fedcor.simulation.tasks import build_task

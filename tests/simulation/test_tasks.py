@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from fedcor.core.errors import ConfigError, FedcorError
 from fedcor.core.rng import stream
 from fedcor.data.datasets import Dataset
-from fedcor.data.own_data import as_dataset, parts_of
-from fedcor.data.partition import iid
+from fedcor.data.own_data import as_dataset, clients_of
+from fedcor.data.partition import IID
 from fedcor.optimisers.averaging import FedAvg
 from fedcor.rounds.record_line import RoundRecord
 from fedcor.runs.record import json_line
@@ -313,7 +313,7 @@ def test_a_text_classifier_takes_dictionaries(by_ids):
     if by_ids:
         assert data.client_names == tuple(f"author {k}" for k in range(8))
     else:
-        parts = iid(data.train_y, 8, stream(1, "partition"))
+        parts = IID(8).split(data.train_y, stream(1, "partition"))
     assert data.shape == {"input_ids": (9,), "attention_mask": (9,)}
     task = build_task(metrics={"recall": macro_recall}, classes=data.classes)
     module = build_model(EmbeddingBag, data.shape, 2, 1, data=data, task=task)
@@ -434,4 +434,4 @@ def test_data_that_may_only_be_read_is_taken_as_it_is():
     assert isinstance(data, Dataset)
     assert np.shares_memory(data.train_x, x)
     assert np.shares_memory(data.test_y, y_test)
-    simulation(data, parts_of(np.arange(350) % 10), nn.Linear(10, 1))
+    simulation(data, clients_of(np.arange(350) % 10)[0], nn.Linear(10, 1))

@@ -21,7 +21,7 @@ from fedcor.core import config
 from fedcor.core.config import check_at_least, check_memory, expand_home, machine_memory
 from fedcor.core.errors import ConfigError, DataError, FedcorError, RecordError
 from fedcor.data.cache import read_npz
-from fedcor.data.formats import READERS
+from fedcor.data.downloads import READERS
 from fedcor.reporting.gp_calibration import health
 from fedcor.rounds.record_line import FORMAT
 from fedcor.runs.record import RECORD, read_run

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from fedcor.core.errors import ConfigError
 from fedcor.core.rng import stream
 from fedcor.data.datasets import load
-from fedcor.data.partition import Partition
+from fedcor.data.partitioners import as_partition
 
 torch.set_num_threads(1)
 
@@ -30,7 +30,7 @@ def network(dataset: str) -> nn.Module:
 @functools.lru_cache(maxsize=1)
 def _parts(dataset: str, kind: str, shards: int, clients: int, seed: int) -> list[Any]:
     options = {"shards_per_client": shards} if kind == "shards" else {}
-    partition = Partition(kind, clients, **options)  # type: ignore[arg-type]
+    partition = as_partition({"kind": kind, "clients": clients, **options})
     return list(partition.split(load(dataset).train_y, stream(seed, "partition")))
 
 

@@ -168,40 +168,31 @@ def make_dataset(
 
 def available() -> list[Listing]:
     """The known data sets, and whether each is present."""
-    present = importlib.util.find_spec("sklearn") is not None
-    digits = Listing(
-        name="digits",
-        description="handwritten digits, 8x8 grey",
-        shape=(64,),
-        classes=10,
-        train=1438,
-        test=359,
-        present=present,
-        location="in scikit-learn",
-        next_step="nothing to do" if present else str(MissingExtraError("scikit-learn", "sim")),
-    )
-    return [
-        digits,
-        _fetched("fmnist", "Fashion-MNIST: clothing, 28x28 grey", (784,), 60000),
-        _fetched("cifar10", "CIFAR-10: animals and vehicles, 32x32 colour", (3, 32, 32), 50000),
-    ]
-
-
-def _fetched(name: str, description: str, shape: tuple[int, ...], train: int) -> Listing:
-    """The line of a data set that `fedcor data fetch` puts into the cache."""
-    path = cache_file(name)
-    present = path.exists()
-    return Listing(
-        name=name,
-        description=description,
-        shape=shape,
-        classes=10,
-        train=train,
-        test=10000,
-        present=present,
-        location=str(path),
-        next_step="nothing to do" if present else f"fedcor data fetch {name}",
-    )
+    listings = []
+    for name, description, shape, train, test in (
+        ("digits", "handwritten digits, 8x8 grey", (64,), 1438, 359),
+        ("fmnist", "Fashion-MNIST: clothing, 28x28 grey", (784,), 60000, 10000),
+        ("cifar10", "CIFAR-10: animals and vehicles, 32x32 colour", (3, 32, 32), 50000, 10000),
+    ):
+        if name == "digits":
+            present, location = importlib.util.find_spec("sklearn") is not None, "in scikit-learn"
+            remedy = str(MissingExtraError("scikit-learn", "sim"))
+        else:
+            present, location = cache_file(name).exists(), str(cache_file(name))
+            remedy = f"fedcor data fetch {name}"
+        listing = Listing(
+            name=name,
+            description=description,
+            shape=shape,
+            classes=10,
+            train=train,
+            test=test,
+            present=present,
+            location=location,
+            next_step="nothing to do" if present else remedy,
+        )
+        listings.append(listing)
+    return listings
 
 
 def _digits() -> Dataset:
@@ -229,18 +220,9 @@ def _digits() -> Dataset:
     )
 
 
-def _fmnist() -> Dataset:
-    return _images("fmnist", lambda x: x.reshape(-1, 784), mean=0.1307, deviation=0.3081)
-
-
-def _cifar10() -> Dataset:
-    return _images("cifar10", lambda x: x.transpose(0, 3, 1, 2), mean=0.5, deviation=0.5)
-
-
 def _images(
     name: str,
     shaped: Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.uint8]],
-    *,
     mean: float,
     deviation: float,
 ) -> Dataset:
@@ -270,6 +252,6 @@ def _standardised(
 
 LOADERS: dict[str, Callable[[], Dataset]] = {
     "digits": _digits,
-    "fmnist": _fmnist,
-    "cifar10": _cifar10,
+    "fmnist": lambda: _images("fmnist", lambda x: x.reshape(-1, 784), 0.1307, 0.3081),
+    "cifar10": lambda: _images("cifar10", lambda x: x.transpose(0, 3, 1, 2), 0.5, 0.5),
 }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,10 +40,8 @@ def as_dataset(
 ) -> tuple[Dataset, list[IntArray] | None]:
     """Your own data as a `Dataset`, and the training samples of each client.
 
-    Integers, strings and booleans are labels. Where they are not 0 .. K-1 already, they are
-    numbered in sorted order, as scikit-learn's classifiers do; `Dataset.label_names` keeps the
-    originals. Floats are targets of a regression. Samples become float32; integers from torch or in
-    a dictionary stay integers, since they may be token ids.
+    Integers, strings and booleans are labels; floats are targets of a regression. Samples become
+    float32. See `fedcor.data.own_samples` for the details.
 
     Args:
         data: One of
@@ -79,36 +77,86 @@ def as_dataset(
     """
     if isinstance(data, Dataset):
         return _with_clients(data, None, partition)
-    if isinstance(data, Mapping) and {"train", "test"} <= set(data):
-        data, test_data = data["train"], data["test"] if test_data is None else test_data
     column = partition if isinstance(partition, str) else None
+    train, test = _read_halves(data, test_data, target, column)
+    if train.sizes is not None and partition is not None:
+        raise DataError("a list of data sets has one per client already: leave out partition")
+    dataset = make_dataset(
+        name,
+        (train.x, train.y),
+        (test.x, test.y),
+        keep_integers=(train.keep_integers, test.keep_integers),
+        label_names=train.label_names,
+    )
+    return _with_clients(dataset, train.sizes, partition if train.ids is None else train.ids)
+
+
+class _Half(NamedTuple):
+    """Training or test data as it was read.
+
+    Attributes:
+        x: The samples.
+        y: The targets.
+        keep_integers: As for `as_samples`.
+        ids: The client id of each sample, if the data has a column of them.
+        sizes: Samples of each client, where the data comes in one part per client.
+        label_names: What the labels are called, where the data says so.
+    """
+
+    x: Any
+    y: Any
+    keep_integers: bool | None = None
+    ids: Array | None = None
     sizes: list[int] | None = None
     label_names: tuple[str, ...] = ()
-    keep_integers: bool | None = None
-    if is_table(data):
-        x, y, ids, label_names = read_table(data, target, column, "data")
-        partition, keep_integers = partition if ids is None else ids, True
-    elif is_item_dataset(data) or _is_list_of_datasets(data):
-        x, y, sizes = read_items([data] if is_item_dataset(data) else data, target, "data")
-        sizes, keep_integers = None if is_item_dataset(data) else sizes, True
-    else:
-        x, y, test_data = _arrays(data, test_data)
+
+
+def _read_halves(
+    data: Any, test_data: Any, target: str | None, column: str | None
+) -> tuple[_Half, _Half]:
+    """Training and test data; `column` has the client ids."""
+    if isinstance(data, Mapping) and {"train", "test"} <= set(data):
+        data, test_data = data["train"], data["test"] if test_data is None else test_data
+    elif isinstance(data, tuple | list) and len(data) == 4 and not _is_list_of_datasets(data):
+        if test_data is not None:
+            raise DataError("test data is given twice: as the last two arrays, and as test_data")
+        data, test_data = data[:2], data[2:]
     if column is not None and not is_table(data):
         raise DataError(
             f"partition = {column!r} names a column, but only a Hugging Face Dataset has columns: "
             "give the array of client ids"
         )
-    if sizes is not None and partition is not None:
-        raise DataError("a list of data sets has one per client already: leave out partition")
-    x_test, y_test, keep_test = _test_half(test_data, target, column)
-    dataset = make_dataset(
-        name,
-        (x, y),
-        (x_test, y_test),
-        keep_integers=(keep_integers, keep_test),
-        label_names=label_names,
-    )
-    return _with_clients(dataset, sizes, partition)
+    train = _read(data, "data", target, column)
+    if train is None:
+        count = f" of {len(data)}" if isinstance(data, tuple | list) else ""
+        raise DataError(f"data is a {type(data).__name__}{count}: {_FORMS}")
+    if test_data is None:
+        raise DataError(
+            "there is no test data: give (x, y, x_test, y_test), or test_data=(x_test, y_test)"
+        )
+    tested_column = column if column in getattr(test_data, "column_names", ()) else None
+    test = _read(test_data, "test_data", target, tested_column)
+    if test is None or test.sizes is not None:
+        raise DataError(
+            "test_data must be (x_test, y_test), a torch Dataset or a Hugging Face Dataset"
+        )
+    return train, test
+
+
+def _read(data: Any, key: str, target: str | None, column: str | None) -> _Half | None:
+    """One half of the data; None if it has no form that is known."""
+    if is_table(data):
+        x, y, ids, label_names = read_table(data, target, column, key)
+        return _Half(x, y, keep_integers=True, ids=ids, label_names=label_names)
+    if is_item_dataset(data):
+        x, y, _ = read_items([data], target, key)
+        return _Half(x, y, keep_integers=True)
+    if _is_list_of_datasets(data):
+        x, y, sizes = read_items(data, target, key)
+        return _Half(x, y, keep_integers=True, sizes=sizes)
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return _Half(data[0], data[1])
+    return None
 
 
 def _with_clients(
@@ -117,13 +165,13 @@ def _with_clients(
     """The data set with its clients' names, and the parts if they are known."""
     if sizes is not None:
         return data, np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    if not _are_ids(partition):
+    if not are_ids(partition):
         return data, None
     parts, names = clients_of(partition, len(data.train_y))
     return replace(data, client_names=names), parts
 
 
-def _are_ids(partition: Any) -> bool:
+def are_ids(partition: Any) -> bool:
     """Whether `partition` is an array of client ids."""
     if partition is None or isinstance(partition, str | Mapping):
         return False
@@ -139,38 +187,7 @@ def _is_list_of_datasets(data: Any) -> bool:
     )
 
 
-def _arrays(data: Any, test_data: Any) -> tuple[Any, Any, Any]:
-    """Samples, targets and test data of a tuple of arrays."""
-    if isinstance(data, tuple | list) and len(data) == 4 and test_data is None:
-        return data[0], data[1], (data[2], data[3])
-    if isinstance(data, tuple | list) and len(data) == 2:
-        return data[0], data[1], test_data
-    if isinstance(data, tuple | list) and len(data) == 4:
-        raise DataError("test data is given twice: as the last two arrays, and as test_data")
-    what = type(data).__name__
-    what = f"a {what} of {len(data)}" if isinstance(data, tuple | list) else f"a {what}"
-    raise DataError(f"data is {what}: {_FORMS}")
-
-
-def _test_half(test_data: Any, target: str | None, column: str | None) -> tuple[Any, Any, Any]:
-    """Samples and targets of the test data, and whether its whole numbers stay whole."""
-    if test_data is None:
-        raise DataError(
-            "there is no test data: give (x, y, x_test, y_test), or test_data=(x_test, y_test)"
-        )
-    if is_table(test_data):
-        has_ids = column is not None and column in test_data.column_names
-        x, y, _, _ = read_table(test_data, target, column if has_ids else None, "test_data")
-        return x, y, True
-    if is_item_dataset(test_data):
-        x, y, _ = read_items([test_data], target, "test_data")
-        return x, y, True
-    if isinstance(test_data, tuple | list) and len(test_data) == 2:
-        return test_data[0], test_data[1], None
-    raise DataError("test_data must be (x_test, y_test), a torch Dataset or a Hugging Face Dataset")
-
-
-def parts_of(ids: object, samples: int | None = None) -> list[IntArray]:
+def clients_of(ids: object, samples: int | None = None) -> tuple[list[IntArray], tuple[str, ...]]:
     """The training samples of each client, where each sample has the id of its client.
 
     Args:
@@ -179,20 +196,17 @@ def parts_of(ids: object, samples: int | None = None) -> list[IntArray]:
         samples: How many ids there must be; None for any number.
 
     Returns:
-        One ascending array of sample indices per client.
+        One ascending array of sample indices per client; and the clients' names, () where the ids
+        are just 0 .. N-1.
 
     Raises:
         DataError: An id is missing, or is neither a string nor an integer.
 
     Example:
-        >>> [part.tolist() for part in parts_of(["lyon", "bern", "lyon"])]
-        [[1], [0, 2]]
+        >>> parts, names = clients_of(["lyon", "bern", "lyon"])
+        >>> [part.tolist() for part in parts], names
+        ([[1], [0, 2]], ('bern', 'lyon'))
     """
-    return clients_of(ids, samples)[0]
-
-
-def clients_of(ids: object, samples: int | None = None) -> tuple[list[IntArray], tuple[str, ...]]:
-    """The parts, as `parts_of`; and the clients' names, or () where the ids are just 0 .. N-1."""
     given = to_array("the client ids", ids)
     if given.ndim != 1 or not len(given):
         shape = given.shape

@@ -107,14 +107,19 @@ def _checked(key: str, given: Any, keep_integers: bool, pixels: bool) -> Array:
         scaled /= 255
         return scaled
     if array.dtype.kind == "f" or not keep_integers:
-        with np.errstate(over="ignore"):  # what overflows is infinite, and reported as such
-            array = array.astype(np.float32, copy=False)
-        if not all_finite(array):
-            raise DataError(
-                f"{key} has values that are missing (NaN) or not finite float32 numbers"
-            )
-    elif array.dtype.kind != "b":
+        return as_numbers(key, array)
+    if array.dtype.kind != "b":
         array = array.astype(np.int64, copy=False)
+    return np.ascontiguousarray(array)
+
+
+def as_numbers(key: str, array: Array) -> Array:
+    """The array as float32. Raises DataError for values that are missing or too large."""
+    with np.errstate(over="ignore"):  # what overflows is infinite, and reported as such
+        array = array.astype(np.float32, copy=False)
+    # The sum of a large array shows that all is well without a copy.
+    if not np.isfinite(array.sum(dtype=np.float64)) and not np.isfinite(array).all():
+        raise DataError(f"{key} has values that are missing (NaN) or not finite float32 numbers")
     return np.ascontiguousarray(array)
 
 
@@ -124,38 +129,28 @@ def _advice(array: Array) -> str:
     return ": do its rows differ in length? Pad them" if array.dtype.kind == "O" else ""
 
 
-def all_finite(array: Array) -> bool:
-    """Whether there is no NaN and no infinity. Of large arrays, it makes no copy if so."""
-    if np.isfinite(array.sum(dtype=np.float64)):
-        return True
-    return bool(np.isfinite(array).all())
+def arrays_of(samples: Samples) -> Mapping[str, Array]:
+    """The arrays of samples by name; a single array has the name ""."""
+    return samples if isinstance(samples, Mapping) else {"": samples}
 
 
 def count_of(samples: Samples) -> int:
     """The number of samples."""
-    return len(next(iter(samples.values())) if isinstance(samples, Mapping) else samples)
+    return len(next(iter(arrays_of(samples).values())))
 
 
 def check_same_shapes(train: Samples, test: Samples) -> None:
-    """Raises DataError unless training and test samples look alike."""
+    """Raises DataError unless a training sample has the form of a test sample."""
     if isinstance(train, Mapping) != isinstance(test, Mapping):
         raise DataError("x_train and x_test must both be arrays, or both be dictionaries of arrays")
-    if not isinstance(train, Mapping):
-        one, other = train.shape[1:], test.shape[1:]  # type: ignore[union-attr]
-        if one != other:
-            raise DataError(f"a sample is {one} in x_train, but {other} in x_test")
-        return
-    assert isinstance(test, Mapping)
-    if set(train) != set(test):
-        odd = sorted(set(train) ^ set(test))
+    arrays, tested = arrays_of(train), arrays_of(test)
+    if odd := sorted(set(arrays) ^ set(tested)):
         raise DataError(f"{', '.join(odd)} is in only one of x_train and x_test")
-    for name, array in train.items():
-        one, other = array.shape[1:], test[name].shape[1:]
-        if one != other:
-            raise DataError(
-                f"{name} of a sample is {one} in x_train, but {other} in x_test: pad all to one "
-                "length"
-            )
+    for name, array in arrays.items():
+        shape, other = array.shape[1:], tested[name].shape[1:]
+        if shape != other:
+            what, hint = (f"{name} of a", ": pad all to one length") if name else ("a", "")
+            raise DataError(f"{what} sample is {shape} in x_train, but {other} in x_test{hint}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,10 +174,12 @@ def as_targets(train: Any, test: Any) -> Targets:
     """A user's `y` of training and test data. Raises DataError for what cannot be either."""
     given = _plain("y_train", train), _plain("y_test", test)
     if given[0].dtype.kind == "f":
-        numbers = [_numbers(key, y) for key, y in zip(("y_train", "y_test"), given, strict=True)]
-        if numbers[0].shape[1:] != numbers[1].shape[1:]:
-            one, other = numbers[0].shape[1:], numbers[1].shape[1:]
-            raise DataError(f"a target is {one} in y_train, but {other} in y_test")
+        if given[1].dtype.kind not in "buif":
+            raise DataError(f"y_train holds numbers, but y_test is of type {given[1].dtype}")
+        numbers = as_numbers("y_train", given[0]), as_numbers("y_test", given[1])
+        shapes = [array.shape[1:] for array in numbers]
+        if shapes[0] != shapes[1]:
+            raise DataError(f"a target is {shapes[0]} in y_train, but {shapes[1]} in y_test")
         return Targets(numbers[0], numbers[1], None, ())
     for key, y in zip(("y_train", "y_test"), given, strict=True):
         if y.ndim != 1:
@@ -209,16 +206,6 @@ def _plain(key: str, given: Any) -> Array:
     if array.dtype.kind not in "buifUS":
         raise DataError(f"{key} must hold labels or numbers, but is of type {array.dtype}")
     return array
-
-
-def _numbers(key: str, array: Array) -> Array:
-    if array.dtype.kind not in "buif":
-        raise DataError(f"y_train holds numbers, but {key} is of type {array.dtype}")
-    with np.errstate(over="ignore"):
-        array = array.astype(np.float32, copy=False)
-    if not all_finite(array):
-        raise DataError(f"{key} has values that are missing (NaN) or not finite float32 numbers")
-    return np.ascontiguousarray(array)
 
 
 def _labels(train: Array, test: Array) -> Targets:

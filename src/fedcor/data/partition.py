@@ -15,19 +15,16 @@ Notation (the paper's appendix on the Dirichlet partition)
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedcor.core.config import check_at_least, check_between, check_one_of
+from fedcor.core.config import check_at_least, check_between, plain_keywords
 from fedcor.core.describe import Described
 from fedcor.core.errors import ConfigError, DataError, MissingExtraError
 from fedcor.core.types import Array, FloatArray, IntArray
-
-Kind = Literal["iid", "shards", "dirichlet"]
 
 LARGEST_SKEW = 10.0
 # In samples: a solver may miss a whole number by this much, and it still counts as reached.
@@ -41,130 +38,182 @@ ALPHA_RANGE = (1e-6, 1e6)
 SMALLEST_Q = 1e-12
 
 
-@dataclass(frozen=True)
-class Partition(Described):
-    """How the training data is spread over clients: the table `[partition]` of a file.
+class _BuiltIn(Described):
+    """What the built-in partitions share: the number of clients, and the form in a record."""
 
-    Three kinds: `"iid"` shuffles and deals; `"shards"` gives each client a few runs of the samples
-    sorted by label; `"dirichlet"` is the paper's unbalanced partition, in which sizes and label
-    distributions differ.
-
-    Args:
-        kind: `"iid"`, `"shards"` or `"dirichlet"`.
-        clients: Number of clients, N.
-        shards_per_client: Only for shards: runs per client; 2 is the paper's 2SPC, 1 its 1SPC.
-        alpha: Only for dirichlet: concentration α of the label distributions; the smaller, the
-            fewer labels a client holds. From 1e-6 to 1e6.
-        minimum_size: Only for dirichlet: the least samples that a client is planned to have.
-        size_skew: Only for iid and shards: standard deviation of the natural logarithm of the size
-            of a client (iid) or of a shard (shards), from 0 to 10. 0: equal sizes.
-
-    Raises:
-        ConfigError: A parameter is out of range.
-
-    Example:
-        >>> from fedcor.data.datasets import load
-        >>> from fedcor.core.rng import stream
-        >>> partition = Partition("dirichlet", clients=20, alpha=0.5, minimum_size=3)
-        >>> parts = partition.split(load("digits").train_y, stream(1, "partition"))
-        >>> len(parts), sum(len(part) for part in parts)
-        (20, 1438)
-    """
-
-    kind: Kind
+    kind: ClassVar[str]
     clients: int
-    shards_per_client: int = 2
-    alpha: float = 0.2
-    minimum_size: int = 10
-    size_skew: float = 0.0
 
     def __post_init__(self) -> None:
-        check_one_of("kind", self.kind, get_args(Kind))
         check_at_least("clients", self.clients, 1)
-        check_at_least("shards_per_client", self.shards_per_client, 1)
-        check_at_least("minimum_size", self.minimum_size, 1)
-        check_between("alpha", self.alpha, *ALPHA_RANGE)
-        check_between("size_skew", self.size_skew, 0.0, LARGEST_SKEW)
-        if self.size_skew and self.kind == "dirichlet":
-            allowed = "must be 0 for a dirichlet partition, which has sizes of its own"
-            raise ConfigError("size_skew", self.size_skew, allowed)
+        for key in ("shards_per_client", "minimum_size"):
+            check_at_least(key, getattr(self, key, 1), 1)
+        check_between("size_skew", getattr(self, "size_skew", 0.0), 0.0, LARGEST_SKEW)
+        check_between("alpha", getattr(self, "alpha", 1.0), *ALPHA_RANGE)
 
     def describe(self) -> dict[str, Any]:
-        """Every parameter, for a record."""
-        return dataclasses.asdict(self)
+        """As the table `[partition]` of a file."""
+        return {"kind": self.kind, **vars(self)}
+
+
+@plain_keywords
+@dataclass(frozen=True)
+class IID(_BuiltIn):
+    """Samples are shuffled and dealt.
+
+    Args:
+        clients: Number of clients, N.
+        size_skew: Standard deviation of the natural logarithm of a client's size, from 0 to 10;
+            0: sizes are equal up to one sample.
+
+    Example:
+        >>> from fedcor import IID
+        >>> parts = IID(clients=3).split(np.zeros(10), np.random.default_rng(1))
+        >>> [len(part) for part in parts]
+        [4, 3, 3]
+    """
+
+    kind = "iid"
+    clients: int
+    size_skew: float = 0.0
 
     def split(self, labels: Array, rng: np.random.Generator) -> list[IntArray]:
-        """Divides the samples.
+        """One ascending array of sample indices per client.
+
+        Args:
+            labels: `(n,)` the label of each sample; only their number counts.
+            rng: The only source of randomness.
+        """
+        n = count_samples(np.arange(len(labels)), self.clients)  # a sample may have several targets
+        owner = np.empty(n, np.int64)
+        owner[rng.permutation(n)] = (
+            _skewed_runs(n, self.clients, self.size_skew, rng)
+            if self.size_skew
+            else np.arange(n) % self.clients
+        )
+        return indices_per_client(owner, self.clients)
+
+
+@plain_keywords
+@dataclass(frozen=True)
+class Shards(_BuiltIn):
+    """Samples are sorted by label and cut into shards; each client gets a few of them.
+
+    Args:
+        clients: Number of clients, N.
+        shards_per_client: Shards of each client, which holds about as many labels; 2 is the paper's
+            2SPC, 1 its 1SPC.
+        size_skew: Standard deviation of the natural logarithm of a shard's size, from 0 to 10; 0:
+            sizes are equal up to one sample.
+
+    Example:
+        >>> from fedcor import Shards
+        >>> labels = np.repeat([0, 1, 2, 3], 5)
+        >>> parts = Shards(4, shards_per_client=1).split(labels, np.random.default_rng(1))
+        >>> [sorted(set(labels[part].tolist())) for part in parts]
+        [[0], [1], [2], [3]]
+    """
+
+    kind = "shards"
+    clients: int
+    shards_per_client: int = 2
+    size_skew: float = 0.0
+
+    def split(self, labels: Array, rng: np.random.Generator) -> list[IntArray]:
+        """One ascending array of sample indices per client.
 
         Args:
             labels: `(n,)` the label of each sample.
             rng: The only source of randomness.
 
-        Returns:
-            One ascending array of sample indices per client.
+        Raises:
+            ConfigError: There are more shards than samples.
+        """
+        n = count_samples(labels, self.clients)
+        count = self.clients * self.shards_per_client
+        if count > n:
+            most = n // self.clients
+            allowed = f"{self.clients} clients can have from 1 to {most} shards each of {n} samples"
+            raise ConfigError("shards_per_client", self.shards_per_client, allowed)
+        holder = rng.permutation(count) // self.shards_per_client  # (count,) client of each shard
+        if self.size_skew:
+            shard = _skewed_runs(n, count, self.size_skew, rng)
+        else:
+            sizes = n // count + (np.arange(count) < n % count)
+            shard = np.repeat(np.arange(count), sizes)
+        owner = np.empty(n, np.int64)
+        owner[np.argsort(labels, kind="stable")] = holder[shard]
+        return indices_per_client(owner, self.clients)
+
+
+@plain_keywords
+@dataclass(frozen=True)
+class Dirichlet(_BuiltIn):
+    """Sizes and label distributions differ, as in the paper's unbalanced setting.
+
+    q_k ~ Dir(α p), and x is the most even one with Qx = d. Q is drawn again while no
+    x >= `minimum_size` fits it. The amounts q_k x_k are then rounded to whole samples. No client is
+    further than one sample per label from the solution, which can put it a few below
+    `minimum_size`; one that rounding leaves empty gets a sample of the largest client.
+
+    Args:
+        clients: Number of clients, N; at least one per label.
+        alpha: Concentration α: the smaller, the fewer labels a client holds. From 1e-6 to 1e6.
+        minimum_size: The least samples that a client is planned to have.
+
+    Example:
+        >>> from fedcor import Dirichlet
+        >>> labels = np.arange(1000) % 10
+        >>> parts = Dirichlet(20, alpha=0.2, minimum_size=5).split(labels, np.random.default_rng(1))
+        >>> len(parts), sum(len(part) for part in parts)
+        (20, 1000)
+    """
+
+    kind = "dirichlet"
+    clients: int
+    alpha: float = 0.2
+    minimum_size: int = 10
+
+    def split(self, labels: Array, rng: np.random.Generator) -> list[IntArray]:
+        """One ascending array of sample indices per client.
+
+        Args:
+            labels: `(n,)` the label of each sample.
+            rng: The only source of randomness.
 
         Raises:
             ConfigError: A parameter does not fit the data.
-            DataError: No dirichlet partition with these settings was found.
+            DataError: No draw of Q allowed sizes of at least `minimum_size`.
         """
-        if self.kind == "iid":
-            return iid(labels, self.clients, rng, self.size_skew)
-        if self.kind == "shards":
-            return shards(labels, self.clients, self.shards_per_client, rng, self.size_skew)
-        return dirichlet(labels, self.clients, self.alpha, rng, self.minimum_size)
-
-
-def iid(
-    labels: Array, clients: int, rng: np.random.Generator, size_skew: float = 0.0
-) -> list[IntArray]:
-    """Shuffled and dealt: sizes are equal up to one sample, or skewed.
-
-    Args:
-        labels: `(n,)` the label of each sample; only their number counts.
-        clients: Number of clients, N.
-        rng: The only source of randomness.
-        size_skew: Standard deviation of the logarithm of a client's size; 0: equal sizes.
-
-    Returns:
-        One ascending array of sample indices per client.
-    """
-    n = count_samples(np.arange(len(labels)), clients)  # a sample may have several targets
-    owner = np.empty(n, np.int64)
-    owner[rng.permutation(n)] = (
-        np.arange(n) % clients if not size_skew else _skewed_runs(n, clients, size_skew, rng)
-    )
-    return indices_per_client(owner, clients)
-
-
-def shards(
-    labels: Array, clients: int, per_client: int, rng: np.random.Generator, size_skew: float = 0.0
-) -> list[IntArray]:
-    """Sorted by label, cut into `clients x per_client` runs, and dealt at random.
-
-    Args:
-        labels: `(n,)` the label of each sample.
-        clients: Number of clients, N.
-        per_client: Runs (shards) per client.
-        rng: The only source of randomness.
-        size_skew: Standard deviation of the logarithm of a shard's size; 0: equal up to one sample.
-
-    Returns:
-        One ascending array of sample indices per client.
-    """
-    n = count_samples(labels, clients)
-    count = clients * per_client
-    if not clients <= count <= n:
-        allowed = f"{clients} clients can have from 1 to {n // clients} shards each of {n} samples"
-        raise ConfigError("shards_per_client", per_client, allowed)
-    holder = rng.permutation(count) // per_client  # (count,) the client of each shard
-    if size_skew:
-        shard = _skewed_runs(n, count, size_skew, rng)
-    else:
-        sizes = n // count + (np.arange(count) < n % count)
-        shard = np.repeat(np.arange(count), sizes)
-    owner = np.empty(n, np.int64)
-    owner[np.argsort(labels, kind="stable")] = holder[shard]
-    return indices_per_client(owner, clients)
+        clients, minimum = self.clients, self.minimum_size
+        if labels.dtype.kind == "f":
+            allowed = "needs labels, but the targets are floats: use iid, shards, or client ids"
+            raise ConfigError("kind", "dirichlet", allowed)
+        n = count_samples(labels, clients)
+        _, label, d = np.unique(labels, return_inverse=True, return_counts=True)  # (n,), (L,)
+        if clients < len(d):
+            allowed = f"a dirichlet partition needs at least one per label, so {len(d)}"
+            raise ConfigError("clients", clients, allowed)
+        if minimum > n // clients:
+            allowed = f"{clients} clients can have from 1 to {n // clients} each of {n} samples"
+            raise ConfigError("minimum_size", minimum, allowed)
+        for _ in range(REDRAWS):
+            q = label_distributions(d / n, clients, self.alpha, rng)
+            x = client_sizes(q, d, minimum)
+            if x is not None:
+                break
+        else:
+            raise DataError(
+                f"no client sizes of at least {minimum} fit any of {REDRAWS} draws of a dirichlet "
+                f"partition (alpha = {self.alpha:g}, {clients} clients, {len(d)} labels, {n} "
+                "samples): change the number of clients, raise alpha, or lower minimum_size"
+            )
+        owner = np.empty(n, np.int64)
+        for index, counts in enumerate(round_to_row_sums(q * x, d, rng)):
+            shuffled = rng.permutation(np.flatnonzero(label == index))
+            owner[shuffled] = np.repeat(np.arange(clients), counts)
+        _fill_empty(owner, clients, rng)
+        return indices_per_client(owner, clients)
 
 
 def _skewed_runs(n: int, runs: int, skew: float, rng: np.random.Generator) -> IntArray:
@@ -176,60 +225,6 @@ def _skewed_runs(n: int, runs: int, skew: float, rng: np.random.Generator) -> In
     more = (n - runs) * amounts[None] / amounts.sum()
     sizes = 1 + round_to_row_sums(more, np.array([n - runs]), rng)[0]
     return np.repeat(np.arange(runs), sizes)
-
-
-def dirichlet(
-    labels: Array, clients: int, alpha: float, rng: np.random.Generator, minimum: int = 10
-) -> list[IntArray]:
-    """Unequal sizes and label distributions: q_k ~ Dir(α p), and the most even x with Qx = d.
-
-    Q is drawn again while no x >= `minimum` fits it. The amounts q_k x_k are then rounded to whole
-    samples. No client is further than one sample per label from the solution, which can put it a
-    few below `minimum`; one that rounding leaves empty gets a sample of the largest client.
-
-    Args:
-        labels: `(n,)` the label of each sample.
-        clients: Number of clients, N; at least one per label.
-        alpha: Concentration, α: the smaller, the fewer labels a client holds.
-        rng: The only source of randomness.
-        minimum: The smallest x_k that the programme may return, in samples.
-
-    Returns:
-        One ascending array of sample indices per client.
-
-    Raises:
-        ConfigError: A parameter does not fit the data.
-        DataError: No draw of Q allowed sizes of at least `minimum`.
-    """
-    if labels.dtype.kind == "f":
-        allowed = "needs labels, but the targets are floats: use iid, shards, or client ids"
-        raise ConfigError("kind", "dirichlet", allowed)
-    n = count_samples(labels, clients)
-    check_between("alpha", alpha, *ALPHA_RANGE)
-    _, label, d = np.unique(labels, return_inverse=True, return_counts=True)  # (n,), (L,)
-    if clients < len(d):
-        allowed = f"a dirichlet partition needs at least one per label, so {len(d)}"
-        raise ConfigError("clients", clients, allowed)
-    if not 1 <= minimum <= n // clients:
-        allowed = f"{clients} clients can have from 1 to {n // clients} each of {n} samples"
-        raise ConfigError("minimum_size", minimum, allowed)
-    for _ in range(REDRAWS):
-        q = label_distributions(d / n, clients, alpha, rng)
-        x = client_sizes(q, d, minimum)
-        if x is not None:
-            break
-    else:
-        raise DataError(
-            f"no client sizes of at least {minimum} fit any of {REDRAWS} draws of a dirichlet "
-            f"partition (alpha = {alpha:g}, {clients} clients, {len(d)} labels, {n} samples): "
-            "change the number of clients, raise alpha, or lower minimum_size"
-        )
-    owner = np.empty(n, np.int64)
-    for kind, counts in enumerate(round_to_row_sums(q * x, d, rng)):
-        shuffled = rng.permutation(np.flatnonzero(label == kind))
-        owner[shuffled] = np.repeat(np.arange(clients), counts)
-    _fill_empty(owner, clients, rng)
-    return indices_per_client(owner, clients)
 
 
 def label_distributions(

@@ -1,25 +1,23 @@
-"""Partitions as objects: the three built-in ones, a user's own, given parts, and Flower Datasets'.
+"""Everything that can be given as a partition: a table, an object, client ids, Flower Datasets.
 
-Each has `split(labels, rng)`, which gives one array of sample indices per client, and `clients`
-where that is known before the data is.
+Each becomes an object that has `split(labels, rng)`, which gives one array of sample indices per
+client, and `clients` where that is known before the data is.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from fedcor.core.config import build_dataclass, plain_keywords
 from fedcor.core.describe import Described, describe_array
 from fedcor.core.errors import ConfigError, DataError, errors_under
 from fedcor.core.registry import Registry
 from fedcor.core.types import Array, IntArray
-from fedcor.data.partition import Kind, Partition
+from fedcor.data.partition import IID, Dirichlet, Shards
 
 
 class Partitioner(Protocol):
@@ -44,100 +42,17 @@ class Partitioner(Protocol):
         ...
 
 
-class _BuiltIn(Described):
-    """A kind of `Partition` with the parameters of that kind alone."""
-
-    _kind: Kind
-
-    def __post_init__(self) -> None:
-        self._partition()
-
-    def _partition(self) -> Partition:
-        return Partition(self._kind, **dataclasses.asdict(self))  # type: ignore[call-overload]
-
-    def split(self, labels: Array, rng: np.random.Generator) -> list[IntArray]:
-        """One ascending array of sample indices per client; see `Partition.split`."""
-        return self._partition().split(labels, rng)
-
-    def describe(self) -> dict[str, Any]:
-        """As the table `[partition]` of a file."""
-        return self._partition().describe()
-
-
-@plain_keywords
-@dataclass(frozen=True)
-class IID(_BuiltIn):
-    """Samples are shuffled and dealt.
-
-    Args:
-        clients: Number of clients, N.
-        size_skew: Standard deviation of the logarithm of a client's size; 0: equal sizes.
-
-    Example:
-        >>> from fedcor import IID
-        >>> parts = IID(clients=3).split(np.zeros(10), np.random.default_rng(1))
-        >>> [len(part) for part in parts]
-        [4, 3, 3]
-    """
-
-    _kind = "iid"
-    clients: int
-    size_skew: float = 0.0
-
-
-@plain_keywords
-@dataclass(frozen=True)
-class Shards(_BuiltIn):
-    """Samples are sorted by label and cut into shards; each client gets a few of them.
-
-    Args:
-        clients: Number of clients, N.
-        shards_per_client: Shards that each client gets: about as many labels does it hold.
-        size_skew: Standard deviation of the logarithm of a shard's size; 0: equal sizes.
-
-    Example:
-        >>> from fedcor import Shards
-        >>> labels = np.repeat([0, 1, 2, 3], 5)
-        >>> parts = Shards(4, shards_per_client=1).split(labels, np.random.default_rng(1))
-        >>> [sorted(set(labels[part].tolist())) for part in parts]
-        [[0], [1], [2], [3]]
-    """
-
-    _kind = "shards"
-    clients: int
-    shards_per_client: int = 2
-    size_skew: float = 0.0
-
-
-@plain_keywords
-@dataclass(frozen=True)
-class Dirichlet(_BuiltIn):
-    """Sizes and label distributions differ, as in the paper's unbalanced setting.
-
-    Args:
-        clients: Number of clients, N; at least one per label.
-        alpha: Concentration: the smaller, the fewer labels a client holds. From 1e-6 to 1e6.
-        minimum_size: The least samples that a client is planned to have.
-
-    Example:
-        >>> from fedcor import Dirichlet
-        >>> labels = np.arange(1000) % 10
-        >>> parts = Dirichlet(20, alpha=0.2, minimum_size=5).split(labels, np.random.default_rng(1))
-        >>> len(parts), sum(len(part) for part in parts)
-        (20, 1000)
-    """
-
-    _kind = "dirichlet"
-    clients: int
-    alpha: float = 0.2
-    minimum_size: int = 10
-
-
 PARTITIONS = Registry(
     "kind",
     "fedcor.partitions",
     {"iid": IID, "shards": Shards, "dirichlet": Dirichlet},
     ("split",),
+)
+
+
+_ALLOWED = (
+    "must be fedcor.IID, Shards or Dirichlet with its parameters, an array with the client id of "
+    "each training sample, or an object with the method split"
 )
 
 
@@ -239,22 +154,28 @@ def as_partition(given: Any) -> Partitioner:
     if hasattr(type(given), "load_partition") and hasattr(type(given), "num_partitions"):
         return _FlowerDatasets(given)
     if isinstance(given, type) or not PARTITIONS.accepts(given):
-        raise ConfigError(
-            "partition",
-            given,
-            "must be fedcor.IID, Shards or Dirichlet with its parameters, an array with the client "
-            "id of each training sample, or an object with the method split",
-        )
+        raise ConfigError("partition", given, _ALLOWED)
     partition: Partitioner = given
     return partition
 
 
 def _from_table(table: Mapping[str, Any]) -> Partitioner:
-    kind = table.get("kind")
+    """The partition of a table. Parameters of another built-in kind are ignored.
+
+    So the kind of a preset can be overridden on its own.
+    """
+    options = dict(table)
+    kind = options.pop("kind", None)
     with errors_under("partition"):
-        if kind is None or kind in list(PARTITIONS.built_in):  # of any type
-            return build_dataclass(Partition, table)
-        options = {key: value for key, value in table.items() if key != "kind"}
+        if isinstance(kind, str) and kind in PARTITIONS.built_in:
+            if kind == "dirichlet" and options.get("size_skew"):
+                allowed = "must be 0 for a dirichlet partition, which has sizes of its own"
+                raise ConfigError("size_skew", options["size_skew"], allowed)
+            fields = {
+                name: {*cls.__dataclass_fields__} for name, cls in PARTITIONS.built_in.items()
+            }
+            for key in set().union(*fields.values()) - fields[kind]:
+                options.pop(key, None)
         partition: Partitioner = PARTITIONS.build(kind, options)
         return partition
 

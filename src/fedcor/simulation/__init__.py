@@ -5,5 +5,5 @@ tasks.py, schedules.py                          loss and metrics, learning rates
 faults.py, clock.py, traces.py, byzantine.py    simulated faults, time and attacks
 engine/                                         models and local training, with torch
 build.py, loop.py, round.py, state.py           from an experiment to a run, round by round
-update_filter.py, server_step.py                from the clients' results to the next model
+server_step.py                                  from the clients' results to the next model
 """

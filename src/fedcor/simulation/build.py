@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
+from torch import nn
 
 from fedcor.core.config import check_memory, expand_home
 from fedcor.core.errors import ConfigError, errors_under
@@ -29,7 +30,7 @@ from fedcor.simulation.engine.models import build_model, count_parameters
 from fedcor.simulation.engine.train import LocalTraining
 from fedcor.simulation.experiment import Experiment
 from fedcor.simulation.loop import Simulation
-from fedcor.simulation.tasks import build_task
+from fedcor.simulation.tasks import Task, build_task
 
 LABEL_NOISE = "label noise"  # the random stream of clients with random labels
 BYTES_PER_CLIENT = 400  # at the least: its rows, its size, and what is known of it
@@ -68,20 +69,13 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
     data = data or load_data(experiment)
     selector, optimiser = experiment.build_selector(), experiment.build_optimiser()
     schedule = experiment.build_schedule()
-    if experiment.clients is not None:
-        needed = float(BYTES_PER_CLIENT) * experiment.clients
-        check_memory("partition.clients", experiment.clients, needed)
-    clients = _clients(experiment, data, seed)
-    sizes = _sizes(clients)
+    if (count := experiment.clients) is not None:
+        check_memory("partition.clients", count, float(BYTES_PER_CLIENT) * count)
+    clients, sizes = _clients(experiment, data, seed)
     if experiment.noisy_clients:
         data = _with_noisy_labels(experiment, data, clients, seed)
     task = build_task(experiment.loss, experiment.metrics, classes=data.classes)
-    name, options = _model(experiment)
-    with errors_under("model"):
-        # Counted first, so that a model that is too large is refused before it is made.
-        parameters = count_parameters(name, data.shape, data.outputs, options)
-        check_memory("name", name, 4.0 * parameters)
-        module = build_model(name, data.shape, data.outputs, seed, options, data=data, task=task)
+    module = _build_module(experiment, data, task, seed)
     parameters = sum(tensor.numel() for tensor in module.parameters())
     _check_memory(experiment, selector, optimiser, sizes, parameters)
     local = LocalTraining(
@@ -120,18 +114,27 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
     return simulation
 
 
-def _clients(experiment: Experiment, data: Dataset, seed: int) -> list[IntArray] | ClientData:
-    """The rows of each client; or clients that load their own data."""
+def _clients(
+    experiment: Experiment, data: Dataset, seed: int
+) -> tuple[list[IntArray] | ClientData, IntArray]:
+    """The rows of each client, or clients that load their own data; and (N,) their sizes."""
     if isinstance(experiment.data, OwnClients):
-        return experiment.data.clients
-    return split_data(experiment, data, seed)
+        return experiment.data.clients, np.asarray(experiment.data.clients.sizes)
+    parts = split_data(experiment, data, seed)
+    return parts, np.array([len(rows) for rows in parts])
 
 
-def _sizes(clients: list[IntArray] | ClientData) -> IntArray:
-    """(N,) samples of each client."""
-    if isinstance(clients, list):
-        return np.array([len(rows) for rows in clients])
-    return np.asarray(clients.sizes)
+def _build_module(experiment: Experiment, data: Dataset, task: Task, seed: int) -> nn.Module:
+    """The model with its initial weights."""
+    name, options = experiment.model, {}
+    if isinstance(name, Mapping):
+        options = {key: value for key, value in name.items() if key != "name"}
+        name = name["name"]
+    with errors_under("model"):
+        # Counted first, so that a model that is too large is refused before it is made.
+        parameters = count_parameters(name, data.shape, data.outputs, options)
+        check_memory("name", name, 4.0 * parameters)
+        return build_model(name, data.shape, data.outputs, seed, options, data=data, task=task)
 
 
 def _with_noisy_labels(
@@ -187,20 +190,12 @@ def client_names_of(experiment: Experiment) -> tuple[str, ...]:
 def split_data(experiment: Experiment, data: Dataset, seed: int) -> list[IntArray]:
     """The training samples of each client."""
     with errors_under("partition"):
-        parts = experiment.partitioner.split(data.train_y, stream(seed, "partition"))
+        parts = experiment.partition.split(data.train_y, stream(seed, "partition"))
     checked = check_parts(parts, len(data.train_y))
     if experiment.clients_per_round > len(checked):
         allowed = f"must be at most {len(checked)}: the partition has as many clients"
         raise ConfigError("clients_per_round", experiment.clients_per_round, allowed)
     return checked
-
-
-def _model(experiment: Experiment) -> tuple[Any, dict[str, Any]]:
-    """The model's name or factory, and its options."""
-    if not isinstance(experiment.model, Mapping):
-        return experiment.model, {}
-    options = dict(experiment.model)
-    return options.pop("name"), options
 
 
 def experiment_header(

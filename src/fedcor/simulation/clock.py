@@ -28,7 +28,7 @@ from fedcor.core.config import check_between, check_one_of, check_positive, plai
 from fedcor.core.describe import Described
 from fedcor.core.errors import ConfigError
 from fedcor.core.rng import stream
-from fedcor.core.types import BoolArray, FloatArray, IntArray
+from fedcor.core.types import Array, BoolArray, FloatArray, IntArray
 from fedcor.simulation.traces import DeviceTrace
 
 EVALUATION = 1 / 3  # of a training step on as many samples
@@ -95,33 +95,22 @@ class Speeds(NamedTuple):
     down: FloatArray
     up: FloatArray
 
-    def training(
-        self, clients: IntArray, sent: FloatArray | IntArray, steps: IntArray, returned: int
+    def round_trip(
+        self,
+        clients: IntArray,
+        sent: FloatArray | IntArray,
+        steps: Array,
+        returned: int,
     ) -> FloatArray:
-        """(len(clients),) seconds until the update of each is back.
+        """(len(clients),) seconds until the reply of each is back.
 
         Args:
-            clients: The clients that train.
+            clients: The clients that train, or are asked for a loss.
             sent: (len(clients),) Bytes that each is sent.
-            steps: (len(clients),) Local steps of each.
+            steps: (len(clients),) Local steps of each; of a question, `EVALUATION` x mini-batches.
             returned: Bytes that each sends back.
         """
         work = steps * self.seconds_per_step[clients]
-        seconds: FloatArray = sent / self.down[clients] + work + returned / self.up[clients]
-        return seconds
-
-    def answer(
-        self, clients: IntArray, sent: FloatArray | IntArray, batches: IntArray, returned: int
-    ) -> FloatArray:
-        """(len(clients),) seconds until the answer of each is back.
-
-        Args:
-            clients: The clients that are asked for a loss.
-            sent: (len(clients),) Bytes that each is sent.
-            batches: (len(clients),) Mini-batches that each evaluates.
-            returned: Bytes of an answer.
-        """
-        work = EVALUATION * batches * self.seconds_per_step[clients]
         seconds: FloatArray = sent / self.down[clients] + work + returned / self.up[clients]
         return seconds
 

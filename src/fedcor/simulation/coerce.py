@@ -27,8 +27,7 @@ from fedcor.data.client_data import (
     is_client_data,
 )
 from fedcor.data.datasets import Dataset
-from fedcor.data.own_data import as_dataset, parts_of
-from fedcor.data.partition import Partition
+from fedcor.data.own_data import are_ids, as_dataset, clients_of
 from fedcor.data.partitioners import OwnParts, Partitioner, as_partition
 from fedcor.optimisers import OPTIMISERS, as_optimiser, build_optimiser
 from fedcor.simulation.tasks import MODEL_OPTIONS, check_model_options, load_model_factory
@@ -36,7 +35,6 @@ from fedcor.simulation.tasks import MODEL_OPTIONS, check_model_options, load_mod
 T = TypeVar("T")
 
 DEEPEST = 20  # levels of tables and lists within one another
-_NO_IDS: Any = object()  # as a partition: there is one, but the data need not know it
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -102,48 +100,27 @@ def as_data(data: Any, test_data: Any, partition: Any) -> tuple[str | OwnData, P
             has them in a Hugging Face Dataset; None where the data comes in one part per client.
     """
     if isinstance(data, OwnClients) or is_client_data(data):
-        return _clients(data, test_data, partition)
-    held, parts = _held(data, test_data, partition)
-    if parts is not None:
-        return held, OwnParts(parts, len(partition) if _are_ids(partition) else None)
-    if partition is None:
-        raise ConfigError(
-            "partition",
-            None,
-            "must be given: fedcor.Dirichlet(clients=50), Shards or IID, an array with the client "
-            "id of each training sample, or an object with the method split",
-        )
-    return held, as_partition(partition)
-
-
-def _clients(data: Any, test_data: Any, partition: Any) -> tuple[OwnClients, PerClient]:
-    """Clients that load their own data, which needs no partition."""
-    if partition is not None and not isinstance(partition, PerClient):
-        allowed = "must be left out: each client has data of its own"
-        raise ConfigError("partition", partition, allowed)
-    held = data if isinstance(data, OwnClients) else OwnClients(*as_client_data(data, test_data))
-    return held, PerClient(len(held.clients.sizes))
-
-
-def _held(data: Any, test_data: Any, partition: Any) -> tuple[str | OwnData, Any]:
-    """The data; and the samples of each client, where the data or the client ids say so."""
-    ids = partition if _are_ids(partition) else None
+        if partition is not None and not isinstance(partition, PerClient):
+            allowed = "must be left out: each client has data of its own"
+            raise ConfigError("partition", partition, allowed)
+        if not isinstance(data, OwnClients):
+            data = OwnClients(*as_client_data(data, test_data))
+        return data, PerClient(len(data.clients.sizes))
     data = str(data) if isinstance(data, Path) else data
-    if isinstance(data, str | OwnData):
-        if test_data is not None:
-            raise ConfigError("test_data", "given", f"must not be given: {data!r} has its own")
+    if isinstance(partition, str) and ":" in partition:  # a class, not the name of a column
+        partition = {"kind": partition}
+    ids, parts = are_ids(partition), None
+    if not isinstance(data, str | OwnData):
+        dataset, parts = as_dataset(data, test_data, partition=partition)
+        data = OwnData(dataset)
+    elif test_data is not None:
+        raise ConfigError("test_data", "given", f"must not be given: {data!r} has its own")
+    elif ids:
         samples = len(data.dataset.train_y) if isinstance(data, OwnData) else None
-        return data, None if ids is None else parts_of(ids, samples)
-    if isinstance(partition, str) and ":" not in partition:
-        ids = partition  # the name of a column
-    elif partition is not None and ids is None:
-        ids = _NO_IDS
-    dataset, parts = as_dataset(data, test_data, partition=ids)
-    return OwnData(dataset), parts
-
-
-def _are_ids(partition: Any) -> bool:
-    return isinstance(partition, list | tuple) or hasattr(partition, "__array__")
+        parts = clients_of(partition, samples)[0]
+    if parts is not None:
+        return data, OwnParts(parts, len(partition) if ids else None)
+    return data, as_partition(partition)
 
 
 def as_model(given: Any) -> Any:
@@ -244,8 +221,6 @@ def check_finite(settings: Any, path: str = "", depth: int = 0) -> None:
 
 def describe_partition(partition: Partitioner) -> dict[str, Any]:
     """As the table `[partition]` of a file, as far as a file can say it."""
-    if isinstance(partition, Partition):
-        return partition.describe()
     return _as_table(partition, "kind")
 
 

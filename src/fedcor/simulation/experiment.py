@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
 from fedcor.core.config import (
     check_at_least,
@@ -19,7 +19,6 @@ from fedcor.core.config import (
 from fedcor.core.describe import describe
 from fedcor.core.errors import ConfigError, errors_under
 from fedcor.core.types import Optimiser, Selector, SelectorTraits, selector_traits
-from fedcor.data.partitioners import Partitioner
 from fedcor.rounds.defence.settings import Defence, as_defence
 from fedcor.rounds.loss_screening import LossNoise
 from fedcor.rounds.rules.declaration import (
@@ -76,14 +75,8 @@ TABLES = {
         "loss",
     ),
 }
-_TYPES: dict[str, Any] = {
-    **dict.fromkeys(("rounds", "clients_per_round", "batch_size", "local_steps"), int),
-    **dict.fromkeys(("factor", "weight_decay", "holdout", "noisy_clients"), float),
-    **dict.fromkeys(("loss_noise", "loss_clip"), float),
-    **dict.fromkeys(("name", "device"), str),
-    "milestones": tuple[int, ...],
-    "target_accuracy": float | None,
-}
+# Settings of these types are converted, as those of a file are.
+_PLAIN_TYPES = (int, float, str, tuple[int, ...], float | None)
 _COERCE: dict[str, Callable[[Any], Any]] = {
     "model": as_model,
     "optimiser": as_optimiser_setting,
@@ -197,8 +190,9 @@ class Experiment:
     target_accuracy: float | None = None
 
     def __post_init__(self) -> None:
-        for key, hint in _TYPES.items():
-            self._set(key, convert(key, as_python(getattr(self, key)), hint))
+        for key, hint in get_type_hints(type(self)).items():
+            if hint in _PLAIN_TYPES:
+                self._set(key, convert(key, as_python(getattr(self, key)), hint))
         data, partition = as_data(self.data, self.test_data, self.partition)
         self._set("data", data)
         self._set("test_data", None)
@@ -224,12 +218,6 @@ class Experiment:
         """N, the number of clients; None where only the data tells."""
         clients: int | None = getattr(self.partition, "clients", None)
         return clients
-
-    @property
-    def partitioner(self) -> Partitioner:
-        """What divides the training samples among the clients."""
-        partition: Partitioner = self.partition
-        return partition
 
     @property
     def selector_label(self) -> str:

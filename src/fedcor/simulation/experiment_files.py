@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from fedcor.core.config import check_at_least, check_keys, convert, expand_home
 from fedcor.core.describe import Described, describe
@@ -28,19 +28,15 @@ from fedcor.simulation.experiment import TABLES, Experiment
 from fedcor.simulation.faults import Faults
 
 _PRESETS = resources.files("fedcor.simulation") / "presets"
-_TABLES = (
-    "data", "partition", "model", "training", "optimiser", "faults", "rules", "selectors",
-    "metrics", "byzantine", "defence", "privacy",
-)  # fmt: skip
 _PLAIN = ("name", "selector", "target_accuracy", "tags")
+_KEYWORDS = {field.name for field in dataclasses.fields(Experiment)} - {"test_data"}
+# The tables of a file: those that hold several keywords, and keywords that are a table each.
+_TABLES = [*TABLES, *sorted(_KEYWORDS.difference(_PLAIN, TABLES, *TABLES.values()))]
 _REQUIRED = {
     "data": "a table of settings with name",
     "partition": "a table of settings with kind and clients",
     "model": "a table of settings",
-    "rounds": "a whole number",
-    "clients_per_round": "a whole number",
-    "batch_size": "a whole number",
-    "local_steps": "a whole number",
+    **dict.fromkeys(("rounds", "clients_per_round", "batch_size", "local_steps"), "a whole number"),
     "learning_rate": "a number",
 }
 
@@ -270,41 +266,7 @@ def _labels(experiment: Experiment, given: list[Any]) -> list[str | None]:
     return labels
 
 
-class Overrides(TypedDict, total=False):
-    """The keywords of `experiment`: those of `Experiment`, which says what each accepts."""
-
-    data: Any
-    partition: Any
-    model: Any
-    rounds: int
-    clients_per_round: int
-    batch_size: int
-    local_steps: int
-    learning_rate: Any
-    name: str
-    test_data: Any
-    loss: Any
-    metrics: Any
-    milestones: tuple[int, ...]
-    factor: float
-    weight_decay: float
-    device: str
-    holdout: float
-    noisy_clients: float
-    loss_noise: float
-    loss_clip: float
-    optimiser: Any
-    faults: Any
-    byzantine: Any
-    defence: Any
-    rules: Any
-    tags: Any
-    selector: Any
-    selectors: Any
-    target_accuracy: float | None
-
-
-def experiment(source: str | Path | Experiment, **overrides: Unpack[Overrides]) -> Experiment:
+def experiment(source: str | Path | Experiment, **overrides: Any) -> Experiment:
     """A preset, a TOML file or an experiment, with some of its settings overridden.
 
     Args:
@@ -340,10 +302,8 @@ def _merged(key: str, old: Any, new: Any) -> Any:
         return tables | {k: _merged("options", tables.get(k), v) for k, v in overrides.items()}
     if key == "partition" and isinstance(old, Described):
         old = old.describe()
-    if isinstance(old, Byzantine | Defence):
-        old = dataclasses.asdict(old)
-    if isinstance(old, Faults):
-        old = old.settings()
+    if isinstance(old, Byzantine | Defence | Faults):
+        old = vars(old)
     if isinstance(old, Rules):
         old = {name: value for name, value in vars(old).items() if value}
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):

@@ -8,7 +8,6 @@ They are drawn from streams of (seed, round), so that every selector meets the s
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from fedcor.core.describe import describe
 from fedcor.core.errors import ConfigError, errors_under
 from fedcor.core.rng import stream
 from fedcor.core.types import BoolArray, FloatArray, IntArray
-from fedcor.simulation.clock import Devices, Speeds, device_speeds, wait
+from fedcor.simulation.clock import EVALUATION, Devices, Speeds, device_speeds, wait
 from fedcor.simulation.traces import AvailabilityTrace, DeviceTrace, read_availability, read_devices
 
 MOST_OVER_SELECTION = 100.0
@@ -159,17 +158,13 @@ class Faults:
 
     def describe(self) -> dict[str, Any]:
         """The settings as plain values, for a record."""
-        return {key: describe(value) for key, value in self.settings().items()}
+        return {key: describe(value) for key, value in vars(self).items()}
 
     @property
     def fixed_devices(self) -> Devices | DeviceTrace | None:
         """`devices`, which is no longer a table or a path once it is checked."""
         assert not isinstance(self.devices, str | Mapping)
         return self.devices
-
-    def settings(self) -> dict[str, Any]:
-        """Setting -> value."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def _availability_at(self, round: int, clients: int) -> float | FloatArray:
         given = self.availability
@@ -283,7 +278,7 @@ class Attendance:
         """
         if self._speeds is None:
             return self._answers[clients]
-        times = self._speeds.answer(clients, sent, batches, returned)
+        times = self._speeds.round_trip(clients, sent, EVALUATION * batches, returned)
         return self._wait(np.where(self._answers[clients], times, np.inf))
 
     def replied(self, clients: IntArray) -> int:
@@ -307,7 +302,7 @@ class Attendance:
         if self._speeds is None:
             times = np.zeros(len(clients))
         else:
-            times = self._speeds.training(clients, sent, self.steps[clients], returned)
+            times = self._speeds.round_trip(clients, sent, self.steps[clients], returned)
         asked = np.isin(clients, list(self._asked))
         arrived = np.isin(clients, list(self._arrived))
         if self._speeds is not None:

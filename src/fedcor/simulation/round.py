@@ -29,9 +29,8 @@ from fedcor.simulation.clock import Speeds
 from fedcor.simulation.engine.engine import Engine
 from fedcor.simulation.engine.models import as_tensor
 from fedcor.simulation.faults import Attendance, Faults
-from fedcor.simulation.server_step import next_model, parameters_of
+from fedcor.simulation.server_step import UpdateFilter, next_model, parameters_of
 from fedcor.simulation.state import SimulationState
-from fedcor.simulation.update_filter import UpdateFilter
 
 HONEST = Byzantine()
 

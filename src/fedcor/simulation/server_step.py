@@ -1,4 +1,7 @@
-"""The step of a federated optimiser on torch tensors: from the clients' models to the next one.
+"""From the clients' models to the next model: accept or refuse each update, then aggregate.
+
+`UpdateFilter` judges each update once, when it arrives. `next_model` is the step of a federated
+optimiser on torch tensors.
 
 Float buffers of a model, such as the running variance of batch normalisation, are not parameters:
 a step beyond the mean could make a variance negative. So an optimiser never sees them; they become
@@ -8,13 +11,106 @@ the weighted mean of the clients' buffers.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedcor.core.types import Array, Delivery, FloatArray, IntArray, Optimiser, State
+from fedcor.core.types import Array, BoolArray, Delivery, FloatArray, IntArray, Optimiser, State
 from fedcor.rounds.aggregation import read_only, take_step
+from fedcor.rounds.defence.update_norms import PARTS, NormLimits, judge, no_norms, remember
+
+
+class UpdateFilter:
+    """Accepts, clips or refuses each update by its length, and keeps the accepted results.
+
+    The optimiser, the selector and every candidate model are given the same results.
+
+    Args:
+        limits: How long an update may be.
+        past: The lengths of updates that earlier rounds accepted; empty before the first.
+        model: (P + B,) The model that the clients trained from.
+        trained: P, the number of parameters.
+        step_size: Learning rate x local steps of the round.
+
+    Attributes:
+        clipped: Clients whose update was scaled down.
+        refused: Reason -> the clients whose update was refused.
+    """
+
+    def __init__(
+        self, limits: NormLimits, past: State, model: Tensor, trained: int, step_size: float
+    ) -> None:
+        self._limits, self._past = limits, past or no_norms(PARTS)
+        self._model, self._trained = model, trained
+        self._units = np.array([step_size if step_size > 0 else 1.0, 1.0])  # (PARTS,)
+        self._results: dict[int, Tensor] = {}
+        self._norms: dict[int, FloatArray] = {}
+        self._too_long: dict[int, FloatArray] = {}
+        self.clipped: list[int] = []
+        self.refused: dict[str, list[int]] = {}
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._results
+
+    def of(self, clients: IntArray) -> Tensor:
+        """(m, P + B) the results of these clients, which must have been accepted."""
+        if not len(clients):
+            return self._model.new_empty(0, len(self._model))
+        return torch.stack([self._results[k] for k in clients.tolist()])
+
+    def add(self, clients: Sequence[int], results: Tensor) -> None:
+        """Judge the models that these clients sent, and keep the accepted ones.
+
+        Args:
+            clients: (m) Their ids.
+            results: (m, P + B) Their models.
+        """
+        changes = results - self._model
+        lengths = self._lengths(changes)
+        # The changes are checked, not the models: two finite numbers can be too far apart for their
+        # type. The length of a vector is finite only if all of its numbers are.
+        finite: BoolArray = np.all(np.isfinite(lengths), axis=1)
+        self._refuse("not finite", [k for k, ok in zip(clients, finite, strict=True) if not ok])
+        rows = np.flatnonzero(finite)
+        if not len(rows):
+            return
+        norms = lengths[rows] / self._units
+        earlier = np.array(list(self._norms.values())).reshape(-1, PARTS)
+        verdict = judge(self._limits, self._past, norms, earlier)
+        for at, row in enumerate(rows.tolist()):
+            client = clients[row]
+            if verdict.refused[at]:
+                self._refuse("too long", [client])
+                self._too_long[client] = norms[at]
+                continue
+            result = results[row]
+            if verdict.clipped[at]:
+                self.clipped = sorted([*self.clipped, client])
+                result = self._model + self._scaled(changes[row], verdict.factors[at])
+            self._results[client], self._norms[client] = result, verdict.norms[at]
+
+    def past(self, round: int, wrong: bool = False) -> State:
+        """The lengths for the next round to compare with; all of them if the past is `wrong`."""
+        known = {**self._norms, **(self._too_long if wrong else {})}
+        norms = np.array(list(known.values())).reshape(-1, PARTS)
+        return remember(self._past, norms, round, list(known))
+
+    def _refuse(self, why: str, clients: Sequence[int]) -> None:
+        if clients:
+            self.refused[why] = sorted([*self.refused.get(why, []), *clients])
+
+    def _lengths(self, changes: Tensor) -> FloatArray:
+        """(m, PARTS) in float64: in float32, the square of a large number is infinite."""
+        changes = changes.cpu() if changes.device.type == "mps" else changes
+        parts = (changes[:, : self._trained], changes[:, self._trained :])
+        lengths = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts]
+        return torch.stack(lengths, dim=1).cpu().numpy()
+
+    def _scaled(self, change: Tensor, factors: FloatArray) -> Tensor:
+        parameters, buffers = change[: self._trained], change[self._trained :]
+        return torch.cat([parameters * float(factors[0]), buffers * float(factors[1])])
 
 
 def next_model(

@@ -25,7 +25,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from fedcor.core.describe import describe
 from fedcor.core.errors import ConfigError, FedcorError, suggest
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 Loss: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"  # (outputs, targets) -> (n,)
 Metric: TypeAlias = Callable[[Array, Array], float]  # (targets, outputs)
-Better: TypeAlias = Literal["lower", "higher"]
 # A function or its name; with its direction, as a pair or as a table of a file.
 MetricSetting: TypeAlias = (
     str | Callable[..., float] | tuple[str | Callable[..., float], str] | Mapping[str, Any]
@@ -239,47 +238,44 @@ def describe_metrics(metrics: Mapping[str, MetricSetting]) -> dict[str, Any]:
         >>> describe_metrics({"mae": ("sklearn.metrics:mean_absolute_error", "lower")})
         {'mae': {'function': 'sklearn.metrics:mean_absolute_error', 'better': 'lower'}}
     """
-    found = {}
+    described = {}
     for name, setting in metrics.items():
         given, _, better = _metric(str(name), setting)
-        described = describe(given)
-        found[str(name)] = (
-            described if better is None else {"function": described, "better": better}
-        )
-    return found
+        function = describe(given)
+        described[str(name)] = {"function": function, "better": better} if better else function
+    return described
 
 
-def _metric(name: str, setting: Any) -> tuple[Any, Metric, Better | None]:
+def _metric(name: str, setting: Any) -> tuple[Any, Metric, str | None]:
     """A metric as it was given, its function, and which direction is better; None if unsaid."""
-    key, given = f"metrics.{name}", setting
-    better: Better | None = None
+    key, better = f"metrics.{name}", None
     if isinstance(setting, Mapping):
         if set(setting) != {"function", "better"}:
             allowed = 'must be a table of function and better, {function = "m:f", better = "lower"}'
             raise ConfigError(key, dict(setting), allowed)
-        given, better = setting["function"], _better(f"{key}.better", setting["better"])
+        setting, better = setting["function"], _better(f"{key}.better", setting["better"])
     elif isinstance(setting, tuple | list):
         if len(setting) != 2:
             allowed = 'must be a function, or a pair of one and "lower" or "higher"'
             raise ConfigError(key, setting, allowed)
-        given, better = setting[0], _better(key, setting[1])
-    function = _function(key, given, "fedcor.metrics")
-    own = getattr(function, "greater_is_better", None)
-    if better is None and own is not None:
-        if not isinstance(own, bool):
-            raise ConfigError(f"{key}.greater_is_better", own, "must be True or False")
-        better = "higher" if own else "lower"
+        setting, better = setting[0], _better(key, setting[1])
+    function = _function(key, setting, "fedcor.metrics")
+    declared = getattr(function, "greater_is_better", None)
+    if better is None and declared is not None:
+        if not isinstance(declared, bool):
+            raise ConfigError(f"{key}.greater_is_better", declared, "must be True or False")
+        better = "higher" if declared else "lower"
     known = {"accuracy": "higher", "loss": "lower"}.get(name, better)
-    if better is not None and better != known:
+    if better != known and better is not None:
         raise ConfigError(key, better, f"{known} is better of {name}: choose another name")
-    return given, function, better
+    return setting, function, better
 
 
-def _better(key: str, given: Any) -> Better:
-    if not isinstance(given, str) or given not in ("lower", "higher"):
+def _better(key: str, given: Any) -> str:
+    if given not in ("lower", "higher"):
         allowed = 'the direction that is better must be "lower" or "higher"'
         raise ConfigError(key, given, allowed)
-    return "lower" if given == "lower" else "higher"
+    return str(given)
 
 
 def _function(key: str, given: Any, group: str, built_in: tuple[str, ...] = ()) -> Any:

@@ -117,9 +117,8 @@ def read_availability(key: str, path: str) -> AvailabilityTrace:
     Raises:
         ConfigError: About `key`: the file cannot be read, or which of its rows cannot be used.
     """
-    columns: list[list[float]] = [[] for _ in _STRETCH]
-    content = _content(key, path)
-    for row in _rows(key, path, content, _STRETCH, ("client", "first")):
+    trace, stretches = _TraceFile.read(key, path), []
+    for row in trace.rows(_STRETCH, ("client", "first")):
         client, first = row.whole("client", 0), row.whole("first", 0)
         last = row.whole("last", first, _FOREVER)
         every = row.whole("every", 1, 0)
@@ -128,15 +127,15 @@ def read_availability(key: str, path: str) -> AvailabilityTrace:
             raise row.error("every", "goes with last: where does the stretch end?")
         if every and length > every:
             raise row.error("every", f"must be at least {length}, the length of the stretch")
-        values = client, first, length, every, row.number("probability", 0.0, 1.0, 1.0)
-        for column, value in zip(columns, values, strict=True):
-            column.append(value)
+        probability = row.number("probability", 0.0, 1.0, 1.0)
+        stretches.append((client, first, length, every, probability))
+    columns = list(zip(*stretches, strict=True))
     clients, starts, lengths, periods = (np.array(c, dtype=np.int64) for c in columns[:-1])
-    probability = np.array(columns[-1], dtype=np.float64)
-    if not (probability > 0).any():
-        raise ConfigError(key, path, "no client could ever be reached")
-    name, digest = _identity(path, content)
-    return AvailabilityTrace(name, digest, clients, starts, lengths, periods, probability)
+    probabilities = np.array(columns[-1], dtype=np.float64)
+    if not (probabilities > 0).any():
+        raise trace.error("no client could ever be reached")
+    name, digest = trace.identity
+    return AvailabilityTrace(name, digest, clients, starts, lengths, periods, probabilities)
 
 
 def read_devices(key: str, path: str) -> DeviceTrace:
@@ -145,25 +144,106 @@ def read_devices(key: str, path: str) -> DeviceTrace:
     Raises:
         ConfigError: About `key`: the file cannot be read, or which of its rows cannot be used.
     """
-    content, found = _content(key, path), {}
-    for row in _rows(key, path, content, _DEVICE, _DEVICE):
+    trace, found = _TraceFile.read(key, path), {}
+    for row in trace.rows(_DEVICE, _DEVICE):
         client = row.whole("client", 0)
         if client in found:
             raise row.error("client", "is listed twice")
         found[client] = [row.number(name, 1e-9, 1e9) for name in _DEVICE[1:]]
     missing = next((client for client in range(len(found)) if client not in found), None)
     if missing is not None:
-        raise ConfigError(key, path, f"has no row of client {missing}; each client needs one")
+        raise trace.error(f"has no row of client {missing}; each client needs one")
     table = np.array([found[client] for client in range(len(found))], dtype=np.float64)
-    return DeviceTrace(*_identity(path, content), *table.T.copy())
+    return DeviceTrace(*trace.identity, *table.T.copy())
+
+
+@dataclass(frozen=True)
+class _TraceFile:
+    """A trace as it was read: the setting that names it, its path and its content."""
+
+    key: str
+    path: str
+    content: bytes
+
+    @classmethod
+    def read(cls, key: str, path: str) -> _TraceFile:
+        try:
+            file = expand_home(key, path)
+            if file.stat().st_size > LARGEST_FILE:
+                raise ConfigError(key, path, f"is larger than {LARGEST_FILE // 10**6} MB")
+            return cls(key, path, file.read_bytes())
+        except OSError as error:
+            why = f"the file cannot be read: {error.strerror}"
+            raise ConfigError(key, path, why) from None
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """The name of the file, and the digest of its content."""
+        return Path(self.path).name, hashlib.sha256(self.content).hexdigest()
+
+    def error(self, why: str, line: int | None = None) -> ConfigError:
+        return ConfigError(self.key, self.path, why if line is None else f"line {line}: {why}")
+
+    def rows(self, known: Sequence[str], needed: Sequence[str]) -> Iterator[_Row]:
+        """The rows of a CSV file, or of one JSON object per line; its columns are checked."""
+        try:
+            text = self.content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise self.error(f"the file cannot be read: {error}") from None
+        parse = self._json_rows if text.lstrip().startswith("{") else self._csv_rows
+        empty = True
+        for line, values in parse(text):
+            try:
+                check_keys(values, list(known))
+            except ConfigError as error:
+                raise self.error(str(error), line) from None
+            missing = [name for name in needed if name not in values]
+            if missing:
+                columns = f"must have the columns {', '.join(needed)}; there is no {missing[0]}"
+                raise self.error(columns, line)
+            empty = False
+            yield _Row(self, line, values)
+        if empty:
+            raise self.error(f"has no rows; its columns are {', '.join(known)}")
+
+    def _json_rows(self, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        for number, line in enumerate(text.split("\n"), start=1):
+            if not line.strip():
+                continue
+            try:
+                values = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise self.error(f"not JSON: {error}", number) from None
+            if not isinstance(values, dict):
+                raise self.error("must be an object, {...}", number)
+            yield number, values
+
+    def _csv_rows(self, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        reader = csv.reader(io.StringIO(text, newline=""))
+        head: list[str] | None = None
+        try:
+            for cells in reader:
+                cells = [cell.strip() for cell in cells]
+                if not any(cells):
+                    continue
+                if head is None:
+                    head = cells
+                    if len({*head}) < len(head):
+                        raise self.error("has two columns of one name")
+                elif len(cells) != len(head):
+                    wrong = f"has {len(cells)} values for {len(head)} columns"
+                    raise self.error(wrong, reader.line_num)
+                else:
+                    yield reader.line_num, dict(zip(head, cells, strict=True))
+        except csv.Error as error:
+            raise self.error(str(error), reader.line_num) from None
 
 
 @dataclass(frozen=True)
 class _Row:
-    """One row, and where it stands."""
+    """One row of a trace, and its line."""
 
-    key: str
-    path: str
+    trace: _TraceFile
     line: int
     values: Mapping[str, Any]
 
@@ -186,79 +266,4 @@ class _Row:
         return number
 
     def error(self, name: str, allowed: str) -> ConfigError:
-        given = self.values.get(name)
-        return ConfigError(self.key, self.path, f"line {self.line}: {name} = {given!r}: {allowed}")
-
-
-def _content(key: str, path: str) -> bytes:
-    try:
-        file = expand_home(key, path)
-        if file.stat().st_size > LARGEST_FILE:
-            raise ConfigError(key, path, f"is larger than {LARGEST_FILE // 10**6} MB")
-        return file.read_bytes()
-    except OSError as error:
-        why = f"the file cannot be read: {error.strerror}"
-        raise ConfigError(key, path, why) from None
-
-
-def _identity(path: str, content: bytes) -> tuple[str, str]:
-    return Path(path).name, hashlib.sha256(content).hexdigest()
-
-
-def _rows(
-    key: str, path: str, content: bytes, known: Sequence[str], needed: Sequence[str]
-) -> Iterator[_Row]:
-    """The rows of a CSV file, or of one JSON object per line; its columns are checked."""
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(key, path, f"the file cannot be read: {error}") from None
-    parse = _json_rows if text.lstrip().startswith("{") else _csv_rows
-    empty = True
-    for line, values in parse(key, path, text):
-        try:
-            check_keys(values, list(known))
-        except ConfigError as error:
-            raise ConfigError(key, path, f"line {line}: {error}") from None
-        missing = [name for name in needed if name not in values]
-        if missing:
-            allowed = f"line {line}: must have the columns {', '.join(needed)}; there is no "
-            raise ConfigError(key, path, allowed + missing[0])
-        empty = False
-        yield _Row(key, path, line, values)
-    if empty:
-        raise ConfigError(key, path, f"has no rows; its columns are {', '.join(known)}")
-
-
-def _json_rows(key: str, path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(key, path, f"line {number}: not JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise ConfigError(key, path, f"line {number}: must be an object, {{...}}")
-        yield number, values
-
-
-def _csv_rows(key: str, path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    reader = csv.reader(io.StringIO(text, newline=""))
-    head: list[str] | None = None
-    try:
-        for cells in reader:
-            cells = [cell.strip() for cell in cells]
-            if not any(cells):
-                continue
-            if head is None:
-                head = cells
-                if len({*head}) < len(head):
-                    raise ConfigError(key, path, "has two columns of one name")
-            elif len(cells) != len(head):
-                wrong = f"line {reader.line_num}: has {len(cells)} values for {len(head)} columns"
-                raise ConfigError(key, path, wrong)
-            else:
-                yield reader.line_num, dict(zip(head, cells, strict=True))
-    except csv.Error as error:
-        raise ConfigError(key, path, f"line {reader.line_num}: {error}") from None
+        return self.trace.error(f"{name} = {self.values.get(name)!r}: {allowed}", self.line)

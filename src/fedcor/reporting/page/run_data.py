@@ -17,7 +17,7 @@ from fedcor.core.errors import FedcorError, RecordError
 from fedcor.core.rng import stream
 from fedcor.core.types import Array, FloatArray, IntArray
 from fedcor.data.datasets import available, load
-from fedcor.data.partition import Partition
+from fedcor.data.partitioners import PARTITIONS
 from fedcor.reporting.explanations import explanations
 from fedcor.reporting.gp_calibration import health, health_sentence
 from fedcor.reporting.reason_texts import PARTS
@@ -330,9 +330,11 @@ def _label_counts(name: str, partition: str, seed: int) -> IntArray | None:
         if loaded is None:
             return None
         labels, classes = loaded
-        parts = Partition(**json.loads(partition)).split(labels, stream(seed, "partition"))
+        options = json.loads(partition)
+        made = PARTITIONS.built_in[options.pop("kind")](**options)
+        parts = made.split(labels, stream(seed, "partition"))
         return np.array([np.bincount(labels[part], minlength=classes) for part in parts])
-    except (FedcorError, ImportError, TypeError, ValueError):
+    except (FedcorError, ImportError, LookupError, TypeError, ValueError):
         return None  # it is not fetched, or the settings are not those of a partition of ours
 
 

@@ -3,8 +3,7 @@
 Needs torch, and knows nothing of selectors. `Engine` is the entry point:
 
     models.py       batches; built-in and users' models; a model as one flat vector
-    train.py        local training: settings, mini-batches, the trainer for any module, and the
-                    reference implementation that tests compare with
+    train.py        local training: settings, mini-batches, the trainer for any module
     stacked.py      the fast trainer for models of dense layers
     stores.py       the clients' data, held in memory or loaded when needed
     engine.py       training and evaluation on the data of all clients

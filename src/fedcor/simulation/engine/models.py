@@ -57,14 +57,17 @@ def transformed(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
 
 def rows_of(batch: Batch, rows: Tensor | slice) -> Batch:
     """Some of the samples: those that `rows` numbers, or a slice of them."""
-    if isinstance(batch, Tensor):
-        return batch[rows]
-    return {name: tensor[rows] for name, tensor in batch.items()}
+    return transformed(batch, lambda tensor: tensor[rows])
+
+
+def tensors_of(batch: Batch) -> dict[str, Tensor]:
+    """The tensors of a batch by name; a single tensor has the name ""."""
+    return {"": batch} if isinstance(batch, Tensor) else batch
 
 
 def size_of(batch: Batch) -> int:
     """The number of samples."""
-    return len(batch if isinstance(batch, Tensor) else next(iter(batch.values())))
+    return len(next(iter(tensors_of(batch).values())))
 
 
 def outputs_of(result: Any) -> Tensor:
@@ -146,11 +149,8 @@ def cnn(
         dense: Width of the dense layer.
     """
     if len(shape) != 3:
-        raise ConfigError(
-            "name",
-            "cnn",
-            f"needs images (channels, height, width), but a sample has shape {tuple(shape)}",
-        )
+        allowed = f"needs images (channels, height, width), but a sample has shape {tuple(shape)}"
+        raise ConfigError("name", "cnn", allowed)
     check_counts("channels", channels)
     check_at_least("dense", dense, 1)
     first, second, third = channels
@@ -232,13 +232,11 @@ def build_model(
         except ConfigError:
             raise
         except Exception as error:  # a user's factory may fail in any way
-            raise ConfigError(
-                "name", name, f"could not be built for samples of shape {given}: {error}"
-            ) from error
+            allowed = f"could not be built for samples of shape {given}: {error}"
+            raise ConfigError("name", name, allowed) from error
         if not isinstance(module, nn.Module):
-            raise ConfigError(
-                "name", name, f"must make a torch.nn.Module, but made a {type(module).__name__}"
-            )
+            allowed = f"must make a torch.nn.Module, but made a {type(module).__name__}"
+            raise ConfigError("name", name, allowed)
         if data is not None or not isinstance(given, Mapping):
             _check_forward(name, module, given, classes, data=data, task=task)
     return _with_client_dropout(module)
@@ -278,11 +276,8 @@ def _check_forward(
     if task is None or task.is_cross_entropy:
         if not isinstance(scores, Tensor) or scores.shape != (len(targets), classes):
             got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            raise ConfigError(
-                "name",
-                name,
-                f"must give scores of shape (batch, {classes}), but two samples gave {got}",
-            )
+            allowed = f"must give scores of shape (batch, {classes}), but two samples gave {got}"
+            raise ConfigError("name", name, allowed)
         return
     try:
         task.losses(outputs_of(scores), targets)

@@ -7,9 +7,10 @@ order.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from fedcor.core.rng import stream
 from fedcor.core.types import Array, IntArray
 from fedcor.data.client_data import ClientData, check_loaded
 from fedcor.data.datasets import Dataset
-from fedcor.simulation.engine.models import Batch, as_batch, as_tensor, rows_of
+from fedcor.simulation.engine.models import Batch, as_batch, as_tensor, rows_of, tensors_of
 
 _ROWS_AT_ONCE = 20_000  # of data that is loaded to measure losses
 _KEPT_BYTES = 16e6  # of loaded data: who is asked for a loss is often asked again
@@ -42,29 +43,36 @@ class Measured(NamedTuple):
     sizes: IntArray  # rows of each of the clients
 
 
-class Store(Protocol):
+class Store(ABC):
     """The data of N clients.
 
+    Args:
+        totals: (N,) Samples of each client.
+        holdout: Share of each client's data that is kept out of training.
+
     Attributes:
+        held: (N,) Samples that are held out.
         sizes: (N,) Samples that each client trains on.
         measured_sizes: (N,) Samples that its loss is measured on.
         largest: Samples of the largest client, held out or not.
     """
 
-    sizes: IntArray
-    measured_sizes: IntArray
-    largest: int
+    def __init__(self, totals: IntArray, holdout: float) -> None:
+        self.held = np.floor(holdout * totals).astype(np.int64)
+        self.sizes: IntArray = totals - self.held
+        self.measured_sizes: IntArray = np.where(self.held > 0, self.held, totals)
+        self.largest = int(totals.max())
 
+    @abstractmethod
     def training(self, clients: Sequence[int]) -> Training:
         """What some clients train on."""
-        ...
 
+    @abstractmethod
     def measured(self, clients: IntArray) -> Iterator[Measured]:
         """What the losses of clients are measured on, in pieces of whole clients."""
-        ...
 
 
-class HeldData:
+class HeldData(Store):
     """All data in memory, client by client: what a client has is contiguous.
 
     Args:
@@ -85,17 +93,13 @@ class HeldData:
     ) -> None:
         parts = [stream(seed, "holdout", k).permutation(part) for k, part in enumerate(parts)]
         sizes = np.array([len(part) for part in parts])
-        held = np.floor(holdout * sizes).astype(np.int64)
+        super().__init__(sizes, holdout)
         ends = np.cumsum(sizes)
-        starts = ends - sizes
         # Rows that each client trains on, and rows that its loss is measured on.
-        self._rows = [np.arange(s, e - h) for s, e, h in zip(starts, ends, held, strict=True)]
-        self._measured = [
-            torch.arange(e - h if h else s, e) for s, e, h in zip(starts, ends, held, strict=True)
-        ]
-        self.sizes = sizes - held
-        self.measured_sizes = np.where(held > 0, held, sizes)
-        self.largest = int(sizes.max())
+        starts, stops = ends - sizes, ends - self.held
+        self._rows = [np.arange(s, e) for s, e in zip(starts, stops, strict=True)]
+        starts = ends - self.measured_sizes
+        self._measured = [torch.arange(s, e) for s, e in zip(starts, ends, strict=True)]
         order = torch.from_numpy(np.concatenate(parts))
         self._x = place(rows_of(as_batch(data.train_x), order))
         self._y = as_tensor(data.train_y).to(_device(self._x))[order]
@@ -119,7 +123,7 @@ class HeldData:
             yield Measured(rows_of(self._x, gathered), self._y[gathered], sizes)
 
 
-class LoadedData:
+class LoadedData(Store):
     """Data that is loaded when it is needed. A little of it is kept, for the next question.
 
     Args:
@@ -140,10 +144,7 @@ class LoadedData:
     ) -> None:
         self._data, self._clients, self._seed, self._place = data, clients, seed, place
         self._all = np.asarray(clients.sizes, dtype=np.int64)
-        held = np.floor(holdout * self._all).astype(np.int64)
-        self.sizes = self._all - held
-        self.measured_sizes = np.where(held > 0, held, self._all)
-        self.largest = int(self._all.max())
+        super().__init__(self._all, holdout)
         self._kept: OrderedDict[int, tuple[Batch, Tensor]] = OrderedDict()
         self._kept_bytes = 0
 
@@ -196,22 +197,19 @@ class LoadedData:
 
 def _joined(batches: Sequence[Batch]) -> Batch:
     """Several batches as one."""
-    first = batches[0]
-    if isinstance(first, Tensor):
-        return torch.cat([one for one in batches if isinstance(one, Tensor)])
-    return {
-        name: torch.cat([one[name] for one in batches if not isinstance(one, Tensor)])
-        for name in first
+    joined = {
+        name: torch.cat([tensors_of(batch)[name] for batch in batches])
+        for name in tensors_of(batches[0])
     }
+    return joined if isinstance(batches[0], dict) else joined[""]
 
 
 def _device(batch: Batch) -> torch.device:
-    return (batch if isinstance(batch, Tensor) else next(iter(batch.values()))).device
+    return next(iter(tensors_of(batch).values())).device
 
 
 def _bytes(x: Batch, y: Tensor) -> int:
-    tensors = [x] if isinstance(x, Tensor) else list(x.values())
-    return sum(tensor.nbytes for tensor in (*tensors, y))
+    return sum(tensor.nbytes for tensor in (*tensors_of(x).values(), y))
 
 
 def labels_of(store: Store, client: int) -> Array:
