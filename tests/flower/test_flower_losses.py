@@ -158,7 +158,7 @@ def test_where_no_loss_change_is_known_the_choice_is_uniform_and_says_so(tmp_pat
     assert all(entry["why"] == {} for entry in entries)
     assert len({tuple(entry["selected"]) for entry in entries}) == 8
     assert explain(read_run(tmp_path))["note"].startswith(
-        "chosen uniformly: the process was never fitted"
+        "chosen uniformly: the Gaussian process was never fitted"
     )
 
 
