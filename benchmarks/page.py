@@ -16,8 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from fedcor.reporting.page.data import page_data
 from fedcor.reporting.page.render import render_page
+
+from fedcor.reporting.page.data import page_data
 from fedcor.runs.record import RECORD, read_runs
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

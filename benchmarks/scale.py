@@ -40,7 +40,7 @@ from fedcor.selectors.gp.greedy import Prior, select, take_apart
 from fedcor.selectors.gp.posterior import blocks
 from fedcor.selectors.matching import match
 from fedcor.selectors.matching_blocks import Criterion
-from fedcor.selectors.update_memory import ROWS
+from fedcor.selectors.update_memory import ROWS, put_table
 
 S2, D, SKETCH, PICKS, SAMPLES = 1e-4, 15, 16, 100, 11
 
@@ -284,7 +284,10 @@ def state_of(selector: Selector, N: int) -> State:
         state |= {"embedding": embedding(N), "tried": np.arange(PICKS)[None], **earlier}
     if isinstance(selector, Aligned | Complement):
         seen = rng.integers(0, 20, size=N)
-        state |= {"directions": rng.standard_normal((N, SKETCH)), "seen": seen, "asked": seen}
+        state |= {"seen": seen, "asked": seen}
+        whole = rng.standard_normal((N, SKETCH))
+        blocks = [whole[start : start + ROWS] for start in range(0, N, ROWS)]
+        state = put_table(state, "directions", blocks)
     return state | {"round": np.array(20)} if "round" in state else state
 
 

@@ -149,9 +149,12 @@ def _run(name: str, study: Study, plan: Plan) -> list[Path]:
         paths.append(plan.out / f"{stem}.json")
         write_whole(paths[-1], (json.dumps(numbers) + "\n").encode())
         if result.draw is not None:
-            from fedcor.reporting.plots import save_figure
+            from fedcor.reporting.plots import save_plot
 
-            paths += save_figure(result.draw(), plan.out / stem)
+            figure = result.draw()
+            for kind in ("svg", "png"):
+                paths.append(plan.out / f"{stem}.{kind}")
+                save_plot(figure, paths[-1])
         if result.tables:
             paths.append(plan.out / f"{stem}.md")
             write_whole(paths[-1], "".join(result.tables).encode())

@@ -11,6 +11,7 @@ from pathlib import Path
 import studies
 from fedcor.cli import call
 from fedcor.cli.parser import (
+    DEFAULT_PAGE,
     add_backend,
     add_html,
     add_jobs,
@@ -20,7 +21,6 @@ from fedcor.cli.parser import (
     parse_folder,
     parse_names,
 )
-from fedcor.cli.reports import DEFAULT_PAGE
 from fedcor.core.files import write_whole
 from fedcor.runs.cluster.address import check_place
 from fedcor.runs.progress import show_rounds
@@ -127,8 +127,8 @@ def run_command(options: argparse.Namespace) -> None:
 
 def write_page(folder: Path, file: Path) -> bool:
     """Write the report page of all runs in `folder`; False where there are none."""
+    from fedcor.reporting.page import render_page
     from fedcor.reporting.page.data import page_data
-    from fedcor.reporting.page.render import render_page
 
     if not folder.is_dir():
         return False

@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from fedcor.reporting.estimates import Estimate, mean_estimate
+from fedcor.reporting.metrics import Estimate, mean_estimate
 from fedcor.reporting.notes import byzantine_share
-from fedcor.reporting.tables import display_name, markdown
 from fedcor.rounds.defence.settings import Defence
 from fedcor.runs.record import RunRecord
 from fedcor.simulation.byzantine import Byzantine
 from studies.plan import Plan
 from studies.scaffold import Result, Runs, Scenario, Study, Variant
+from studies.tables import display_name, markdown
 
 FRACTION = 0.1  # share of the clients that are Byzantine
 NOBODY, OFF, ON = "nobody", "off", "on"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from fedcor.core.errors import ConfigError
-from fedcor.reporting.estimates import Estimate, mean_estimate, ratio_estimate
+from fedcor.reporting.metrics import Estimate, critical_t, mean_estimate
 from fedcor.reporting.summary import ExperimentSummary, SelectorSummary
-from fedcor.reporting.tables import display_name, estimate_text, markdown
+from fedcor.reporting.tables import estimate_text
 from studies.figures import curve_result, difference_draw
 from studies.plan import Plan
 from studies.runs import preset_fedcor
@@ -39,6 +41,7 @@ from studies.summaries import (
     summary_numbers,
     total_bytes,
 )
+from studies.tables import display_name, markdown
 
 MAIN_THREE = (RANDOM, FEDCOR, COMPLEMENT)
 
@@ -151,6 +154,31 @@ def _gap_closed(summary: ExperimentSummary) -> dict[str, Estimate]:
         for name, values in accuracy.items()
         if name not in ("random", "full")
     }
+
+
+def ratio_estimate(parts: Sequence[float], wholes: Sequence[float]) -> Estimate:
+    """The mean of `parts` divided by the mean of `wholes`, paired by seed, with Fieller's interval.
+
+    The interval contains every R for which the paired differences parts - R wholes do not differ
+    significantly from zero. Where the wholes themselves do not, there is no ratio.
+    """
+    d, g = np.asarray(parts, dtype=np.float64), np.asarray(wholes, dtype=np.float64)
+    n = len(d)
+    if n == 0 or g.mean() == 0:
+        return Estimate(None, None, None, None, 0, n)
+    ratio = float(d.mean() / g.mean())
+    if n == 1:
+        return Estimate(ratio, None, None, None, n, n)
+    # The ends of the interval are the roots of a R^2 - 2 b R + c.
+    q = critical_t(n) ** 2 / n
+    spread = np.cov(d, g)
+    a = float(g.mean() ** 2 - q * spread[1, 1])
+    b = float(d.mean() * g.mean() - q * spread[0, 1])
+    c = float(d.mean() ** 2 - q * spread[0, 0])
+    if a <= 0:
+        return Estimate(None, None, None, None, 0, n)
+    root = max(b * b - a * c, 0.0) ** 0.5
+    return Estimate(ratio, None, (b - root) / a, (b + root) / a, n, n)
 
 
 def share_text(share: Estimate) -> str:

@@ -14,8 +14,8 @@ from fedcor.core.errors import RecordError
 from fedcor.core.rng import stream
 from fedcor.core.types import FloatArray
 from fedcor.data.partition import noisy_clients
-from fedcor.reporting.estimates import mean_estimate
-from fedcor.reporting.tables import difference_text, display_name, estimate_text, markdown
+from fedcor.reporting.metrics import mean_estimate
+from fedcor.reporting.tables import difference_text, estimate_text
 from fedcor.runs.record import RunRecord, read_checkpoint
 from fedcor.simulation.build import LABEL_NOISE, build_simulation
 from studies.complement import MAIN_THREE, complement_variant
@@ -43,6 +43,7 @@ from studies.summaries import (
     summary_numbers,
     times_chosen,
 )
+from studies.tables import display_name, markdown
 
 # --- limits ---------------------------------------------------------------------------------------
 

@@ -17,10 +17,8 @@ from fedcor.reporting.plots import (
     Figure,
     line_style,
     panel_row,
-    setting_title,
     write_caption,
 )
-from fedcor.reporting.tables import display_name
 from studies.plan import Plan
 from studies.scaffold import Result, Runs
 from studies.summaries import (
@@ -32,6 +30,7 @@ from studies.summaries import (
     summarise_variants,
     summary_numbers,
 )
+from studies.tables import display_name, setting_title
 
 
 def curve_result(

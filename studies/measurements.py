@@ -26,7 +26,6 @@ from fedcor.reporting.plots import (
     Figure,
     line_style,
     panel_row,
-    setting_title,
     write_caption,
 )
 from fedcor.simulation.build import build_simulation
@@ -34,6 +33,7 @@ from studies.loss_changes import Measurement, advance, measure, plan_measurement
 from studies.plan import Plan
 from studies.runs import build_experiment, preset_fedcor
 from studies.scaffold import RANDOM, Result, Runs, Study, paper_scenario
+from studies.tables import setting_title
 
 COMPONENTS = 5  # principal components shown
 # Sec. 4.5: "the similarity keeps very high (> 0.97 for FMNIST and > 0.95 for CIFAR-10)".

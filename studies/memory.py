@@ -12,9 +12,8 @@ from statistics import fmean
 from typing import Any
 
 from fedcor.core.text import bytes_text
-from fedcor.reporting.estimates import mean_estimate
+from fedcor.reporting.metrics import mean_estimate
 from fedcor.reporting.plots import PALETTE, Figure, line_style, panel_row, write_caption
-from fedcor.reporting.tables import markdown
 from studies.memory_comparison import ACCURACIES, Comparison, average_difference, compare
 from studies.memory_goals import (
     NEGLIGIBLE,
@@ -28,6 +27,7 @@ from studies.memory_scenarios import EVERYONE, OURS, RANDOM, pairs_of, scenarios
 from studies.plan import Plan
 from studies.scaffold import Result, Runs, Study
 from studies.summaries import smooth_curve
+from studies.tables import markdown
 
 KEPT_CURVES = ("2spc", "1spc", "dir", "table-20")  # scenarios
 

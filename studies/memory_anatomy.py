@@ -20,7 +20,6 @@ import numpy as np
 from fedcor.core.rng import stream
 from fedcor.core.types import FloatArray, IntArray
 from fedcor.optimisers.memory import recall
-from fedcor.reporting.tables import markdown
 from fedcor.selectors.matching import match
 from fedcor.selectors.matching_blocks import Criterion
 from fedcor.simulation.build import build_simulation, one_thread
@@ -30,6 +29,7 @@ from studies.memory_scenarios import DIGITS, FMNIST, OURS, TABLES
 from studies.plan import Plan
 from studies.runs import build_experiment
 from studies.scaffold import Result, Runs, Scenario, Study
+from studies.tables import markdown
 
 _TIMES = 9  # measured rounds per run
 _DRAWS = 10  # random groups per measured round

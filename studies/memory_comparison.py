@@ -11,7 +11,7 @@ import numpy as np
 
 from fedcor.core.errors import RecordError
 from fedcor.reporting.curves import read_curve
-from fedcor.reporting.estimates import Estimate, mean_estimate
+from fedcor.reporting.metrics import Estimate, mean_estimate
 from fedcor.runs.record import RunRecord
 from studies.memory_scenarios import OURS, PAIRS, RANDOM
 from studies.scaffold import Scenario

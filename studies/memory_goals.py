@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedcor.reporting.estimates import Estimate, judge
-from fedcor.reporting.metrics import ROUNDING, percent
+from fedcor.reporting.metrics import ROUNDING, Estimate, judge, percent
 from studies.memory_comparison import ACCURACIES, Comparison, average_difference
 from studies.memory_scenarios import EVERYONE, EVERYONE_SCENARIOS, OURS, RANDOM
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from fedcor.reporting.tables import markdown
 from studies.memory_comparison import ACCURACIES, Comparison, compare
 from studies.memory_goals import accuracy_text, paired_text
 from studies.memory_scenarios import DIGITS, EVERYONE_SCENARIOS, FMNIST, OURS, RANDOM, TABLES, pair
 from studies.plan import Plan
 from studies.runs import build_experiment
 from studies.scaffold import Result, Runs, Scenario, Study, always
+from studies.tables import markdown
 
 PARTS = [
     RANDOM,

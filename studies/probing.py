@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedcor.reporting.summary import ExperimentSummary, SelectorSummary
-from fedcor.reporting.tables import difference_text, display_name, estimate_text, markdown
+from fedcor.reporting.tables import difference_text, estimate_text
 from studies.figures import difference_draw
 from studies.plan import Plan
 from studies.scaffold import RANDOM, Result, Runs, Study, Variant, always, paper_scenarios
@@ -18,6 +18,7 @@ from studies.summaries import (
     summary_numbers,
     total_bytes,
 )
+from studies.tables import display_name, markdown
 
 EVERYONE = Variant("everyone asked", "fedcor")  # shares the runs of Table 1
 # A process that knows less should perhaps be trusted less often: hence another annealing as well.

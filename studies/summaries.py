@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from fedcor.core.types import FloatArray, IntArray
-from fedcor.reporting.estimates import Estimate
-from fedcor.reporting.metrics import METRICS
+from fedcor.reporting.metrics import METRICS, Estimate
 from fedcor.reporting.summary import ExperimentSummary, SelectorSummary, summarise
-from fedcor.reporting.tables import difference_text, display_name
+from fedcor.reporting.tables import difference_text
 from fedcor.runs.record import RunRecord
 from studies.scaffold import Runs
+from studies.tables import display_name
 
 METRIC = {metric.key: metric for metric in METRICS}
 ACCURACY = METRIC["mean_accuracy"]

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from fedcor.reporting.estimates import Estimate
-from fedcor.reporting.tables import difference_text, display_name, estimate_text, markdown
+from fedcor.reporting.metrics import Estimate
+from fedcor.reporting.tables import difference_text, estimate_text
 from studies.plan import Plan
 from studies.scaffold import PAPER_SELECTORS, Result, Runs, Study, always, paper_scenarios
 from studies.summaries import METRIC, mean_std, summarise_variants
+from studies.tables import display_name, markdown
 
 # The paper's numbers: rounds to target, mean ± standard deviation over five seeds.
 _ROWS = {

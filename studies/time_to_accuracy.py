@@ -13,7 +13,7 @@ from functools import partial
 from fedcor.reporting.curves import seed_means
 from fedcor.reporting.plots import Figure, line_style, panel_row, write_caption
 from fedcor.reporting.summary import ExperimentSummary
-from fedcor.reporting.tables import difference_text, display_name, estimate_text, markdown
+from fedcor.reporting.tables import difference_text, estimate_text
 from fedcor.runs.record import RunRecord
 from studies.plan import Plan
 from studies.scaffold import (
@@ -28,6 +28,7 @@ from studies.scaffold import (
     paper_scenario,
 )
 from studies.summaries import SMOOTH, Summaries, summarise_variants, summary_numbers
+from studies.tables import display_name, markdown
 
 ROUNDS = 150
 LOWER = 0.6  # a target that every selector reaches on Fashion-MNIST

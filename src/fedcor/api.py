@@ -78,10 +78,7 @@ def run(
     checked = check_callbacks(callbacks, folder)
     check_at_least("seed", seed, 0, LARGEST_SEED)
     run_on_engine = _engine(engine, address)
-    with (
-        tempfile.TemporaryDirectory() as temporary,
-        _bar(f"{resolved.name} {resolved.selector}", resolved.rounds, progress) as update,
-    ):
+    with _bar(f"{resolved.name} {resolved.selector}", resolved.rounds, progress) as update:
 
         def show(record: RoundRecord) -> None:
             update(record.round + 1, score_note(record.test_accuracy, record.test_loss))
@@ -92,9 +89,9 @@ def run(
             from fedcor.runs.runner import run_in_memory
 
             return Result([run_in_memory(resolved, seed, show, checked)])
-        where = folder or Path(temporary) / "run"
-        run_on_engine(resolved, seed, where, resume=resume, on_round=show, callbacks=checked)
-        return Result([_read(where, resolved.rounds, in_memory=folder is None)])
+        with _or_temporary(folder) as where:
+            run_on_engine(resolved, seed, where, resume=resume, on_round=show, callbacks=checked)
+            return Result([_read(where, resolved.rounds, in_memory=folder is None)])
 
 
 @suggests
@@ -154,12 +151,12 @@ def compare(
     from fedcor.runs.runner import compare_jobs, run_jobs  # imports torch: after the checks
 
     in_memory, total = folder is None, sum(one.rounds for one in chosen) * len(seeds)
-    with tempfile.TemporaryDirectory() as temporary, _bar("rounds", total, progress) as update:
+    with _or_temporary(folder) as where, _bar("rounds", total, progress) as update:
         todo = compare_jobs(
             resolved,
             selectors,
             seeds,
-            folder or Path(temporary),
+            where,
             resume=resume,
             callbacks=checked,
             in_memory=in_memory,
@@ -230,6 +227,16 @@ def _rounds(experiment: Experiment, seed: int) -> Iterator[tuple[RoundRecord, Si
 
     with one_thread():
         yield from build_simulation(experiment, seed).run(experiment.rounds)
+
+
+@contextmanager
+def _or_temporary(folder: Path | None) -> Iterator[Path]:
+    """The folder, or one that is deleted when the block ends."""
+    if folder is not None:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        yield Path(temporary) / "run"
 
 
 def _folder(out: str | Path | None, resume: bool) -> Path | None:

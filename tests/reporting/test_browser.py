@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from page_runs import add_round, write_run
 
+from fedcor.reporting.page import render_page
 from fedcor.reporting.page.data import page_data
-from fedcor.reporting.page.render import render_page
 from fedcor.reporting.page.watch import Follower, PageServer
 from fedcor.runs.record import read_runs
 

@@ -19,8 +19,8 @@ import fedcor
 from fedcor.cli import main
 from fedcor.reporting.curves import SeedMeans, bucket_ends, downsample
 from fedcor.reporting.explanations import explanation
+from fedcor.reporting.page import SCRIPTS, _asset, escaped_json, render_page
 from fedcor.reporting.page.data import page_data, repeat_command
-from fedcor.reporting.page.render import SCRIPTS, _asset, escaped_json, render_page
 from fedcor.reporting.page.run_data import (
     checkpoint_of,
     client_losses,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from page_runs import write_run
 
 from fedcor.reporting.gp_calibration import calibration, health_sentence
+from fedcor.reporting.page import _asset
 from fedcor.reporting.page.data import page_data
-from fedcor.reporting.page.render import _asset
 from fedcor.reporting.summary import summarise
 from fedcor.runs.record import read_runs
 

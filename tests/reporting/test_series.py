@@ -7,6 +7,7 @@ import json
 
 import pytest
 from fake_runs import fake_run
+from studies.tables import display_name
 
 import fedcor
 from fedcor.cli import main
@@ -17,7 +18,7 @@ from fedcor.reporting.results import Result
 from fedcor.reporting.screen import screen_text
 from fedcor.reporting.series import find_name, series_names, short_names
 from fedcor.reporting.summary import summarise
-from fedcor.reporting.tables import display_name, to_csv, to_json
+from fedcor.reporting.tables import to_csv, to_json
 from fedcor.selectors import selector_names
 
 

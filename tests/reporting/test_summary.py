@@ -15,20 +15,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from scipy import stats
+from studies.complement import ratio_estimate
+from studies.tables import display_name
 
 from fedcor.core.errors import RecordError
 from fedcor.reporting.curves import read_curve
-from fedcor.reporting.estimates import Estimate, ratio_estimate
-from fedcor.reporting.metrics import METRICS
+from fedcor.reporting.metrics import METRICS, Estimate
 from fedcor.reporting.summary import ExperimentSummary, SelectorSummary, summarise
-from fedcor.reporting.tables import (
-    difference_text,
-    display_name,
-    estimate_text,
-    render,
-    to_csv,
-    to_json,
-)
+from fedcor.reporting.tables import difference_text, estimate_text, render, to_csv, to_json
 
 METRIC = {metric.key: metric for metric in METRICS}
 

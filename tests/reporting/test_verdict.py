@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from fedcor.core.text import bytes_text
-from fedcor.reporting.estimates import difference
-from fedcor.reporting.metrics import metrics_of, numbers
+from fedcor.reporting.metrics import difference, metrics_of, numbers
 from fedcor.reporting.screen import screen_text, to_html, to_latex
 from fedcor.reporting.series import short_names
 from fedcor.reporting.summary import ExperimentSummary, ranking, summarise
@@ -136,7 +135,7 @@ def test_one_selector_is_not_compared():
     text = says(runs_of(("random", SLOW, SLOW)))
     assert text == (
         "random reaches 50 % after 4 rounds, with a mean accuracy of .300 (2 seeds, 95 % interval "
-        ".300 to .300). There is no other selector to compare with."
+        ".300 to .300). There is no other selector to compare it with."
     )
     assert says([fake_run([0.3], target=None)]).startswith(
         "random has a mean accuracy of .300 (1 seed). There is no other selector"

@@ -150,16 +150,6 @@ def test_a_resumed_run_equals_a_whole_one(selector, tmp_path):
     assert one["optimiser/rounds"] == 14
 
 
-def test_a_checkpoint_without_a_state_of_the_optimiser_resumes_with_its_first(tmp_path):
-    experiment = fedcor.experiment("digits", rounds=4, optimiser=Remembering())
-    fedcor.run(experiment, "random", out=tmp_path, rounds=2)
-    path = tmp_path / "checkpoint" / "state.npz"
-    arrays = {k: v for k, v in read_checkpoint(tmp_path).items() if not k.startswith("optimiser/")}
-    np.savez(path, **arrays)
-    fedcor.run(experiment, "random", out=tmp_path, resume=True)
-    assert read_checkpoint(tmp_path)["optimiser/rounds"] == 2
-
-
 def test_a_line_says_how_much_is_remembered_if_anything_is(tmp_path):
     fedcor.run("digits", "random", out=tmp_path / "fedavg", rounds=2)
     assert "memory_bytes" not in read_run(tmp_path / "fedavg").rounds[0]

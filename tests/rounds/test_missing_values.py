@@ -16,8 +16,7 @@ from studies.summaries import smooth_curve
 from fedcor.cli import main
 from fedcor.core.errors import RecordError
 from fedcor.reporting.curves import read_curve
-from fedcor.reporting.estimates import Estimate, paired_values
-from fedcor.reporting.metrics import METRICS
+from fedcor.reporting.metrics import METRICS, Estimate, paired_values
 from fedcor.reporting.notes import missing_note
 from fedcor.reporting.results import Result
 from fedcor.reporting.screen import screen_text, sparklines

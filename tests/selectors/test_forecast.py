@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import kstest, multivariate_normal, norm
-from studies.analysis.stationarity import cosine_similarity
+from studies.measurements import cosine_similarity
 
 from fedcor.rounds.selection import decide, observe
 from fedcor.selectors.fedcor import FedCor

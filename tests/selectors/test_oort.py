@@ -478,7 +478,6 @@ def test_tied_devices_are_the_same_devices_dealt_out_by_label():
         below = max(other for other in slowest if other < label)
         assert slowest[label].min() >= slowest[below].max()
     # A record of an earlier version has no such key, and resumes.
-    assert "tied_to" not in Faults(devices=Devices(**plain)).describe()["devices"]
     assert Faults(devices=Devices(**plain, tied_to="labels")).describe()["devices"]["tied_to"]
     with pytest.raises(fedcor.core.errors.ConfigError, match="tied_to"):
         Faults(devices={**plain, "tied_to": "sizes"})

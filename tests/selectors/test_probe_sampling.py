@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from selector_helpers import play, select
 
 import fedcor
 from fedcor import FedCor, Proxy
-from fedcor.core.describe import describe
 from fedcor.core.errors import ConfigError, FedcorError
 from fedcor.core.rng import stream
 from fedcor.core.types import planned_questions
@@ -97,16 +95,6 @@ def test_a_federation_without_the_second_argument_serves_those_who_ask_everyone(
     assert np.isfinite(shown.loss_changes(np.arange(3))).all()
     with pytest.raises(TypeError):
         play(FedCor(3, **SMALL, probe_clients=4), Old.example(12), 1)
-
-
-def test_a_record_names_the_new_settings_only_where_they_are_used():
-    assert "probe" not in json.dumps(describe(FedCor(3)))
-    assert describe(FedCor(3, probe_fraction=0.5))["probe_fraction"] == 0.5
-    assert describe(Proxy(3, probe_clients=7))["probe_clients"] == 7
-    for changes, written in ([], False), (["selectors.fedcor.probe_clients=9"], True):
-        settings = load_experiment("digits", changes, "fedcor").describe()["selectors"]["fedcor"]
-        assert ("probe_clients" in settings) == written
-        assert "probe_fraction" not in settings
 
 
 # --- in the federations ---------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from studies.byzantine import ATTACKS, DEFENCES, SELECTORS, Cell, Measured, pric
 from studies.plan import Plan
 from studies.runs import build_experiment
 
-from fedcor.reporting.estimates import mean_estimate
+from fedcor.reporting.metrics import mean_estimate
 from fedcor.reporting.notes import byzantine_share
 from fedcor.runs.record import RunRecord, read_run
 from fedcor.simulation.byzantine import Byzantine

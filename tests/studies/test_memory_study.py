@@ -41,7 +41,7 @@ from studies.plan import Plan
 from studies.runs import build_experiment, run_all
 
 from fedcor.core.errors import RecordError
-from fedcor.reporting.estimates import mean_estimate
+from fedcor.reporting.metrics import mean_estimate
 from fedcor.runs.record import RunRecord, read_run
 from fedcor.simulation.build import build_simulation
 from studies import GROUPS, memory_scenarios

@@ -10,7 +10,7 @@ import pytest
 from studies.__main__ import main
 from studies.scaffold import FEDCOR, RANDOM, always
 
-from fedcor.reporting.estimates import mean_estimate
+from fedcor.reporting.metrics import mean_estimate
 from fedcor.runs.record import read_run
 from studies import GROUPS, probing
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 from studies.__main__ import build_parser, main
 from studies.byzantine import ATTACKS
-from studies.complement import share_text
+from studies.complement import ratio_estimate, share_text
 from studies.curves import BETAS, fedcor_variant
 from studies.figures import curves, differences
 from studies.measurements import histograms, project
@@ -33,7 +33,7 @@ from studies.table1 import PAPER as PAPER_TABLE
 
 import studies
 from fedcor.core.errors import ConfigError, MissingExtraError
-from fedcor.reporting.estimates import Estimate, ratio_estimate
+from fedcor.reporting.metrics import Estimate
 from fedcor.runs.record import differences as setting_differences
 from fedcor.runs.record import read_run
 from fedcor.simulation.build import build_simulation
@@ -77,6 +77,7 @@ FIGURES = {
 
 
 # The miniature: the paper's experiments in two settings, the others in the third.
+ROOT = Path(__file__).parents[2]
 SMALL = ["--quick", "--rounds", "12", "--selections", "40"]
 PAPER, BEYOND = ("1spc", "dir"), ("2spc",)
 
@@ -144,7 +145,9 @@ import studies, studies.relatives
 studies.Plan(None, None)
 print({"torch", "matplotlib", "sklearn"} & set(sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.stdout == "set()\n", done.stderr
 
 

@@ -13,7 +13,7 @@ from studies.runs import build_experiment
 from studies.scaffold import always
 from studies.time_to_accuracy import INDEPENDENT, STUDY, TIED, UNEQUAL, VARIANTS
 
-from fedcor.reporting.estimates import mean_estimate
+from fedcor.reporting.metrics import mean_estimate
 from fedcor.runs.record import read_run
 from studies import GROUPS, time_to_accuracy
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
+from fedcor.cli import commands, reports
 from fedcor.cli.parser import build_parser
 from fedcor.core.errors import (
     ConfigError,
@@ -23,6 +24,16 @@ from fedcor.core.errors import (
 )
 from fedcor.core.text import lines
 
+COMMANDS = {
+    "demo": commands.demo,
+    "run": commands.run,
+    "compare": commands.compare,
+    "data list": commands.data_list,
+    "data fetch": commands.data_fetch,
+    "report": reports.report,
+    "watch": reports.watch,
+    "explain": reports.explain,
+}
 # Modules whose requirement has another name.
 _REQUIREMENTS = {"sklearn": "scikit-learn", "PIL": "pillow", "ray": "flwr[simulation]"}
 
@@ -82,7 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: as typed after `fedcor`; None for those of this process.
     """
-    return call(build_parser().parse_args(arguments))
+    options = build_parser().parse_args(arguments)
+    options.command = COMMANDS[options.command]
+    return call(options)
 
 
 def call(options: argparse.Namespace, program: str = "fedcor") -> int:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedcor.cli.parser import DEFAULT_PAGE, PAPER_SELECTORS
 from fedcor.cli.reports import (
-    DEFAULT_PAGE,
     check_plot,
     plot_aside,
     print_finished,
@@ -42,7 +42,6 @@ _STORES = {
 
 # What the demo takes on a laptop's core: to start processes, and for a round.
 START_SECONDS, ROUND_SECONDS = 8.0, 0.008
-PAPER_SELECTORS = ("random", "afl", "power_of_choice", "fedcor")  # those that the paper compares
 
 
 def demo(options: argparse.Namespace) -> None:

@@ -8,15 +8,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedcor.cli.commands import (
-    PAPER_SELECTORS,
-    compare,
-    data_fetch,
-    data_list,
-    demo,
-    run,
-)
-from fedcor.cli.reports import DEFAULT_PAGE, DEFAULT_PLOT, explain, report, watch
 from fedcor.core.config import expand_home
 from fedcor.core.errors import ConfigError
 from fedcor.data.cache import SPECS
@@ -65,6 +56,9 @@ EXPLAIN_EXAMPLES = """examples:
   fedcor explain runs/demo/fedcor/seed-1 --round 40
 """
 
+PAPER_SELECTORS = ("random", "afl", "power_of_choice", "fedcor")  # those that the paper compares
+DEFAULT_PLOT = Path("DIR/curves.png")  # in the folder of the runs
+DEFAULT_PAGE = Path("DIR/report.html")
 _LARGEST = 2**31
 _MOST_SEEDS = 10_000
 
@@ -132,7 +126,7 @@ EXPERIMENT_FLAGS = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of `fedcor`. Its result has `command`, a function that takes the result."""
+    """The parser of `fedcor`. Its result has `command`, a key of `fedcor.cli.COMMANDS`."""
     parser = argparse.ArgumentParser(
         prog="fedcor",
         description="Which clients train next in federated learning.",
@@ -141,7 +135,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fedcor {version('fedcor')}")
     parser.set_defaults(flags={})
-    actions = parser.add_subparsers(metavar="COMMAND", required=True)
+    actions = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
     _add_demo(actions)
     _add_run(actions)
     _add_compare(actions)
@@ -174,7 +168,7 @@ def _add_demo(actions: Any) -> None:
     )
     add_jobs(parser, os.cpu_count() or 1, "all cores")
     _add_plot(parser, "OUT")
-    parser.set_defaults(command=demo, flags={"plot": "--plot"})
+    parser.set_defaults(flags={"plot": "--plot"})
 
 
 def _add_run(actions: Any) -> None:
@@ -199,7 +193,6 @@ def _add_run(actions: Any) -> None:
         "address of a running Ray cluster, for --engine flower",
         "RAY_ADDRESS, else Ray is started on this machine",
     )
-    parser.set_defaults(command=run)
 
 
 def _add_compare(actions: Any) -> None:
@@ -223,7 +216,6 @@ def _add_compare(actions: Any) -> None:
     )
     _add_plot(parser, "OUT")
     add_html(parser, "OUT")
-    parser.set_defaults(command=compare)
 
 
 def _add_experiment(parser: argparse.ArgumentParser) -> None:
@@ -330,7 +322,7 @@ def _add_report(actions: Any) -> None:
         "--csv", action="store_true", help="print every number as CSV, one line per metric"
     )
     form.add_argument("--latex", action="store_true", help="print the table for a paper (booktabs)")
-    parser.set_defaults(command=report, flags={"plot": "--plot"})
+    parser.set_defaults(flags={"plot": "--plot"})
 
 
 def _add_plot(parser: argparse.ArgumentParser, folder: str) -> None:
@@ -372,7 +364,7 @@ def _add_watch(actions: Any) -> None:
         default=0,
         help="port on 127.0.0.1, reachable from this machine only (default: any free port)",
     )
-    parser.set_defaults(command=watch, flags={"port": "--port"})
+    parser.set_defaults(flags={"port": "--port"})
 
 
 def _add_explain(actions: Any) -> None:
@@ -385,7 +377,6 @@ def _add_explain(actions: Any) -> None:
         help="round number (from 0; for Flower runs, Flower's number, from 1; default: the last)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(command=explain)
 
 
 def _add_data(actions: Any) -> None:
@@ -393,7 +384,7 @@ def _add_data(actions: Any) -> None:
     data = _add_command(actions, "data", help)
     inner = data.add_subparsers(metavar="ACTION", required=True)
     listing = _add_command(inner, "list", "list the data sets, and whether they are present")
-    listing.set_defaults(command=data_list)
+    listing.set_defaults(command="data list")
     fetch = _add_command(inner, "fetch", "download a data set and verify its content")
     fetch.add_argument("name", metavar="NAME", help=" or ".join(SPECS))
     fetch.add_argument(
@@ -403,4 +394,4 @@ def _add_data(actions: Any) -> None:
         metavar="PATH",
         help="take it from this local file or folder instead",
     )
-    fetch.set_defaults(command=data_fetch, flags={"data.name": "NAME"})
+    fetch.set_defaults(command="data fetch", flags={"data.name": "NAME"})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from fedcor.cli.parser import DEFAULT_PAGE, DEFAULT_PLOT
 from fedcor.core.errors import ConfigError, RecordError
 from fedcor.core.text import one_line
 from fedcor.core.types import selector_traits
@@ -109,10 +110,6 @@ def _warn(message: str) -> None:
     print(f"fedcor: {one_line(message, None)}", file=sys.stderr)
 
 
-DEFAULT_PLOT = Path("DIR/curves.png")  # in the folder of the runs
-DEFAULT_PAGE = Path("DIR/report.html")
-
-
 def report(options: argparse.Namespace) -> None:
     """The verdict on runs, and what it rests on."""
     from fedcor.reporting.screen import to_latex
@@ -169,8 +166,8 @@ def write_page(
 ) -> Path:
     """Write the page of the runs in `folder`; returns its file."""
     from fedcor.core.files import write_whole
+    from fedcor.reporting.page import render_page
     from fedcor.reporting.page.data import page_data
-    from fedcor.reporting.page.render import render_page
 
     path = folder / DEFAULT_PAGE.name if file == DEFAULT_PAGE else file
     write_whole(path, render_page(page_data(read_runs(folder), baseline, measure)))
@@ -250,8 +247,6 @@ def plot_aside(folder: Path, plot: Path) -> None:
 
 def explain(options: argparse.Namespace) -> None:
     """A selector's reasons in one round."""
-    from rich.console import Console
-
     from fedcor.reporting.explanations import explanation
     from fedcor.reporting.reason_texts import render_explanation
 

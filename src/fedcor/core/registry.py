@@ -29,7 +29,7 @@ class Registry:
     Args:
         key: the setting that holds a name, for error messages.
         group: the group of entry points.
-        built_in: name -> class.
+        built_in: name -> class, or `module:Class` to import it when it is first used.
         methods: what every class must have.
         short_form: methods that can stand for them; none if it is empty.
 
@@ -42,7 +42,7 @@ class Registry:
 
     key: str
     group: str
-    built_in: Mapping[str, type[Any]]
+    built_in: Mapping[str, Any]
     methods: tuple[str, ...]
     short_form: tuple[str, ...] = ()
 
@@ -57,7 +57,8 @@ class Registry:
             ConfigError: there is none (with a suggestion), or it lacks some of the methods.
         """
         if isinstance(name, str) and name in self.built_in:
-            return self.built_in[name]
+            known: type[Any] | str = self.built_in[name]
+            return load_object(known, self.key) if isinstance(known, str) else known
         points = entry_points(group=self.group, name=name)
         if points:
             found = load_object(next(iter(points)).value, self.key)
@@ -102,10 +103,10 @@ class Registry:
     def name_of(self, given: object) -> str:
         """The name of an object's class: built-in or registered, else `module:Class`."""
         cls = type(given)
-        for name, known in self.built_in.items():
-            if cls is known:
-                return name
         reference = f"{cls.__module__}:{cls.__qualname__}"
+        for name, known in self.built_in.items():
+            if known in (cls, reference):
+                return name
         for point in entry_points(group=self.group):
             if point.value == reference:
                 return point.name

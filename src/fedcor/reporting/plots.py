@@ -44,21 +44,20 @@ _LOOKS: dict[str, tuple[str, Any]] = {  # colour and line of a selector
     "round_robin": ("#882255", ":"),
     "full": ("#999999", (0, (6, 1))),
 }
-_TITLES = {
-    "2spc": "2SPC: two shards a client",
-    "1spc": "1SPC: one shard a client",
-    "dir": "Dir: Dirichlet, α = 0.2",
-}
 
 
-def setting_title(setting: str) -> str:
-    """The title of a panel: one of the paper's settings in words, else the name itself."""
-    return _TITLES.get(setting, setting)
+class Plot(Figure):
+    """A matplotlib figure that a notebook shows as it is, whether or not pyplot is in use."""
+
+    def _repr_png_(self) -> bytes:
+        content = io.BytesIO()
+        self.savefig(content, format="png", dpi=110)
+        return content.getvalue()
 
 
-def panel_row(panels: int, width: float = 3.6, height: float = 3.0) -> tuple[Figure, list[Axes]]:
+def panel_row(panels: int, width: float = 3.6, height: float = 3.0) -> tuple[Plot, list[Axes]]:
     """A figure with `panels` panels side by side, each `width` by `height` inches."""
-    figure = Figure(figsize=(width * panels, height), layout="constrained")
+    figure = Plot(figsize=(width * panels, height), layout="constrained")
     axes = [figure.add_subplot(1, panels, i + 1) for i in range(panels)]
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
@@ -80,18 +79,6 @@ def line_style(label: str, i: int) -> dict[str, Any]:
     return {"color": colour, "linestyle": line}
 
 
-def save_figure(figure: Figure, stem: Path) -> list[Path]:
-    """Write `stem`.svg and `stem`.png, each atomically; without a date, so that the same numbers
-    give the same file."""
-    paths = []
-    for suffix, options in ((".svg", {"metadata": {"Date": None}}), (".png", {"dpi": 160})):
-        content = io.BytesIO()
-        figure.savefig(content, format=suffix[1:], **options)
-        write_whole(stem.with_suffix(suffix), content.getvalue())
-        paths.append(stem.with_suffix(suffix))
-    return paths
-
-
 # --- plots of runs --------------------------------------------------------------------------------
 
 LABELS = {
@@ -100,17 +87,13 @@ LABELS = {
     "seconds": "seconds",
     "time": "of simulated time",
 }
-FORMATS = ("png", "svg", "pdf")
+# Without a date, the same numbers give the same file.
+FORMATS: dict[str, dict[str, Any]] = {
+    "png": {"dpi": 160},
+    "svg": {"metadata": {"Date": None}},
+    "pdf": {"metadata": {"CreationDate": None}},
+}
 _UNITS = {"bytes": BYTE_UNITS, "time": TIME_UNITS}
-
-
-class Plot(Figure):
-    """A matplotlib figure that a notebook shows as it is, whether or not pyplot is in use."""
-
-    def _repr_png_(self) -> bytes:
-        content = io.BytesIO()
-        self.savefig(content, format="png", dpi=110)
-        return content.getvalue()
 
 
 def cannot_draw(experiment: ExperimentSummary) -> str:
@@ -157,8 +140,7 @@ def plot_experiment(
     }
     # A panel is 3.6 inches wide, and the legend as wide as its longest name.
     legend = 0.7 + 0.075 * max(map(len, names.values()))
-    figure = Plot(figsize=(3.6 * len(xs) + legend, 3.2), layout="constrained")
-    axes = [figure.add_subplot(1, len(xs), place + 1) for place in range(len(xs))]
+    figure, axes = panel_row(len(xs), 3.6 + legend / len(xs), 3.2)
     window = experiment.smoothing if smooth is None else smooth
     check_at_least("smooth", window, 1)
     means = {
@@ -194,8 +176,7 @@ def save_plot(figure: Figure, path: Path) -> None:
     """
     kind = check_format(path)
     content = io.BytesIO()
-    options: dict[str, Any] = {"dpi": 160} if kind == "png" else {}
-    figure.savefig(content, format=kind, **options)
+    figure.savefig(content, format=kind, **FORMATS[kind])
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, content.getvalue())
 
@@ -208,8 +189,6 @@ def _draw(
     x: str,
 ) -> None:
     """One panel."""
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(alpha=0.25, linewidth=0.6)
     scale, unit = 1.0, ""
     across = {name: _across(mean, x) for name, mean in means.items()}
     if x in _UNITS:

@@ -1,4 +1,4 @@
-"""The results of one or many runs, finished or not: a verdict, frames, plots."""
+"""`Result`: one or many runs, finished or not, as a verdict, pandas frames, plots and a page."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import webbrowser
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fedcor.core.errors import FedcorError, RecordError, suggest
+from fedcor.core.errors import FedcorError, MissingExtraError, RecordError, suggest
 from fedcor.core.files import write_whole
 from fedcor.runs.record import RunRecord
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from fedcor.reporting.metrics import Estimate
     from fedcor.reporting.summary import ExperimentSummary, Summary
 
 
@@ -148,9 +149,7 @@ class Result:
         until then) where time was simulated, and one for each further metric. NaN where a
         round has no value; a tuple where it is a list of numbers.
         """
-        from fedcor.reporting.frames import rounds_frame
-
-        return rounds_frame(self.runs)
+        return _rounds_frame(self.runs)
 
     def summary(self, metric: str | None = None) -> pd.DataFrame:
         """Each selector over its seeds: a row per selector, best first. For metrics without a
@@ -168,9 +167,7 @@ class Result:
             result.summary()["mean_accuracy"]
             result.summary().loc["fedcor", ("mean_accuracy", "low")]
         """
-        from fedcor.reporting.frames import summary_frame
-
-        return summary_frame(self._summarise(metric))
+        return _summary_frame(self._summarise(metric))
 
     def difference(self, a: str, b: str | None = None, metric: str | None = None) -> pd.DataFrame:
         """`a` minus `b`, paired seed by seed: a row per metric.
@@ -185,12 +182,10 @@ class Result:
             b: Name of another; None for the baseline.
             metric: As in `summary`.
         """
-        from fedcor.reporting.frames import difference_frame
-
         experiment = self._experiment(metric)
         b = experiment.baseline if b is None else b
         a, b = (self._selector(key, name) for key, name in (("a", a), ("b", b)))
-        return difference_frame(experiment, a, b)
+        return _difference_frame(experiment, a, b)
 
     # --- plots ------------------------------------------------------------------------------------
 
@@ -226,8 +221,8 @@ class Result:
         Example:
             result.to_html("report.html")
         """
+        from fedcor.reporting.page import render_page
         from fedcor.reporting.page.data import page_data
-        from fedcor.reporting.page.render import render_page
 
         page = render_page(page_data(self.runs, self.baseline))
         if path is not None:
@@ -290,3 +285,113 @@ class Result:
 def _sentence(error: FedcorError) -> str:
     text = str(error)
     return f"{text[0].upper()}{text[1:]}."
+
+
+# --- pandas frames --------------------------------------------------------------------------------
+
+_TEXTS = ("experiment", "selector", "selected", "participated")
+_COUNTS = ("seed", "round", "bytes_down", "bytes_up", "bytes", "probed", "refused")
+_FLOWERS = "server_round"
+_CLOCK = ("duration", "clock")
+_COLUMNS = (
+    "experiment", "selector", "seed", "round", "accuracy", "loss", "learning_rate", "bytes_down",
+    "bytes_up", "bytes", "probed", "refused", "selected", "participated", "seconds",
+)  # fmt: skip
+
+
+def _rounds_frame(runs: Sequence[RunRecord]) -> pd.DataFrame:
+    """A row per round; see `Result.to_frame`."""
+    from fedcor.reporting.series import group_names, series_names
+
+    pandas = _pandas()
+    named = zip(group_names(runs), series_names(runs), runs, strict=True)
+    rows = [row for group, name, run in named for row in _rows(group, name, run)]
+    columns = dict.fromkeys([*_COLUMNS, *(key for row in rows for key in row)])
+    frame = pandas.DataFrame(rows, columns=list(columns))
+    tuples = {key for row in rows for key, value in row.items() if isinstance(value, tuple)}
+    numbers = [c for c in frame.columns if c not in {*_TEXTS, *_COUNTS, *tuples, _FLOWERS}]
+    frame = frame.astype(dict.fromkeys(numbers, float))
+    return frame.astype({_FLOWERS: "Int64"}) if _FLOWERS in frame else frame
+
+
+def _summary_frame(summary: Summary) -> pd.DataFrame:
+    """A row per selector, best first; see `Result.summary`."""
+    from fedcor.reporting.summary import ranking
+
+    pandas = _pandas()
+    rows: dict[Any, dict[tuple[str, str], float]] = {}
+    several = len(summary.experiments) > 1
+    for experiment in summary.experiments:
+        for name in ranking(experiment):
+            rows[(experiment.name, name) if several else name] = {
+                (key, part): value
+                for key, estimate in experiment.selector(name).estimates.items()
+                for part, value in _parts(estimate).items()
+            }
+    frame = pandas.DataFrame.from_dict(rows, orient="index", dtype=float)
+    counts = [column for column in frame.columns if column[1] == "n"]
+    frame[counts] = frame[counts].fillna(0)  # a metric that another experiment has
+    frame = frame.astype(dict.fromkeys(counts, int))
+    frame.columns = pandas.MultiIndex.from_tuples(frame.columns, names=["metric", ""])
+    frame.index = (
+        pandas.MultiIndex.from_tuples(list(rows), names=["experiment", "selector"])
+        if several
+        else pandas.Index(list(rows), name="selector")
+    )
+    return frame
+
+
+def _difference_frame(experiment: ExperimentSummary, a: str, b: str) -> pd.DataFrame:
+    """`a` minus `b`, a row per metric; see `Result.difference`."""
+    from fedcor.reporting.metrics import difference
+
+    rows = {}
+    for metric in experiment.metrics:
+        gap = difference(metric, experiment.curves[a], experiment.curves[b])
+        rows[metric.key] = {**_parts(gap.estimate), "verdict": gap.verdict}
+    frame = _pandas().DataFrame.from_dict(rows, orient="index")
+    frame.index.name = "metric"
+    return frame.astype(dict.fromkeys(("mean", "low", "high"), float))
+
+
+def _rows(group: str, name: str, run: RunRecord) -> Iterator[dict[str, Any]]:
+    """A run's rounds as rows of a frame; `group` and `name` are what it is called there."""
+    header, total = run.header, 0
+    for entry in run.rounds:
+        total += entry["bytes_down"] + entry["bytes_up"]
+        row = {
+            "experiment": group,
+            "selector": name,
+            "seed": int(header["seed"]),
+            "round": entry["round"],
+            "accuracy": entry.get("test_accuracy"),
+            "loss": entry.get("test_loss"),
+            "learning_rate": entry.get("learning_rate"),
+            "bytes_down": entry["bytes_down"],
+            "bytes_up": entry["bytes_up"],
+            "bytes": total,
+            "probed": entry.get("probed", 0),
+            "refused": entry.get("refused", 0),
+            "selected": tuple(entry.get("selected", ())),
+            "participated": tuple(entry.get("participated", ())),
+            "seconds": entry.get("seconds"),
+        }
+        row |= {key: entry[key] for key in (_FLOWERS, *_CLOCK) if key in entry}
+        taken = {*row, _FLOWERS, *_CLOCK}
+        for key, value in (entry.get("metrics") or {}).items():
+            # A metric that is named as a column gets another name.
+            column = f"metric_{key}" if key in taken else key
+            row[column] = tuple(value) if isinstance(value, list) else value
+        yield row
+
+
+def _parts(estimate: Estimate) -> dict[str, Any]:
+    return {name: getattr(estimate, name) for name in ("mean", "low", "high", "n")}
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtraError("pandas", "plot") from error
+    return pandas

@@ -25,8 +25,16 @@ import numpy as np
 
 from fedcor.core.errors import RecordError, suggest
 from fedcor.reporting.curves import Curve, read_curve
-from fedcor.reporting.estimates import Difference, Estimate, difference, mean_estimate
-from fedcor.reporting.metrics import METRICS, TIME, Metric, metrics_of
+from fedcor.reporting.metrics import (
+    METRICS,
+    TIME,
+    Difference,
+    Estimate,
+    Metric,
+    difference,
+    mean_estimate,
+    metrics_of,
+)
 from fedcor.reporting.series import find_name, group_names, group_notes, series_names
 from fedcor.runs.record import RunRecord, differences
 

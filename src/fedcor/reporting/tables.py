@@ -11,20 +11,22 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
 from fedcor.core.text import bytes_text, for_csv, one_line, seconds_text
-from fedcor.reporting.estimates import Difference, Estimate
 from fedcor.reporting.metrics import (
     WINDOW,
+    Difference,
+    Estimate,
     Metric,
+    gap_text,
     numbers,
     numbers_with_unit,
     percent,
@@ -178,16 +180,6 @@ def _gap(experiment: ExperimentSummary, selector: SelectorSummary) -> Cell:
     return Cell(estimate.mean, gap_text(experiment.headline, estimate))
 
 
-def gap_text(metric: Metric, estimate: Estimate) -> str:
-    """`+.052 [+.041, +.063]`; without the bracket where there is no interval. There must be a mean.
-
-    In wide tables, `difference_text` says the same with units.
-    """
-    values = [value for value in (estimate.mean, estimate.low, estimate.high) if value is not None]
-    mean, *ends = numbers(metric, values, signed=True)
-    return f"{mean} [{', '.join(ends)}]" if ends else mean
-
-
 def title(experiment: ExperimentSummary, *, target: bool = True) -> str:
     """What the table is about: experiment, measure, rounds and seeds; and the target, if there is
     one and `target` says so."""
@@ -211,48 +203,20 @@ LEGEND = (
     "better, worse: the interval excludes zero; unclear: it does not; "
     "equal: to the last digit; -: no interval.",
     "pairs: seeds on which both have a value, N/A (k/n) where only k of n common seeds do.",
-    "rounds: compared over as many as both runs have.",
+    "Each pair is compared over the rounds that both runs have.",
 )
-_DISPLAY_NAMES = {
-    "fedcor": "FedCor",
-    "random": "Rand",
-    "afl": "AFL",
-    "power_of_choice": "Pow-d",
-    "oort": "Oort",
-    "full": "everyone trains",
-    "round_robin": "round-robin",
-}
 
 
-def display_name(selector: str) -> str:
-    """What a selector or variant is called in the paper's tables and figures; else its own name."""
-    return _DISPLAY_NAMES.get(selector, selector)
-
-
-def markdown(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A heading with a table below it."""
-    lines = [head, ["---"] * len(head), *rows]
-    return f"### {title}\n\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines) + "\n"
-
-
-def estimate_text(metric: Metric, estimate: Estimate, between: str = " ") -> str:
+def estimate_text(metric: Metric, estimate: Estimate) -> str:
     """`0.680 ± 0.012`; `0.680` without an interval; `N/A (2/3)` without a mean; `-` where no run
-    was ever measured.
-
-    Args:
-        metric: gives the unit and the number of digits
-        estimate: what is written
-        between: separates the mean from what follows; a newline makes a narrow cell
-    """
+    was ever measured."""
     if estimate.n == 0 and not metric.to_target:
         return "-"
     if estimate.mean is None:
-        return f"N/A{between}({estimate.n}/{estimate.of})"
-    if estimate.half_width is None:
-        (mean,), unit = numbers_with_unit(metric, [estimate.mean])
-        return f"{mean} {unit}".strip()
-    (mean, half), unit = numbers_with_unit(metric, [estimate.mean, estimate.half_width])
-    return f"{mean}{between}± {half} {unit}".strip()
+        return f"N/A ({estimate.n}/{estimate.of})"
+    half = [] if estimate.half_width is None else [estimate.half_width]
+    numbers, unit = numbers_with_unit(metric, [estimate.mean, *half])
+    return f"{' ± '.join(numbers)} {unit}".strip()
 
 
 def difference_text(metric: Metric, estimate: Estimate) -> str:
@@ -265,35 +229,30 @@ def difference_text(metric: Metric, estimate: Estimate) -> str:
 
 
 def render(summary: Summary, console: Console) -> None:
-    """Print two tables per experiment: each selector over its seeds, and its paired differences
-    from the baseline.
+    """Print a table per experiment: by metric, each selector over its seeds, and its paired
+    difference from the baseline.
 
-    A terminal gets colour; a file or a pipe gets plain text. Where a row would be too wide, `±`
-    goes to a second line.
+    A terminal gets colour; a file or a pipe gets plain text.
     """
+
+    def say(line: str, style: str = "") -> None:
+        console.print(Text(_ascii(console, clean(line)), style=style))
+
     for experiment in summary.experiments:
-        table = _levels(experiment, console, " ")
-        unlimited = console.options.update(max_width=9999)
-        if console.measure(table, options=unlimited).maximum > console.width:
-            table = _levels(experiment, console, "\n")
-        _print(console, experiment.name, heading=True)
-        console.print(table)
+        paired = len(experiment.selectors) > 1
+        what = f"; paired difference from {experiment.baseline} [95 % interval]" if paired else ""
         console.print()
-        for line in _caption(experiment):
-            _print(console, line)
-        if len(experiment.selectors) > 1:
-            what = f"paired difference from {experiment.baseline}, mean [95 % interval]"
-            _print(console, f"{experiment.name}: {what}", heading=True)
-            console.print(_differences(experiment, console))
-            console.print()
-            for line in LEGEND:
-                _print(console, line)
+        say(f"{experiment.name}: mean over seeds{what}", "bold")
+        console.print(_full_table(experiment, console))
+        console.print()
+        for line in (*_caption(experiment), *(LEGEND if paired else ())):
+            say(line)
     for note in summary.notes:
         console.print()
-        _print(console, note)
+        say(note)
     further = ", ".join(metric.title for metric in _metrics(summary) if not metric.headline)
     console.print()
-    _print(console, f"In the JSON and CSV as well: {further}.")
+    say(f"In the JSON and CSV as well: {further}.")
 
 
 def _metrics(summary: Summary) -> list[Metric]:
@@ -301,67 +260,32 @@ def _metrics(summary: Summary) -> list[Metric]:
     return list({m.key: m for e in summary.experiments for m in e.metrics}.values())
 
 
-def _print(console: Console, line: str, heading: bool = False) -> None:
-    if heading:
-        console.print()
-    console.print(Text(_ascii(console, clean(line)), style="bold" if heading else ""))
-
-
 def _ascii(console: Console, text: str) -> str:
     return text.replace("±", "+/-") if console.options.ascii_only else text
 
 
-def _grid(console: Console) -> Table:
+def _full_table(experiment: ExperimentSummary, console: Console) -> Table:
+    """One row per metric and selector."""
     lines = box.SIMPLE_HEAD if console.is_terminal else PLAIN
-    return Table(box=lines, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-
-
-def _headlines(experiment: ExperimentSummary) -> list[Metric]:
-    has_target = experiment.target is not None
-    return [m for m in experiment.metrics if m.headline and (has_target or not m.to_target)]
-
-
-def _levels(experiment: ExperimentSummary, console: Console, between: str) -> Table:
-    """One row per selector, one column per metric, each as narrow as its cells allow."""
-    table = _grid(console)
-    table.add_column("selector", overflow="fold")
-    columns = []
-    for metric in _headlines(experiment):
-        cells = [
-            _ascii(console, estimate_text(metric, s.estimates[metric.key], between))
-            for s in experiment.selectors
-        ]
-        columns.append(cells)
-        title = one_line(metric.title)
-        lines = [*title.split(), *(line for cell in cells for line in cell.splitlines())]
-        table.add_column(Text(title), justify="right", width=max(map(cell_len, lines)))
-    for selector, *cells in zip(experiment.selectors, *columns, strict=True):
-        table.add_row(Text(one_line(selector.name)), *map(Text, cells))
-    return table
-
-
-def _differences(experiment: ExperimentSummary, console: Console) -> Table:
-    """One row per metric and selector other than the baseline."""
-    table = _grid(console)
-    for column in ("selector", "difference", ""):
-        table.add_column(column, overflow="fold")
-    for column in ("pairs", "rounds"):
-        table.add_column(column, overflow="fold", justify="right")
-    for metric in _headlines(experiment):
+    table = Table(box=lines, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    paired = ("difference", "", "pairs") if len(experiment.selectors) > 1 else ()
+    for column in ("selector", "mean", *paired):
+        justify: JustifyMethod = "right" if column == "pairs" else "left"
+        table.add_column(column, overflow="fold", justify=justify)
+    for metric in experiment.metrics:
+        if not metric.headline or (metric.to_target and experiment.target is None):
+            continue
         table.add_row(Text(one_line(metric.title), style="bold"))
         for selector in experiment.selectors:
-            if selector.name == experiment.baseline:
-                continue
-            difference = selector.differences[metric.key]
-            verdict = difference.verdict or "-"
-            rounds = span(difference.rounds) if difference.rounds else "-"
-            table.add_row(
-                Text(f"  {one_line(selector.name)}"),
-                Text(difference_text(metric, difference.estimate)),
-                Text(verdict, style=VERDICT_STYLES.get(verdict, "")),
-                Text(str(difference.estimate.n)),
-                Text("to target" if metric.to_target else rounds),
-            )
+            mean = estimate_text(metric, selector.estimates[metric.key])
+            cells = [Text(f"  {one_line(selector.name)}"), Text(_ascii(console, mean))]
+            if selector.differences:
+                difference = selector.differences[metric.key]
+                verdict = difference.verdict or "-"
+                cells.append(Text(difference_text(metric, difference.estimate)))
+                cells.append(Text(verdict, style=VERDICT_STYLES.get(verdict, "")))
+                cells.append(Text(str(difference.estimate.n)))
+            table.add_row(*cells)
     return table
 
 

@@ -13,15 +13,19 @@ import math
 from dataclasses import dataclass
 
 from fedcor.core.text import listed, seconds_text
-from fedcor.reporting.estimates import (
+from fedcor.reporting.metrics import (
     Curves,
     Difference,
+    Metric,
     bytes_ratio,
     difference,
     drops_values,
+    gap_text,
+    numbers,
     paired_values,
+    percent,
+    rounds_text,
 )
-from fedcor.reporting.metrics import Metric, numbers, percent, rounds_text
 from fedcor.reporting.series import clean, short_names
 from fedcor.reporting.summary import (
     ExperimentSummary,
@@ -30,7 +34,6 @@ from fedcor.reporting.summary import (
     not_clearly_behind,
     ranking,
 )
-from fedcor.reporting.tables import gap_text
 
 
 def verdict(summary: Summary) -> str:
@@ -263,9 +266,10 @@ def _only_selector(experiment: ExperimentSummary) -> str:
     level, *ends = numbers(experiment.headline, values)
     seeds = f"{estimate.n} seeds" if estimate.n > 1 else "1 seed"
     interval = f", 95 % interval {ends[0]} to {ends[1]}" if ends else ""
-    text = f"a {what} of {level} ({seeds}{interval}). There is no other selector to compare with."
+    text = f"a {what} of {level} ({seeds}{interval})."
+    alone = "There is no other selector to compare it with."
     reach = "has" if experiment.target is None else f"{_reaches(experiment, selector)}, with"
-    return _after("" if selector.finished else "So far,", f"{name} {reach} {text}")
+    return _after("" if selector.finished else "So far,", f"{name} {reach} {text} {alone}")
 
 
 def _without_direction(experiment: ExperimentSummary) -> str:

@@ -20,8 +20,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from fedcor.core.errors import RecordError
+from fedcor.reporting.page import render_page
 from fedcor.reporting.page.data import page_data
-from fedcor.reporting.page.render import render_page
 from fedcor.reporting.page.run_data import run_data
 from fedcor.reporting.series import clean
 from fedcor.runs.checkpoints import CHECKPOINT

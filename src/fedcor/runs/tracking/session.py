@@ -19,14 +19,15 @@ from fedcor.core.text import one_line
 from fedcor.rounds.record_line import RoundRecord
 from fedcor.runs.record import RunRecord, json_line, read_run
 from fedcor.runs.tracking.callback import METHODS, GivenCallback, StartedRun, Tracker, as_callbacks
-from fedcor.runs.tracking.mlflow_store import MLflow
-from fedcor.runs.tracking.tensorboard_events import TensorBoard
-from fedcor.runs.tracking.wandb_run import WandB
 
 TRACKERS = Registry(
     "callbacks",
     "fedcor.trackers",
-    {"mlflow": MLflow, "tensorboard": TensorBoard, "wandb": WandB},
+    {
+        "mlflow": "fedcor.runs.tracking.mlflow_store:MLflow",
+        "tensorboard": "fedcor.runs.tracking.tensorboard_events:TensorBoard",
+        "wandb": "fedcor.runs.tracking.wandb_run:WandB",
+    },
     ("on_round",),
 )
 
