@@ -21,8 +21,7 @@ import pytest
 from fake_runs import fake_run, regression_run
 
 from fedcor.cli import main
-from fedcor.cli.commands import _how_long
-from fedcor.cli.reports import print_finished
+from fedcor.cli.commands import _how_long, print_finished
 from fedcor.data.cache import cache_dir
 from fedcor.runs.progress import score_note
 from fedcor.runs.record import RunRecord, json_line, read_run

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from fedcor.cli import commands, reports
+from fedcor.cli import commands
 from fedcor.cli.parser import build_parser
 from fedcor.core.errors import (
     ConfigError,
@@ -30,9 +30,9 @@ COMMANDS = {
     "compare": commands.compare,
     "data list": commands.data_list,
     "data fetch": commands.data_fetch,
-    "report": reports.report,
-    "watch": reports.watch,
-    "explain": reports.explain,
+    "report": commands.report,
+    "watch": commands.watch,
+    "explain": commands.explain,
 }
 # Modules whose requirement has another name.
 _REQUIREMENTS = {"sklearn": "scikit-learn", "PIL": "pillow", "ray": "flwr[simulation]"}

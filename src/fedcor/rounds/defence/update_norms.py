@@ -3,7 +3,7 @@
 An update that is far too long is scaled down, and one that is absurdly long is refused, so that no
 single client can move the model far. The parameters of a model and its float buffers (a running
 variance, say) are checked separately: their lengths are unrelated. The engines apply the verdict:
-`simulation/server_step.py` and `flower/reply_filter.py`.
+`simulation/server_step.py` and `flower/updates.py`.
 
 Notation
     m        updates of this round                                                   scalar
