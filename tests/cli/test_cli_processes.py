@@ -61,7 +61,7 @@ assert main(["compare", "digits", *options]) == 0
     assert "accuracy 0." in run
     assert "o: 150 rounds, test accuracy 0." in run
     assert "1/1 runs" in comparison
-    assert "There is no other selector to compare with" in " ".join(
+    assert "There is no other selector to compare it with" in " ".join(
         re.sub(r"\x1b\[[\d;]*m", "", comparison).split()
     )
     assert "More: fedcor report c --plot" in comparison

@@ -328,7 +328,7 @@ def test_an_ablation_changes_one_thing_and_a_limit_one_scenario(folder):
         )
         assert list(changed) == [f"complement.{change}"]
     for scenario, changes in {
-        "iid": ["partition.kind"],
+        "iid": ["partition.kind", "partition.shards_per_client"],
         "unequal": ["partition.size_skew"],
         "noise": ["data.noisy_clients"],
         "dropouts": ["faults.availability", "faults.dropout"],
