@@ -49,7 +49,7 @@ GROUPS = {
 }  # fmt: skip
 # What a user may need of `fedcor.data` beside the public names.
 DATA = [
-    "fedcor.data.own_data.parts_of",
+    "fedcor.data.own_data.clients_of",
     "fedcor.data.datasets.Dataset",
     "fedcor.data.datasets.load",
     "fedcor.data.datasets.available",

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 import fedcor
 from fedcor.reporting.plots import line_style, panel_row
 from fedcor.rounds.ledger import ANSWER_BYTES
-from fedcor.selectors.gp.greedy import select
+from fedcor.selectors.gp.greedy import Prior, select
 from fedcor.selectors.matching import match
 
 HERE = Path(__file__).parent
@@ -148,7 +148,7 @@ def greedy() -> Figure:
     """The gain of each client before the first, second and third pick."""
     X, groups = invented()
     alpha, p = np.ones(len(X)), np.full(len(X), 1 / len(X))
-    picks = select(X, p, alpha, 0.01, 3, np.arange(len(X))).clients
+    picks = select(Prior(X, p, alpha, 0.01), 3, np.arange(len(X))).clients
     figure, axes = panel_row(3, 2.9, 2.7)
     top = np.nanmax(gains(X, [], alpha)) * 1.2
     for step, ax in enumerate(axes):
@@ -179,7 +179,7 @@ def annealing() -> Figure:
         times = np.zeros(len(X))
         for t in range(20):
             p = np.full(len(X), 1 / len(X))
-            chosen = select(X, p, beta**times, 0.01, 3, np.arange(len(X))).clients
+            chosen = select(Prior(X, p, beta**times, 0.01), 3, np.arange(len(X))).clients
             for k in chosen:
                 ax.plot(t, k, "s", color=GROUPS[groups[k]], markersize=6.5)
             times[chosen] += 1

@@ -414,7 +414,9 @@ def test_the_paper_in_processes_and_again(tmp_path):
     command = [sys.executable, "-m", "studies", "paper", *SMALL, "--jobs", "2"]
     written = []
     for _ in range(2):
-        done = subprocess.run([*command, "--out", tmp_path], capture_output=True, text=True)
+        done = subprocess.run(
+            [*command, "--out", tmp_path], cwd=ROOT, capture_output=True, text=True
+        )
         assert (done.returncode, done.stderr) == (0, "")
         written.append(contents(tmp_path))
     assert written[0] == written[1]
