@@ -154,7 +154,7 @@ class Roster:
             self._sizes[client] = float(np.clip(changed, 1, _MOST_EXAMPLES))
 
     def believe(self, said: Mapping[int, float], *, sizes: bool = True) -> dict[int, float]:
-        """Client -> the weight that is believed of what its reply says; see `sizes.py`.
+        """The plausible weight of each client's reply, given what the replies claim.
 
         Args:
             said: Client -> what its reply says.

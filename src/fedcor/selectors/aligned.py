@@ -1,6 +1,6 @@
 """Aligned: choose the group whose updates, added up, point where everyone's mean update points.
 
-The memory u_k, the weights a_k and the mean t of everyone are those of `remembered.py`.
+The memory u_k, the weights a_k and the mean t of everyone are those of `update_memory.py`.
 
 1. sweep     clients that never trained come first, in random order;
 2. oldest    then all clients that have waited too long, and at least the one that was chosen

@@ -16,7 +16,7 @@ The directions come from updates that clients send anyway, so it costs the same 
 selection. It reads the updates of single clients, which secure aggregation hides. A client that was
 chosen and did not deliver is left out for some rounds: twice as long each time, but never forever.
 
-The matching of steps 3 and 4 is in `matching.py`, the random projection in `sketch.py`.
+The matching of steps 3 and 4 is in `matching.py`, the random projection in `update_memory.py`.
 """
 
 from __future__ import annotations
