@@ -16,12 +16,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from fedcor.reporting.page.render import render_page
-
+from fedcor.reporting.page import render_page
 from fedcor.reporting.page.data import page_data
 from fedcor.runs.record import RECORD, read_runs
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from page_runs import write_run
 
 SELECTORS = ("random", "afl", "power_of_choice", "fedcor")

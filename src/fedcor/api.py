@@ -77,6 +77,7 @@ def run(
     folder = _folder(out, resume)
     checked = check_callbacks(callbacks, folder)
     check_at_least("seed", seed, 0, LARGEST_SEED)
+    seed = int(seed)
     run_on_engine = _engine(engine, address)
     with _bar(f"{resolved.name} {resolved.selector}", resolved.rounds, progress) as update:
 

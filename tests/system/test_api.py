@@ -597,3 +597,49 @@ def test_a_mistake_in_a_step_is_told(step, message):
     experiment = fedcor.experiment("digits", rounds=2, optimiser=Mine())
     with pytest.raises(FedcorError, match=f"round 0: the optimiser Mine.*{message}"):
         fedcor.run(experiment, "random")
+
+
+def test_numbers_of_numpy_are_written_as_numbers(tmp_path):
+    experiment = fedcor.experiment("digits", partition=fedcor.IID(np.int64(20)), rounds=1)
+    fedcor.run(experiment, "random", seed=np.int64(3), out=tmp_path / "run")
+    header = fedcor.load(tmp_path).runs[0].header
+    assert header["seed"] == 3
+    assert header["config"]["partition"]["clients"] == 20
+
+
+@pytest.mark.parametrize(
+    ("selectors", "message"),
+    [
+        (5, "must be names or objects"),
+        ({"..": "random"}, "must have a letter or a digit"),
+        ({1: "random", "1": "afl"}, "is listed twice"),
+    ],
+)
+def test_selectors_that_cannot_be_compared_are_refused(selectors, message):
+    with pytest.raises(ConfigError, match=message):
+        fedcor.compare("digits", selectors, seeds=[1], rounds=1)
+
+
+class Parts:
+    """A user's partition that returns what it was given."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    def split(self, labels, rng):
+        return self.parts
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (None, "the partition failed"),
+        ([[0, 1], [1, 2]], "gave sample 1 2 times"),
+        ([[0, 1], [-1, 2]], "client 1 sample -1"),
+        ([[[0], [1, 2]], [3]], "the partition failed"),
+    ],
+)
+def test_a_partition_that_cannot_be_used_is_refused(parts, message):
+    experiment = fedcor.experiment("digits", partition=Parts(parts), clients_per_round=1)
+    with pytest.raises(fedcor.FedcorError, match=message):
+        fedcor.run(experiment, "random", rounds=1)

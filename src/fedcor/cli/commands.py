@@ -125,7 +125,6 @@ def compare(options: argparse.Namespace) -> None:
 
 def data_list(options: argparse.Namespace) -> None:  # noqa: ARG001
     """The data sets, and whether they are present."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -140,7 +139,7 @@ def data_list(options: argparse.Namespace) -> None:  # noqa: ARG001
         here = "yes" if entry.present else "no"
         # The next step may be to install `fedcor[sim]`, which is no markup.
         table.add_row(*map(Text, (entry.name, what, here, entry.next_step)))
-    Console().print(table)
+    _Console().print(table)
     print(f"\ncache folder: {cache_dir()} (FEDCOR_DATA names another)")
 
 
@@ -451,4 +450,4 @@ def explain(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(found))
     else:
-        render_explanation(found, Console())
+        render_explanation(found, _Console())

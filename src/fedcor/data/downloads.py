@@ -14,6 +14,7 @@ import gzip
 import io
 import json
 import logging
+import lzma
 import shutil
 import struct
 import tarfile
@@ -215,7 +216,7 @@ def _read_files(source: Path, wanted: Collection[str]) -> dict[str, bytes]:
                     assert stream is not None  # a regular file has content
                     found[name] = stream.read()
             return found
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError) as error:
         raise DataError(f"{source}: cannot be read ({one_line(error)})") from error
 
 

@@ -181,7 +181,7 @@ def _from_table(table: Mapping[str, Any]) -> Partitioner:
 
 
 def check_parts(parts: Sequence[Any], samples: int) -> list[IntArray]:
-    """The parts that a partition gave, as sorted arrays; refuses what cannot be trained on."""
+    """The parts that a partition gave, as arrays; refuses what cannot be trained on."""
     checked = []
     for client, part in enumerate(parts):
         rows = np.asarray(part)
@@ -190,11 +190,15 @@ def check_parts(parts: Sequence[Any], samples: int) -> list[IntArray]:
                 f"the partition gave client {client} no samples, or no list of sample indices"
             )
         if rows.min() < 0 or rows.max() >= samples:
+            wrong = rows.min() if rows.min() < 0 else rows.max()
             raise DataError(
-                f"the partition gave client {client} sample {rows.max()} of {samples}: "
+                f"the partition gave client {client} sample {wrong} of {samples}: "
                 f"indices go from 0 to {samples - 1}"
             )
         checked.append(rows.astype(np.int64))
     if not checked:
         raise DataError("the partition has no clients")
+    counts = np.bincount(np.concatenate(checked))
+    if counts.max() > 1:
+        raise DataError(f"the partition gave sample {counts.argmax()} {counts.max()} times")
     return checked

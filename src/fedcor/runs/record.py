@@ -228,7 +228,7 @@ def read_runs(folder: Path) -> list[RunRecord]:
 def read_checkpoint(folder: Path) -> dict[str, Array] | None:
     """The named arrays of a run's newest checkpoint; None when it has none yet.
 
-    Raises RecordError for a damaged one; `folder.open_run` then takes the one before it.
+    Raises RecordError for a damaged one; `resume.open_run` then takes the one before it.
     """
     path = folder / CHECKPOINT
     try:
@@ -259,7 +259,11 @@ def json_line(entry: Mapping[str, Any]) -> str:
     }
     if "metrics" in clean:
         clean["metrics"] = {name: _each_in_json(v) for name, v in entry["metrics"].items()}
-    return json.dumps(clean, separators=(",", ":"), allow_nan=False, default=repr) + "\n"
+    return json.dumps(clean, separators=(",", ":"), allow_nan=False, default=_plain) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else repr(value)
 
 
 def _in_json(value: Any) -> Any:

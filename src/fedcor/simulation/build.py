@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 
 from fedcor.core.config import check_memory, expand_home
-from fedcor.core.errors import ConfigError, errors_under
+from fedcor.core.errors import ConfigError, blame, errors_under
 from fedcor.core.rng import stream
 from fedcor.core.types import IntArray, Optimiser, Selector, optimiser_traits
 from fedcor.data.cache import cache_file
@@ -189,9 +189,9 @@ def client_names_of(experiment: Experiment) -> tuple[str, ...]:
 
 def split_data(experiment: Experiment, data: Dataset, seed: int) -> list[IntArray]:
     """The training samples of each client."""
-    with errors_under("partition"):
+    with errors_under("partition"), blame("the partition failed"):
         parts = experiment.partition.split(data.train_y, stream(seed, "partition"))
-    checked = check_parts(parts, len(data.train_y))
+        checked = check_parts(parts, len(data.train_y))
     if experiment.clients_per_round > len(checked):
         allowed = f"must be at most {len(checked)}: the partition has as many clients"
         raise ConfigError("clients_per_round", experiment.clients_per_round, allowed)

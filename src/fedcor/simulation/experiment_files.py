@@ -8,6 +8,7 @@ variants            one experiment per selector, each with a label of its own
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -212,6 +213,8 @@ def variants(experiment: Experiment, selectors: Selectors) -> list[Experiment]:
     """
     if isinstance(selectors, str | Selector):
         selectors = [selectors]
+    if not isinstance(selectors, Iterable):
+        raise ConfigError("selectors", selectors, "must be names or objects of selectors")
     given: list[Any] = list(selectors.values() if isinstance(selectors, Mapping) else selectors)
     if not given:
         raise ConfigError("selectors", selectors, "must have at least one selector")
@@ -223,16 +226,17 @@ def variants(experiment: Experiment, selectors: Selectors) -> list[Experiment]:
         count = next((int(count) for count in counts if count is not None), 0)
         experiment = dataclasses.replace(experiment, clients_per_round=count)
     if isinstance(selectors, Mapping):
-        return [
-            experiment.with_selector(_built(experiment, selector), str(label))
-            for label, selector in selectors.items()
-        ]
-    labels = _labels(experiment, given)
+        given = [_built(experiment, selector) for selector in given]
+        labels: list[str | None] = [str(label) for label in selectors]
+    else:
+        labels = _labels(experiment, given)
     found = [experiment.with_selector(*pair) for pair in zip(given, labels, strict=True)]
     names = [variant.selector_label for variant in found]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError("selectors", name, "is listed twice")
+        if not re.search(r"\w", name):
+            raise ConfigError("selectors", name, "must have a letter or a digit: it names a folder")
     return found
 
 
@@ -310,7 +314,8 @@ def _merged(key: str, old: Any, new: Any) -> Any:
         return new
     if key in ("model", "optimiser") and new.get("name", old.get("name")) != old.get("name"):
         return new  # the old options belong to another one
-    kinds = {old.get("kind"), new.get("kind", old.get("kind"))}
-    if key == "partition" and len(kinds) > 1 and not kinds <= {*PARTITIONS.built_in}:
+    kinds = [old.get("kind"), new.get("kind", old.get("kind"))]
+    built_in = all(kind in list(PARTITIONS.built_in) for kind in kinds)
+    if key == "partition" and kinds[0] != kinds[1] and not built_in:
         return new
     return {**old, **new}
