@@ -81,7 +81,7 @@ def test_a_long_update_is_scaled_to_the_limit_and_everyone_is_given_the_same():
     lengths = np.linalg.norm(outcome.updates, axis=1)
     usual = np.sort(lengths)[2]  # of six, the lower median; the long one is among the upper ones
     assert lengths[0] == pytest.approx(2.0 * usual, rel=1e-5)
-    assert federation.results.clipped == [0]
+    assert list(federation.results.clipped) == [0]
     change = (state.model - made.start.model).numpy()
     assert_allclose(change, outcome.updates.mean(axis=0), atol=1e-6)
     # Its direction is kept.
