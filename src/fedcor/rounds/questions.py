@@ -67,12 +67,14 @@ class Trained:
     Attributes:
         arrays: Its model, by the names of its arrays.
         loss: Its loss of the model that it trained from; NaN where it is unknown.
+        rms_loss: Root mean square of its samples' losses; `loss` where it is unknown.
         steps: Local steps; 1 where it is unknown.
         seconds: Until its model was back; NaN where it is unknown.
     """
 
     arrays: Arrays
     loss: float = np.nan
+    rms_loss: float = np.nan
     steps: int = 1
     seconds: float = np.nan
 
@@ -263,6 +265,8 @@ class AskedRound(Round[Arrays]):
         """What the selector observes."""
         sent = [self._trained[client] for client in participants.tolist()]
         seconds = np.array([one.seconds for one in sent])
+        losses, _ = screen_losses(np.array([one.loss for one in sent]))
+        rms, _ = screen_losses(np.array([one.rms_loss for one in sent]))
         rate = 1.0 if np.isnan(self._rate) else self._rate
         sizes = self._terms.population.sizes[participants].astype(np.float64)
         return Outcome(
@@ -271,7 +275,8 @@ class AskedRound(Round[Arrays]):
             participants,
             step_sizes=rate * self._steps(participants).astype(np.float64),
             aggregation_weights=sizes if self._terms.weighted else np.ones(len(participants)),
-            read_losses=lambda: screen_losses(np.array([one.loss for one in sent]))[0],
+            read_losses=lambda: losses,
+            read_rms_losses=lambda: np.where(np.isnan(rms), losses, rms),
             read_updates=lambda: self._rows(participants),
             head=self._layout.head,
             durations=seconds if np.isfinite(seconds).any() else None,
