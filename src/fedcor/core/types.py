@@ -281,8 +281,8 @@ class SelectorTraits:
 
 def selector_traits(selector: Selector) -> SelectorTraits:
     """The traits of `selector`, with the default of each that it does not declare."""
-    fields = dataclasses.fields(SelectorTraits)
-    return SelectorTraits(**{one.name: getattr(selector, one.name, one.default) for one in fields})
+    default = vars(SelectorTraits())
+    return SelectorTraits(**{name: getattr(selector, name, default[name]) for name in default})
 
 
 @dataclass(frozen=True)
@@ -436,5 +436,5 @@ class OptimiserTraits:
 
 def optimiser_traits(optimiser: Optimiser) -> OptimiserTraits:
     """The traits of `optimiser`, with the default of each that it does not declare."""
-    fields = dataclasses.fields(OptimiserTraits)
-    return OptimiserTraits(**{one.name: getattr(optimiser, one.name, one.default) for one in fields})
+    default = vars(OptimiserTraits())
+    return OptimiserTraits(**{name: getattr(optimiser, name, default[name]) for name in default})

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedcor.core.errors import FedcorError
 from fedcor.core.text import listed
-from fedcor.rounds.model_arrays import Arrays, ModelForm, array_fault
+from fedcor.rounds.model_arrays import Arrays, ModelForm, numbers_fault, shape_fault
 from fedcor.rounds.questions import Answer, Kind, Trained, Wanted
 from fedcor.rounds.state_machine import Scores
 
@@ -66,6 +66,10 @@ def check_answer(question: Question, given: Mapping[str, Any]) -> None:
         )
     if "models" in given and "updates" in given:
         raise FedcorError("tell models or updates, not both")
+    sent = given.get("models") or given.get("updates") or given.get("losses") or {}
+    both = [str(client) for client in given.get("failures") or () if client in sent]
+    if both:
+        raise FedcorError(f"clients that failed have also sent something: {listed(both)}")
 
 
 def read_answer(question: Question, given: Mapping[str, Any]) -> Answer | Scores:
@@ -129,7 +133,7 @@ def check_model(arrays: Arrays, like: Arrays) -> None:
             f"the model's arrays are {listed(list(arrays))}, not {listed(list(like))}"
         )
     for name, values in arrays.items():
-        fault = array_fault(values, like[name])
+        fault = shape_fault(values, like[name]) or numbers_fault(values, like[name])
         if fault:
             raise FedcorError(f"the model's array {name!r} {fault}")
 
