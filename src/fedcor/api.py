@@ -89,9 +89,9 @@ def run(
         if engine == "simulator" and folder is None:
             from fedcor.runs.runner import run_in_memory
 
-            return Result([run_in_memory(resolved, seed, show, checked)])
+            return Result([run_in_memory(resolved, seed, [*checked, show])])
         with _or_temporary(folder) as where:
-            run_on_engine(resolved, seed, where, resume=resume, on_round=show, callbacks=checked)
+            run_on_engine(resolved, seed, where, resume=resume, callbacks=[*checked, show])
             return Result([_read(where, resolved.rounds, in_memory=folder is None)])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import json
 import shlex
@@ -95,8 +94,8 @@ def not_shared(monkeypatch):
     """Workers do not see the folder of the driver."""
     run_on_worker = runner._run_on_worker
 
-    def elsewhere(task):
-        return run_on_worker(dataclasses.replace(task, lease=Path("/nowhere/else")))
+    def elsewhere(lease, folder, job):
+        return run_on_worker(Path("/nowhere/else"), folder, job)
 
     monkeypatch.setattr(runner, "_run_on_worker", elsewhere)
 
@@ -170,18 +169,18 @@ def test_a_worker_stops_when_nobody_waits_for_its_run(small_data, tmp_path):
     """Dask cannot end a task that runs, which would hold the lock of its run."""
     changes = [small_data.removeprefix("--set "), "training.rounds=12"]
     job = runner.Job(load_experiment("digits", changes, "random"), 1, tmp_path / "run", False)
-    with runner._leased(job) as task:
+    with runner._lease(tmp_path) as lease:
         write = RunWriter.append
 
         def end_lease(self, entry):
             write(self, entry)
             if entry["round"] == 3:
-                task.lease.unlink()
+                lease.unlink()
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(RunWriter, "append", end_lease)
             with pytest.raises(FedcorError, match="stopped after round 3"):
-                runner._run_on_worker(task)
+                runner._run_on_worker(lease, tmp_path, job)
     assert count_rounds(tmp_path / "run") == 4
 
 
