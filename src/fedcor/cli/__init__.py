@@ -24,16 +24,6 @@ from fedcor.core.errors import (
 )
 from fedcor.core.text import lines
 
-COMMANDS = {
-    "demo": commands.demo,
-    "run": commands.run,
-    "compare": commands.compare,
-    "data list": commands.data_list,
-    "data fetch": commands.data_fetch,
-    "report": commands.report,
-    "watch": commands.watch,
-    "explain": commands.explain,
-}
 # Modules whose requirement has another name.
 _REQUIREMENTS = {"sklearn": "scikit-learn", "PIL": "pillow", "ray": "flwr[simulation]"}
 
@@ -94,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: as typed after `fedcor`; None for those of this process.
     """
     options = build_parser().parse_args(arguments)
-    options.command = COMMANDS[options.command]
+    options.command = getattr(commands, options.command)
     return call(options)
 
 

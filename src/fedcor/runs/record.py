@@ -187,22 +187,13 @@ def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and abs(value) < 1e300)
 
 
-def _are_metrics(value: Any) -> bool:
-    """Names -> numbers, or lists of numbers as Flower has them."""
-    return isinstance(value, dict) and all(
-        all(map(_is_number, one)) if isinstance(one, list) else _is_number(one)
-        for one in value.values()
-    )
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_number, value))
 
 
-def _are_missing(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_are_clients, value.values()))
-
-
-def _are_reasons(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(one, list) and all(map(_is_number, one)) for one in value.values()
-    )
+def _table_of(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """A test of a table: names -> values that pass `test`."""
+    return lambda value: isinstance(value, dict) and all(map(test, value.values()))
 
 
 _TESTS: Mapping[Callable[[Any], bool], Sequence[str]] = {
@@ -211,9 +202,9 @@ _TESTS: Mapping[Callable[[Any], bool], Sequence[str]] = {
         *("test_accuracy", "test_loss", "seconds", "bytes_down", "bytes_up"),
         *("duration", "clock", "unreachable"),
     ),
-    _are_reasons: ("why", "details"),
-    _are_metrics: ("metrics",),
-    _are_missing: ("missing",),
+    _table_of(_are_numbers): ("why", "details"),
+    _table_of(lambda value: _is_number(value) or _are_numbers(value)): ("metrics",),
+    _table_of(_are_clients): ("missing",),
 }
 
 

@@ -26,7 +26,6 @@ from fedcor.runs.processes import for_each
 from fedcor.runs.progress import refresh
 from fedcor.runs.record import RunRecord, count_rounds, has_run, json_line, read_run
 from fedcor.runs.resume import (
-    RunWriter,
     folder_name,
     open_run,
     pack_run,
@@ -55,7 +54,6 @@ def run(
     resume: bool = False,
     callbacks: Sequence[GivenCallback] = (),
     root: Path | None = None,
-    in_memory: bool = False,
     wait: float = 0.0,
 ) -> None:
     """Run an experiment in a folder. A finished run is left as it is; callbacks are still called.
@@ -66,8 +64,8 @@ def run(
         out: The run's folder.
         resume: Whether to resume a run that is in the folder already; else it is refused.
         callbacks: Callbacks notified during the run; see `fedcor.Callback`.
-        root: The folder of all runs that belong together; None for `out`.
-        in_memory: Whether the folder is a temporary one, which callbacks are not told.
+        root: The folder of all runs that belong together, for callbacks. None if `out` is a
+            temporary folder, which they are not told.
         wait: For how many seconds to wait for another process that writes to the folder.
 
     Example:
@@ -83,32 +81,23 @@ def run(
         open_run(out, header, resume=resume, wait=wait) as writer,
         following(callbacks) as session,
     ):
-        if writer.done >= rounds:
-            session.start(_started(writer, root, in_memory))
-            session.end()
-            return
-        # Built before anything is written: only the data can tell that some settings cannot work.
-        simulation = build_simulation(experiment, seed)
-        start = _restore(writer.checkpoint, simulation, out) if writer.checkpoint else None
-        writer.begin()
-        if names := client_names_of(experiment):
-            write_client_names(out, names)
-        session.start(_started(writer, root, in_memory))
-        for record, state in simulation.run(rounds, start):
+        if writer.done < rounds:
+            # Built before anything is written: only the data can tell that settings cannot work.
+            simulation = build_simulation(experiment, seed)
+            start = _restore(writer.checkpoint, simulation, out) if writer.checkpoint else None
+            writer.begin()
+            if names := client_names_of(experiment):
+                write_client_names(out, names)
+        started = StartedRun(json.loads(json_line(writer.header)))
+        if root is not None:
+            started = StartedRun(started.header, out, root, writer.resumed, writer.kept)
+        session.start(started)
+        for record, state in simulation.run(rounds, start) if writer.done < rounds else ():
             writer.append(dataclasses.asdict(record))
             if state.round % CHECKPOINT_EVERY == 0 or state.round == rounds:
                 writer.save(state.to_arrays())
             session.round(record)
         session.end()
-
-
-def _started(writer: RunWriter, root: Path | None, in_memory: bool) -> StartedRun:
-    """What callbacks are told at the start."""
-    header = json.loads(json_line(writer.header))
-    if in_memory:
-        return StartedRun(header)
-    folder, kept = writer.folder, list(writer.kept)
-    return StartedRun(header, folder, root or folder, writer.resumed, kept)
 
 
 def run_in_memory(
@@ -176,14 +165,6 @@ class Job:
     resume: bool
     callbacks: tuple[GivenCallback, ...] = ()
     root: Path | None = None
-    in_memory: bool = False
-
-    @property
-    def name(self) -> str:
-        """How an error names the run."""
-        if self.in_memory:
-            return f"{self.experiment.selector}, seed {self.seed}"
-        return str(self.out)
 
 
 def compare_jobs(
@@ -221,16 +202,9 @@ def compare_jobs(
     for folder in folders:
         if has_run(folder) and not resume:
             raise RunExistsError(folder)
+    root = None if in_memory else out
     return [
-        Job(
-            variant,
-            seed,
-            folder,
-            resume=resume,
-            callbacks=tuple(callbacks),
-            root=out,
-            in_memory=in_memory,
-        )
+        Job(variant, seed, folder, resume=resume, callbacks=tuple(callbacks), root=root)
         for (seed, variant), folder in zip(pairs, folders, strict=True)
     ]
 
@@ -297,7 +271,8 @@ def _named(job: Job) -> Iterator[None]:
     except (ConfigError, RecordError):
         raise
     except FedcorError as error:
-        raise FedcorError(f"{job.name}: {error}") from error
+        name = f"{job.experiment.selector}, seed {job.seed}" if job.root is None else job.out
+        raise FedcorError(f"{name}: {error}") from error
 
 
 def _run_on_cluster(
@@ -378,12 +353,11 @@ def _replay(job: Job, done: int) -> None:
         return
     record = read_run(job.out)
     kept, new = record.rounds[:done], record.rounds[done:]
+    started = StartedRun(record.header)
+    if job.root is not None:
+        started = StartedRun(record.header, job.out, job.root, bool(kept), kept)
     with following(job.callbacks) as session:
-        if job.in_memory:
-            session.start(StartedRun(record.header))
-        else:
-            root = job.root or job.out
-            session.start(StartedRun(record.header, job.out, root, bool(kept), kept))
+        session.start(started)
         for line in new:
             scores = {name: math.nan for name in SCORES if line.get(name) is None}
             session.round(RoundRecord(**{**line, **scores}))

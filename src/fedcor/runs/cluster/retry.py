@@ -11,7 +11,6 @@ compares its versions with those of this process (`task_entry`), then makes the 
 
 from __future__ import annotations
 
-import gc
 import importlib
 import logging
 import os
@@ -23,8 +22,9 @@ import sysconfig
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import chdir, contextmanager, nullcontext, suppress
+from contextlib import chdir, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,15 +75,13 @@ def run_with_retries(
     """
     with connect(backend, address) as cluster:
         _wait_for_workers(cluster, at_once)
-        left = iter(items)
-        running: dict[Any, T] = {}
+        waiting, running = deque(items), dict[Any, T]()
         try:
-            while True:
+            while waiting or running:
                 limit = at_once or max(1, cluster.slots())
-                while len(running) < limit and (entry := next(((item,) for item in left), None)):
-                    running[cluster.submit(pack(partial(function, entry[0])))] = entry[0]
-                if not running:
-                    return
+                while waiting and len(running) < limit:
+                    item = waiting.popleft()
+                    running[cluster.submit(pack(partial(function, item)))] = item
                 for task in cluster.finished(list(running)):
                     yield running.pop(task), _unpack(*cluster.result(task))
         finally:
@@ -115,14 +113,9 @@ def _unpack(status: str, value: Any) -> Any:
     return value
 
 
-@contextmanager
-def connect(backend: str, address: str | None) -> Iterator[RayCluster | DaskCluster]:
+def connect(backend: str, address: str | None) -> closing[RayCluster | DaskCluster]:
     """Connect to a cluster that is running; it stays up when the block ends."""
-    cluster = RayCluster(address) if backend == "ray" else DaskCluster(address)
-    try:
-        yield cluster
-    finally:
-        cluster.close()
+    return closing(RayCluster(address) if backend == "ray" else DaskCluster(address))
 
 
 class RayCluster:
@@ -236,22 +229,16 @@ class DaskCluster:
             # It logs each lost connection at length; our errors say what matters.
             for name in ("distributed", "distributed.client", "distributed.comm"):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
-            self._client = self._connect(address)
+            try:
+                self._client = self._dask.Client(
+                    address, timeout=CONNECT_WITHIN, set_as_default=False
+                )
+            except Exception as error:
+                raise FedcorError(
+                    f"no Dask scheduler can be used at {address}: {one_line(str(error), 500)}; is "
+                    "this the address of the scheduler?"
+                ) from error
         self._function = task_entry()
-
-    def _connect(self, address: str) -> Any:
-        try:
-            return self._dask.Client(address, timeout=CONNECT_WITHIN, set_as_default=False)
-        except Exception as error:
-            why = one_line(str(error), 500)
-            error.__traceback__ = error.__cause__ = error.__context__ = None
-        # The client that failed logs a long message when it is collected: do that now, and raise
-        # an error that does not hold it.
-        gc.collect()
-        raise FedcorError(
-            f"no Dask scheduler can be used at {address}: {why}; is this the address of the "
-            "scheduler?"
-        )
 
     @contextmanager
     def _connected(self) -> Iterator[None]:

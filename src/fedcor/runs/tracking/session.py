@@ -32,11 +32,6 @@ TRACKERS = Registry(
 )
 
 
-def tracker_names() -> list[str]:
-    """All built-in and registered trackers."""
-    return TRACKERS.names()
-
-
 def build_callback(given: GivenCallback) -> Any:
     """One callback for one run.
 
