@@ -52,6 +52,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 CHECK_PARENT_EVERY = 0.2  # seconds
+# A worker computes in one thread. Without these, libraries start one per core when imported.
+_ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+)
 
 
 def check_backend(backend: str, address: str | None) -> None:
@@ -65,14 +69,13 @@ def for_each(
     items: Sequence[T],
     processes: int | None,
     backend: str = "loky",
-    address: str | None = None,
 ) -> Iterator[T]:
     """Call `function` on each of `items`, in up to `processes` processes; see `map_each`.
 
     Yields:
         Each item when its call is done, in the order in which they finish.
     """
-    for item, _ in map_each(function, items, processes, backend, address):
+    for item, _ in map_each(function, items, processes, backend):
         yield item
 
 
@@ -121,7 +124,6 @@ def map_each(
             backend=backend,
             return_as="generator_unordered",
             batch_size=1,
-            pre_dispatch="all",
             max_nbytes=None,
         )
         calls = (joblib.delayed(_call)(function, i, item) for i, item in enumerate(items))
@@ -132,8 +134,10 @@ def map_each(
 def _map_in_processes(
     function: Callable[[T], R], items: Sequence[T], processes: int
 ) -> Iterator[tuple[T, R]]:
-    started_from = os.getpid(), os.getcwd()
-    executor = ProcessPoolExecutor(processes, initializer=_begin_worker, initargs=started_from)
+    here = os.getpid(), os.getcwd()
+    executor = ProcessPoolExecutor(
+        processes, initializer=_begin_worker, initargs=here, env=_ONE_THREAD
+    )
     try:
         with _ignoring_interrupts():
             calls = [executor.submit(_call, function, i, item) for i, item in enumerate(items)]

@@ -16,7 +16,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -82,15 +82,12 @@ def open_run(
         lock.acquire()
     except Timeout:
         raise RecordError(f"{folder} is in use: another process is writing this run") from None
-    writer = None
     try:
         remove_leftovers(folder / path for path in _WRITTEN)
         header = {"kind": "header", **header}
-        writer = RunWriter(folder, header, *_existing_run(folder, header, resume))
-        yield writer
+        with closing(RunWriter(folder, header, *_existing_run(folder, header, resume))) as writer:
+            yield writer
     finally:
-        if writer is not None:
-            writer.close()
         lock.release()
         if made and not (folder / RECORD).exists():  # refused before anything was written
             with suppress(OSError):
