@@ -468,7 +468,7 @@ def test_jobs_on_a_cluster_are_as_many_as_it_runs():
 def test_the_command_line_takes_no_number_of_jobs_below_one(command, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([*command.split(), "--jobs", "0"])
-    assert "argument --jobs: '0': must be at least 1" in capsys.readouterr().err
+    assert "argument --jobs: '0' is not a whole number from 1" in capsys.readouterr().err
 
 
 def test_a_plan_refuses_numbers_of_jobs_that_cannot_be():

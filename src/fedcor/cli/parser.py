@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -63,18 +64,11 @@ _LARGEST = 2**31
 _MOST_SEEDS = 10_000
 
 
-def parse_count(text: str) -> int:
-    """A whole number from 0 on."""
-    if not text.isdecimal() or (value := int(text)) > _LARGEST:
-        allowed = f"is not a whole number from 0 to {_LARGEST}"
+def parse_count(text: str, least: int = 0) -> int:
+    """A whole number from `least` on."""
+    if not text.isdecimal() or not least <= (value := int(text)) <= _LARGEST:
+        allowed = f"is not a whole number from {least} to {_LARGEST}"
         raise argparse.ArgumentTypeError(f"{text!r} {allowed}")
-    return value
-
-
-def parse_jobs(text: str) -> int:
-    """A number of processes."""
-    if not text.isdecimal() or not 1 <= (value := int(text)) <= _LARGEST:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be at least 1 (a whole number)")
     return value
 
 
@@ -268,7 +262,7 @@ def add_jobs(
     """Add `--jobs`."""
     parser.add_argument(
         "--jobs",
-        type=parse_jobs,
+        type=partial(parse_count, least=1),
         default=default,
         help=f"number of processes, one thread each (default: {default_name})",
     )

@@ -185,7 +185,7 @@ def folder_name(selector: str) -> str:
 
 
 def pack_run(folder: Path) -> dict[str, bytes]:
-    """The files of a finished run, to be sent to another machine."""
+    """The files of a finished run, to be sent to another machine; its newest checkpoint last."""
     names = (RECORD, CLIENT_NAMES, PREVIOUS, CHECKPOINT)
     return {str(name): read_plain(folder / name) for name in names if (folder / name).is_file()}
 
@@ -198,9 +198,8 @@ def unpack_run(folder: Path, header: Mapping[str, Any], files: Mapping[str, byte
     with open_run(folder, header, resume=True):
         for old in (CHECKPOINT, PREVIOUS, REFUSED):
             (folder / old).unlink(missing_ok=True)
-        for name in (RECORD, CLIENT_NAMES, PREVIOUS, CHECKPOINT):
-            if str(name) in files:
-                write_whole(folder / name, files[str(name)])
+        for name, content in files.items():
+            write_whole(folder / name, content)
 
 
 def _refuse_links(folder: Path) -> None:

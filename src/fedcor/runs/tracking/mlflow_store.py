@@ -123,13 +123,11 @@ class MLflow(RoundTracker):
     def _make_run(self, run: StartedRun, store: Path) -> str:
         name = str(run.header.get("experiment"))
         found = self._client.get_experiment_by_name(name)
-        if found is not None:
-            experiment = found.experiment_id
-        elif os.environ.get(URI):
-            experiment = self._client.create_experiment(name)
-        else:
-            place = (store.parent / ARTIFACTS).resolve().as_uri()
+        if found is None:
+            place = None if os.environ.get(URI) else (store.parent / ARTIFACTS).resolve().as_uri()
             experiment = self._client.create_experiment(name, artifact_location=place)
+        else:
+            experiment = found.experiment_id
         made: str = self._client.create_run(experiment, run_name=run.name).info.run_id
         return made
 

@@ -45,17 +45,13 @@ def build_callback(given: GivenCallback) -> Any:
     """
     if isinstance(given, str):
         return TRACKERS.build(given, {})
-    if isinstance(given, type):
-        if not _has_methods(given):
-            raise ConfigError("callbacks", given, _ALLOWED)
-        return given()
-    if isinstance(given, Tracker):
-        return copy.copy(given)
     if _has_methods(given):
-        return given
-    if callable(given):
-        return SimpleNamespace(on_round=given)
-    raise ConfigError("callbacks", given, _ALLOWED)
+        if isinstance(given, type):
+            return given()
+        return copy.copy(given) if isinstance(given, Tracker) else given
+    if isinstance(given, type) or not callable(given):
+        raise ConfigError("callbacks", given, _ALLOWED)
+    return SimpleNamespace(on_round=given)
 
 
 _ALLOWED = (
