@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
-from numpy.lib import format as npy
 
 from fedcor.core.config import check_at_least, check_between, expand_home, plain_keywords
 from fedcor.core.describe import Described, describe, describe_array, reference
-from fedcor.core.errors import ConfigError, DataError
+from fedcor.core.errors import ConfigError, DataError, blame
 from fedcor.core.rng import stream
 from fedcor.core.types import Array, FloatArray, IntArray
+from fedcor.data.cache import open_npz
 from fedcor.data.datasets import Dataset
 from fedcor.data.own_samples import (
     Samples,
@@ -38,7 +36,6 @@ from fedcor.data.own_samples import (
 
 # Characters of a description in a record. Of a longer one, as of a list of files, it has a digest.
 _LONGEST = 10_000
-_ABSENT: Any = object()
 _MOST_DIFFERENT = 1e3  # of alpha and beta
 _TESTED = 20  # samples of each client that is tested on
 _TEST_FILE = "test"
@@ -89,7 +86,7 @@ def is_client_data(given: Any) -> bool:
     return (
         not isinstance(given, type)
         and callable(getattr(given, "load", None))
-        and _attribute(given, "sizes", _ABSENT) is not _ABSENT
+        and _attribute(given, "sizes") is not None
     )
 
 
@@ -106,12 +103,12 @@ def as_client_data(
     Raises:
         DataError: The sizes, the names, the classes or the test data cannot be used.
     """
-    sizes = np.asarray(to_array("sizes", _attribute(given, "sizes", None)))
+    sizes = np.asarray(to_array("sizes", _attribute(given, "sizes")))
     if sizes.ndim != 1 or not len(sizes) or sizes.dtype.kind not in "iu" or sizes.min() < 1:
         raise DataError(
             "sizes must be one whole number per client, at least 1: how many samples it has"
         )
-    test = _attribute(given, "test_data", None) if test_data is None else test_data
+    test = _attribute(given, "test_data") if test_data is None else test_data
     if not isinstance(test, tuple | list) or len(test) != 2:
         raise DataError(
             "there is no test data: give test_data=(x_test, y_test), or the attribute test_data"
@@ -138,19 +135,14 @@ def as_client_data(
     return dataset, given
 
 
-def _attribute(given: ClientData, name: str, default: Any) -> Any:
-    try:
-        return getattr(given, name, default)
-    except DataError:
-        raise
-    except Exception as error:  # a user's own property may fail in any way
-        cause = f"{type(error).__name__}: {error}"
-        raise DataError(f"{name} of the clients could not be read: {cause}") from error
+def _attribute(given: ClientData, name: str) -> Any:
+    with blame(f"{name} of the clients could not be read"):
+        return getattr(given, name, None)
 
 
 def _classes(given: ClientData, labels: Array) -> int:
     """K; one more than the largest label where the clients do not say it."""
-    classes = _attribute(given, "classes", None)
+    classes = _attribute(given, "classes")
     if classes is None:
         return int(labels.max()) + 1
     if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 1:
@@ -160,7 +152,7 @@ def _classes(given: ClientData, labels: Array) -> int:
 
 def _names(given: ClientData, count: int) -> tuple[str, ...]:
     """What the clients are called; () where they do not say it."""
-    found = _attribute(given, "names", None)
+    found = _attribute(given, "names")
     if found is None:
         return ()
     names = tuple(map(str, found)) if isinstance(found, Iterable) else None
@@ -238,15 +230,13 @@ class PerClient(Described):
 def describe_clients(given: ClientData) -> dict[str, Any]:
     """What a record says of them: what tells them from others, and the digest of the sizes."""
     own = getattr(given, "describe", None)
-    try:
+    # A user's own method may fail; attributes may go round in a circle.
+    with blame(
+        "the clients cannot be described in a record; their method describe() must return what "
+        "tells them from others, as numbers and texts"
+    ):
         made = describe(own() if callable(own) else given)
         text = json.dumps(made, sort_keys=True, default=repr)
-    except Exception as error:  # a user's own method may fail; attributes may go round in a circle
-        cause = f"{type(error).__name__}: {error}"
-        raise DataError(
-            f"the clients cannot be described in a record: {cause}; their method describe() must "
-            "return what tells them from others, as numbers and texts"
-        ) from error
     if len(text) > _LONGEST:
         kind = f"{type(given).__module__}:{type(given).__qualname__}"
         made = {"class": kind, "sha256": hashlib.sha256(text.encode()).hexdigest()}
@@ -351,8 +341,8 @@ class SyntheticPopulation:
 class FolderPopulation(Described):
     """Clients in a folder: one file `<id>.npz` each, with the arrays `x` and `y`, and `test.npz`.
 
-    A client is called as its file. The files' heads are read once, for the sizes and checksums; a
-    file is read when its client is needed.
+    A client is called as its file. The arrays `y` are read once, for the sizes, and the checksums
+    of the files; a whole file is read when its client is needed.
 
     Args:
         folder: Where the files are.
@@ -373,7 +363,10 @@ class FolderPopulation(Described):
             raise DataError(f"{folder}: there is no file <id>.npz of a client")
         found, digest = {}, hashlib.sha256()
         for path in paths:
-            found[path.stem], content = _head(path)
+            with open_npz(path, ("x", "y")) as archive:
+                found[path.stem] = len(archive["y"])
+                entries = archive.zip.infolist()  # their checksums are those of the archive
+            content = [(entry.filename, entry.file_size, entry.CRC) for entry in entries]
             digest.update(repr((path.stem, content)).encode())
         object.__setattr__(self, "_found", found)
         object.__setattr__(self, "_checksum", digest.hexdigest())
@@ -391,42 +384,18 @@ class FolderPopulation(Described):
     @property
     def test_data(self) -> tuple[Array, Array]:
         """The arrays of `test.npz`."""
-        return _read_arrays(self._path(_TEST_FILE))
+        return self._read(_TEST_FILE)
 
     def load(self, client: int) -> tuple[Array, Array]:
         """The arrays of a client's file."""
-        return _read_arrays(self._path(self.names[client]))
+        return self._read(self.names[client])
 
     def describe(self) -> dict[str, Any]:
         """The folder, and a checksum of the clients' files: their names, sizes and contents."""
         made_by = reference(FolderPopulation)
         return {"class": made_by, "folder": self.folder, "checksum": self._checksum}
 
-    def _path(self, name: str) -> Path:
-        return expand_home("folder", self.folder) / f"{name}.npz"
-
-
-def _read_arrays(path: Path) -> tuple[Array, Array]:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return arrays["x"], arrays["y"]
-    except Exception as error:  # a damaged file gives errors of zlib, zipfile, NumPy and others
-        cause = f"{type(error).__name__}: {error}"
-        raise DataError(f"{path}: has no arrays x and y that can be read: {cause}") from None
-
-
-def _head(path: Path) -> tuple[int, list[tuple[str, int, int]]]:
-    """The length of the array `y`, from the head of its file; and of each array in the archive, its
-    name, its bytes and the checksum that the archive has of them.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open("y.npy") as file:
-            read: Any = npy.read_array_header_1_0
-            if npy.read_magic(file)[0] != 1:
-                read = npy.read_array_header_2_0
-            shape = read(file)[0]
-            content = [(entry.filename, entry.file_size, entry.CRC) for entry in archive.infolist()]
-            return int(shape[0]), content
-    except Exception as error:  # as in _read_arrays
-        cause = f"{type(error).__name__}: {error}"
-        raise DataError(f"{path}: has no array y that can be read: {cause}") from None
+    def _read(self, name: str) -> tuple[Array, Array]:
+        path = expand_home("folder", self.folder) / f"{name}.npz"
+        with open_npz(path, ("x", "y")) as archive:
+            return archive["x"], archive["y"]

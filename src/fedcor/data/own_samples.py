@@ -172,7 +172,7 @@ class Targets:
 
 def as_targets(train: Any, test: Any) -> Targets:
     """A user's `y` of training and test data. Raises DataError for what cannot be either."""
-    given = _plain("y_train", train), _plain("y_test", test)
+    given = _column("y_train", train), _column("y_test", test)
     if given[0].dtype.kind == "f":
         if given[1].dtype.kind not in "buif":
             raise DataError(f"y_train holds numbers, but y_test is of type {given[1].dtype}")
@@ -187,25 +187,29 @@ def as_targets(train: Any, test: Any) -> Targets:
     return _labels(*given)
 
 
-def _plain(key: str, given: Any) -> Array:
-    """As an array of one plain type; a single column becomes (n,)."""
-    array = to_array(key, given)
+def _column(key: str, given: Any) -> Array:
+    """Targets as an array of one plain type; a single column becomes (n,)."""
+    array = plain_values(key, given)
     if array.ndim > 1 and array.shape[1:] == (1,):
         array = array[:, 0]
     if array.ndim < 1 or array.size == 0:
         raise DataError(f"{key} must have one entry per sample, but has the shape {array.shape}")
-    if array.dtype.kind == "O":
-        values = array.reshape(-1).tolist()
-        if any(value is None or value != value for value in values):
-            raise DataError(f"{key} has missing values (None or NaN)")
-        array = (
-            array.astype(str)
-            if all(isinstance(value, str) for value in values)
-            else np.array(values).reshape(array.shape)
-        )
     if array.dtype.kind not in "buifUS":
         raise DataError(f"{key} must hold labels or numbers, but is of type {array.dtype}")
     return array
+
+
+def plain_values(key: str, given: Any) -> Array:
+    """`given` as an array, in which Python objects become numbers or strings."""
+    array = to_array(key, given)
+    if array.dtype.kind != "O":
+        return array
+    values = array.reshape(-1).tolist()
+    if any(value is None or value != value for value in values):
+        raise DataError(f"{key}: some values are missing (None or NaN)")
+    if len({isinstance(value, str) for value in values}) > 1:
+        raise DataError(f"{key} must be all strings or all integers")
+    return np.array(values).reshape(array.shape)
 
 
 def _labels(train: Array, test: Array) -> Targets:
