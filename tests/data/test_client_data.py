@@ -349,7 +349,7 @@ def test_clients_that_cannot_be_used_are_refused_when_the_experiment_is_made(cha
 )
 def test_a_client_whose_data_does_not_fit_is_named(given, message):
     made = Experiment(Own(given=given), **COMMON, rounds=1, selector=Random(1))
-    with pytest.raises(DataError, match=f"client [0-5]: .*{message}"):
+    with pytest.raises(FedcorError, match=f"client [0-5]: .*{message}"):
         run_in_memory(made, 1)
 
 

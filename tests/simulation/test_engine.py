@@ -288,7 +288,7 @@ def test_training_a_users_module_does_not_change_torchs_global_stream():
 def test_a_users_module_that_fails_is_reported_with_client_and_round():
     # Batch normalisation does not accept batches of one.
     engine = engine_of("a user's module", LocalTraining(1, 2, 0.1))
-    message = "round 7, client 2: local training failed: Expected more than 1 value"
+    message = "round 7, client 2: local training failed: ValueError: Expected more than 1 value"
     with pytest.raises(FedcorError, match=message):
         engine.train(engine.initial_model, [2], 7, 0.1)
 

@@ -125,8 +125,7 @@ def as_data(data: Any, test_data: Any, partition: Any) -> tuple[str | OwnData, P
 
 def as_model(given: Any) -> Any:
     """A table with `name`, or the object: a factory, a class, or a module."""
-    if isinstance(given, str):
-        given = {"name": given}
+    given = as_table(given)
     if not isinstance(given, Mapping):
         try:
             load_model_factory(given)
@@ -134,7 +133,6 @@ def as_model(given: Any) -> Any:
             allowed = "must be a name, a table, a module of torch, or a function that makes one"
             raise ConfigError("model", given, allowed) from None
         return given
-    check_finite({"model": given})
     options = dict(given)
     name = options.pop("name", None)
     if not isinstance(name, str):
@@ -145,33 +143,27 @@ def as_model(given: Any) -> Any:
     return given
 
 
-def as_optimiser_setting(given: Any) -> Any:
-    """A table, which need not have a `name`; the object; or None for the selector's optimiser."""
-    if isinstance(given, str):
-        return {"name": given}
-    if isinstance(given, Mapping):
-        check_finite({"optimiser": given})
-    elif given is not None:
-        try:
-            as_optimiser(given)
-        except ConfigError as error:
-            about = error.renamed if error.key == "name" else error.under
-            raise about("optimiser") from None
-    return given
+def as_table(given: Any) -> Any:
+    """A name as a table; anything else unchanged."""
+    return {"name": given} if isinstance(given, str) else given
 
 
 def make_optimiser(setting: Any, default: Callable[[], str]) -> Optimiser:
     """The optimiser of a setting.
 
     Args:
-        setting: What `as_optimiser_setting` returned.
+        setting: A table, which need not have a `name`; an object; or None for the default.
         default: Gives the name of the optimiser where the setting has none.
 
     Raises:
         ConfigError: There is no such optimiser, or an option is wrong.
     """
     if setting is not None and not isinstance(setting, Mapping):
-        return as_optimiser(setting)
+        try:
+            return as_optimiser(setting)
+        except ConfigError as error:
+            about = error.renamed if error.key == "name" else error.under
+            raise about("optimiser") from None
     options = dict(setting or {})
     name = options.pop("name") if "name" in options else default()
     with errors_under("optimiser"):

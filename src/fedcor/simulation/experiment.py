@@ -41,10 +41,10 @@ from fedcor.simulation.coerce import (
     OwnData,
     as_data,
     as_model,
-    as_optimiser_setting,
     as_python,
     as_selectors,
     as_settings,
+    as_table,
     check_finite,
     describe_model,
     describe_optimiser,
@@ -79,7 +79,7 @@ TABLES = {
 _PLAIN_TYPES = (int, float, str, tuple[int, ...], float | None)
 _COERCE: dict[str, Callable[[Any], Any]] = {
     "model": as_model,
-    "optimiser": as_optimiser_setting,
+    "optimiser": as_table,
     "selectors": as_selectors,
     "faults": partial(as_settings, "faults", Faults),
     "byzantine": partial(as_settings, "byzantine", Byzantine),
@@ -197,6 +197,7 @@ class Experiment:
         self._set("data", data)
         self._set("test_data", None)
         self._set("partition", partition)
+        check_finite({key: getattr(self, key) for key in ("model", "optimiser", "selectors")})
         for key, coerce in _COERCE.items():
             self._set(key, coerce(getattr(self, key)))
         self._take_selector()
@@ -282,10 +283,7 @@ class Experiment:
         if label is None or isinstance(selector, str):
             return dataclasses.replace(self, selector=selector)
         return dataclasses.replace(
-            self,
-            clients_per_round=self.clients_per_round or _chosen_by(selector),
-            selector=label,
-            selectors={**self.selectors, label: selector},
+            self, selector=label, selectors={**self.selectors, label: selector}
         )
 
     def describe(self) -> dict[str, Any]:
@@ -381,23 +379,17 @@ class Experiment:
             self._set("learning_rate", convert("learning_rate", given, float))
             check_positive("learning_rate", self.learning_rate)
             check_between("learning_rate", self.learning_rate, 0.0, _LARGEST)
-            if self.factor > 1.0:  # the rate is highest at the end
-                self.build_schedule().at(self.rounds - 1)
-            return
-        if self.milestones:
+        elif self.milestones:
             allowed = "go with a learning rate that is a number; yours is a schedule of its own"
             raise ConfigError("milestones", self.milestones, allowed)
-        schedule = as_schedule(given)
+        schedule = self.build_schedule()
         for round in {0, self.rounds - 1}:
             schedule.at(round)
 
     def _check_selectors(self) -> None:
         """All tables of selectors: a misspelt key is refused even if another selector runs."""
         for name, options in self.selectors.items():
-            if not isinstance(options, Mapping):
-                continue
-            check_finite({f"selectors.{name}": options})
-            if "clients_per_round" in options:
+            if isinstance(options, Mapping) and "clients_per_round" in options:
                 key, given = f"selectors.{name}.clients_per_round", options["clients_per_round"]
                 raise ConfigError(key, given, "is set for all by clients_per_round")
         if not self.clients_per_round:

@@ -24,7 +24,7 @@ from fedcor.rounds.defence.settings import Defence
 from fedcor.rounds.rules.declaration import Rules
 from fedcor.selectors import SELECTORS, selector_name
 from fedcor.simulation.byzantine import Byzantine
-from fedcor.simulation.coerce import DEEPEST, as_selectors
+from fedcor.simulation.coerce import DEEPEST, as_selectors, check_finite
 from fedcor.simulation.experiment import TABLES, Experiment
 from fedcor.simulation.faults import Faults
 
@@ -123,19 +123,8 @@ def read_settings(source: str | Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         # It is not UTF-8, not TOML, or has a number of thousands of digits, or endless brackets.
         raise ConfigError("experiment", source, f"the file is not TOML: {error}") from None
-    if _nests_deeper_than(DEEPEST, settings):
-        why = f"it has tables or lists within one another, more than {DEEPEST} levels deep"
-        raise ConfigError("experiment", source, why)
+    check_finite(settings)
     return {"name": path.stem, **settings}
-
-
-def _nests_deeper_than(depth: int, settings: Mapping[str, Any]) -> bool:
-    """Whether tables and lists have more levels than `depth`; checked without recursion."""
-    level: list[Any] = [settings]
-    for _ in range(depth):
-        inner = (item.values() if isinstance(item, Mapping) else item for item in level)
-        level = [value for values in inner for value in values if isinstance(value, Mapping | list)]
-    return bool(level)
 
 
 def _in_table(error: ConfigError) -> ConfigError:
@@ -148,47 +137,39 @@ def _in_table(error: ConfigError) -> ConfigError:
 
 def _apply_override(settings: dict[str, Any], override: str) -> None:
     """Override one setting in place."""
-    *tables, last = _overridden_key(override)
-    text = override.partition("=")[2]
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-        value = parsed["value"] if len(parsed) == 1 else text
-    except (ValueError, RecursionError):  # not TOML, or a number of thousands of digits
-        value = text
-    target = settings
-    for table in tables:
-        target = target.setdefault(table, {})
-        if not isinstance(target, dict):
-            raise ConfigError("override", override, f"{table} is not a table of settings")
-    target[last] = value
-
-
-def _overridden_key(override: str) -> list[str]:
-    """The key of `a.b.c=value` as [a, b, c]."""
-    key, equals, _ = override.partition("=")
-    try:
-        path = _only_key(tomllib.loads(f"{key} = 0")) if equals else []
-    except (ValueError, RecursionError):
-        path = []
-    if not path:
+    key, equals, text = override.partition("=")
+    path = _key_path(key)
+    if not equals or not path:
         raise ConfigError(
             "override",
             override,
             "must have the form key=value, for example training.rounds=50; "
             "quote a name that has a colon: 'selectors.\"module:Class\".key=1'",
         )
-    return path
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+        value = parsed["value"] if len(parsed) == 1 else text
+    except (ValueError, RecursionError):  # not TOML, or a number of thousands of digits
+        value = text
+    target = settings
+    for table in path[:-1]:
+        target = target.setdefault(table, {})
+        if not isinstance(target, dict):
+            raise ConfigError("override", override, f"{table} is not a table of settings")
+    target[path[-1]] = value
 
 
-def _only_key(table: Any) -> list[str]:
-    """The dotted key of a table that holds nothing else; empty where it holds more, or nothing."""
+def _key_path(key: str) -> list[str]:
+    """The TOML key `a.b.c` as [a, b, c]; empty if it is not one key."""
     path: list[str] = []
-    while isinstance(table, dict):
-        if len(table) != 1 or len(path) == DEEPEST:
-            return []
-        ((key, table),) = table.items()
-        path.append(key)
-    return path
+    try:
+        table: Any = tomllib.loads(f"{key} = 0")
+        while isinstance(table, dict):
+            ((name, table),) = table.items()  # a ValueError unless the table has one key
+            path.append(name)
+    except (ValueError, RecursionError):
+        return []
+    return path if len(path) <= DEEPEST else []
 
 
 Selectors = str | Selector | Iterable[str | Selector] | Mapping[str, str | Selector]

@@ -27,8 +27,9 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from fedcor.core.config import check_keys
 from fedcor.core.describe import describe
-from fedcor.core.errors import ConfigError, FedcorError, suggest
+from fedcor.core.errors import ConfigError, FedcorError, blame, suggest
 from fedcor.core.registry import load_object
 from fedcor.core.types import Array
 
@@ -160,14 +161,9 @@ class Task:
 
 
 def _measured(name: str, metric: Metric, targets: Array, outputs: Array) -> float:
-    try:
+    shapes = f"targets of shape {targets.shape} and outputs of shape {outputs.shape}"
+    with blame(f"the metric {name} failed on {shapes}"):
         value = metric(targets, outputs)
-    except Exception as error:  # a user's metric may fail in any way
-        cause = f"{type(error).__name__}: {error}"
-        raise FedcorError(
-            f"the metric {name} failed on targets of shape {targets.shape} and outputs of shape "
-            f"{outputs.shape}: {cause}"
-        ) from error
     try:
         return float(value)
     except (TypeError, ValueError) as error:
@@ -249,16 +245,20 @@ def describe_metrics(metrics: Mapping[str, MetricSetting]) -> dict[str, Any]:
 def _metric(name: str, setting: Any) -> tuple[Any, Metric, str | None]:
     """A metric as it was given, its function, and which direction is better; None if unsaid."""
     key, better = f"metrics.{name}", None
+    where = key
     if isinstance(setting, Mapping):
         if set(setting) != {"function", "better"}:
             allowed = 'must be a table of function and better, {function = "m:f", better = "lower"}'
             raise ConfigError(key, dict(setting), allowed)
-        setting, better = setting["function"], _better(f"{key}.better", setting["better"])
+        setting, better, where = setting["function"], setting["better"], f"{key}.better"
     elif isinstance(setting, tuple | list):
         if len(setting) != 2:
             allowed = 'must be a function, or a pair of one and "lower" or "higher"'
             raise ConfigError(key, setting, allowed)
-        setting, better = setting[0], _better(key, setting[1])
+        setting, better = setting
+    if better not in (None, "lower", "higher"):
+        allowed = 'the direction that is better must be "lower" or "higher"'
+        raise ConfigError(where, better, allowed)
     function = _function(key, setting, "fedcor.metrics")
     declared = getattr(function, "greater_is_better", None)
     if better is None and declared is not None:
@@ -269,13 +269,6 @@ def _metric(name: str, setting: Any) -> tuple[Any, Metric, str | None]:
     if better != known and better is not None:
         raise ConfigError(key, better, f"{known} is better of {name}: choose another name")
     return setting, function, better
-
-
-def _better(key: str, given: Any) -> str:
-    if given not in ("lower", "higher"):
-        allowed = 'the direction that is better must be "lower" or "higher"'
-        raise ConfigError(key, given, allowed)
-    return str(given)
 
 
 def _function(key: str, given: Any, group: str, built_in: tuple[str, ...] = ()) -> Any:
@@ -312,18 +305,12 @@ def check_model_options(name: str, options: Mapping[str, Any]) -> None:
         name: a built-in model, or the user's `module:factory`, which is imported.
         options: what the factory is to be called with, beside shape and number of classes.
     """
-    known: tuple[str, ...] | None
-    if name in MODEL_OPTIONS:
-        known = MODEL_OPTIONS[name]
-    else:
+    known = MODEL_OPTIONS.get(name)
+    if known is None:
         load_model_factory(name)
         known = _option_names(_named(name))
-    if known is None:
-        return
-    for key, value in options.items():
-        if key not in known:
-            allowed = f"the model {name} has no such option; it has: {', '.join(known) or 'none'}"
-            raise ConfigError(key, value, allowed, suggest(key, known))
+    if known is not None:
+        check_keys(options, list(known))
 
 
 def load_model_factory(given: Any) -> Callable[..., Any]:

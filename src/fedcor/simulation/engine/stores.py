@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcor.core.errors import DataError
+from fedcor.core.errors import blame
 from fedcor.core.rng import stream
-from fedcor.core.types import Array, IntArray
+from fedcor.core.types import IntArray
 from fedcor.data.client_data import ClientData, check_loaded
 from fedcor.data.datasets import Dataset
 from fedcor.simulation.engine.models import Batch, as_batch, as_tensor, rows_of, tensors_of
@@ -177,13 +177,8 @@ class LoadedData(Store):
         if client in self._kept:
             self._kept.move_to_end(client)
             return self._kept[client]
-        try:
+        with blame(f"client {client}: its data could not be loaded"):
             loaded = self._clients.load(client)
-        except DataError:
-            raise
-        except Exception as error:  # a user's own may fail in any way
-            cause = f"{type(error).__name__}: {error}"
-            raise DataError(f"client {client}: its data could not be loaded: {cause}") from error
         x, y = check_loaded(self._data, client, int(self._all[client]), loaded)
         order = torch.from_numpy(stream(self._seed, "holdout", client).permutation(len(y)))
         samples = self._place(rows_of(as_batch(x), order))
@@ -210,10 +205,3 @@ def _device(batch: Batch) -> torch.device:
 
 def _bytes(x: Batch, y: Tensor) -> int:
     return sum(tensor.nbytes for tensor in (*tensors_of(x).values(), y))
-
-
-def labels_of(store: Store, client: int) -> Array:
-    """(n_k,) the labels or targets that a client trains on."""
-    found = store.training([client])
-    labels: Array = found.y[torch.from_numpy(found.rows[0])].cpu().numpy()
-    return labels

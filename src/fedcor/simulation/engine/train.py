@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedcor.core.errors import FedcorError
+from fedcor.core.errors import blame
 from fedcor.core.rng import stream, stream_seed
 from fedcor.core.types import IntArray
 from fedcor.simulation.engine.models import Batch, ClientDropout, ModelVector, outputs_of, rows_of
@@ -156,14 +156,10 @@ class LoopTrainer:
         results = []
         for i, assignment in enumerate(work):
             correction = None if corrections is None else corrections[i]
-            try:
+            where = f"round {assignment.round}, client {assignment.client}"
+            with blame(f"{where}: local training failed"):
                 trained = self._train(model, assignment, x, y, training, correction=correction)
                 results.append(trained)
-            except Exception as error:  # a user's module or loss may fail on any batch
-                where = f"round {assignment.round}, client {assignment.client}"
-                known = isinstance(error, FedcorError | RuntimeError | ValueError | TypeError)
-                cause = str(error) if known else f"{type(error).__name__}: {error}"
-                raise FedcorError(f"{where}: local training failed: {cause}") from error
         return torch.stack(results)
 
     def _train(
