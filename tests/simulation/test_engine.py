@@ -543,14 +543,14 @@ def test_dropout_without_a_stream_is_an_error():
         ("mlp", {"hidden": [-3]}, "hidden = .*at least 1"),
         ("mlp", {"dropout": float("nan")}, "dropout"),
         (f"{__name__}:dataset", {}, "must make a torch.nn.Module"),
-        (f"{__name__}:too_few_outputs", {}, "shape .batch, 3., but two samples gave .2, 2."),
+        (f"{__name__}:too_few_outputs", {}, "outputs of shape .2, 3. for 2 samples, but gave .2, 2."),
         (f"{__name__}:wrong_inputs", {}, "cannot take samples of shape"),
         (f"{__name__}:failing", {}, "could not be built"),
     ],
 )
 def test_models_that_cannot_be_built_are_rejected(name, options, message):
     with pytest.raises(ConfigError, match=message):
-        build_model(name, (12,), 3, 1, options)
+        build_model(name, (12,), 3, 1, options, data=dataset())
 
 
 # --- aggregation and faults -----------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedcor.core.config import build_dataclass
-from fedcor.core.describe import Described, describe, describe_array
+from fedcor.core.describe import Described, describe
 from fedcor.core.errors import ConfigError, errors_under
 from fedcor.core.types import Optimiser, Selector
 from fedcor.data.client_data import (
@@ -49,14 +49,8 @@ class OwnData(Described):
 
     @cached_property
     def _arrays(self) -> dict[str, Any]:
-        described: dict[str, Any] = {}
-        for key in ("train_x", "train_y", "test_x", "test_y"):
-            given = getattr(self.dataset, key)
-            if isinstance(given, Mapping):
-                described[key] = {name: describe_array(array) for name, array in given.items()}
-            else:
-                described[key] = describe_array(given)
-        return described
+        keys = ("train_x", "train_y", "test_x", "test_y")
+        return {key: describe(getattr(self.dataset, key)) for key in keys}
 
     def describe(self) -> dict[str, Any]:
         """The shape, type and digest of every array."""
@@ -189,6 +183,9 @@ def as_selectors(given: Any) -> dict[str, Mapping[str, Any] | Selector]:
         if isinstance(options, type) or not isinstance(options, Mapping | Selector):
             allowed = "must be a table of settings, or a selector object"
             raise ConfigError(f"selectors.{name}", options, allowed)
+        if isinstance(options, Mapping) and "clients_per_round" in options:
+            key, number = f"selectors.{name}.clients_per_round", options["clients_per_round"]
+            raise ConfigError(key, number, "is set for all by clients_per_round")
     return dict(given)
 
 

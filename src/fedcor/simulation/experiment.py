@@ -18,7 +18,7 @@ from fedcor.core.config import (
 )
 from fedcor.core.describe import describe
 from fedcor.core.errors import ConfigError, errors_under
-from fedcor.core.types import Optimiser, Selector, SelectorTraits, selector_traits
+from fedcor.core.types import Optimiser, Selector, selector_traits
 from fedcor.rounds.defence.settings import Defence, as_defence
 from fedcor.rounds.loss_screening import LossNoise
 from fedcor.rounds.rules.declaration import (
@@ -29,13 +29,7 @@ from fedcor.rounds.rules.declaration import (
     with_clients,
 )
 from fedcor.rounds.rules.resolved import FixedRules, fix_rules
-from fedcor.selectors import (
-    DEFAULT_SELECTOR,
-    SELECTORS,
-    build_selector,
-    selector_class,
-    selector_name,
-)
+from fedcor.selectors import DEFAULT_SELECTOR, SELECTORS, build_selector, selector_name
 from fedcor.simulation.byzantine import Byzantine
 from fedcor.simulation.coerce import (
     OwnData,
@@ -203,10 +197,11 @@ class Experiment:
         self._take_selector()
         self._check_numbers()
         self._check_learning_rate()
-        self.build_optimiser()
-        self._check_selectors()
-        if self.clients is not None and self.clients_per_round:
-            self.check_faults(self.clients, self.fix_rules(self.clients))
+        if self.clients_per_round:  # else a selector object, which may follow, knows it
+            self.build_optimiser()
+            self._check_selectors()
+            if self.clients is not None:
+                self.check_faults(self.clients, self.fix_rules(self.clients))
         if self.loss is not None:
             find_loss(self.loss)
         find_metrics(self.metrics)
@@ -231,16 +226,9 @@ class Experiment:
 
     def build_optimiser(self) -> Optimiser:
         """The federated optimiser, with its options."""
-        return make_optimiser(self.optimiser, self._selectors_optimiser)
-
-    def _selectors_optimiser(self) -> str:
-        """The name of the optimiser that the selector goes with."""
-        label = self.selector_label
-        if self.clients_per_round or not isinstance(self.selectors.get(label, {}), Mapping):
-            return selector_traits(self._build_selector(label)).optimiser
-        # Only a selector object, which may follow, knows how many clients there are per round.
-        declared = getattr(selector_class(label), "optimiser", None)
-        return declared if isinstance(declared, str) else SelectorTraits().optimiser
+        return make_optimiser(
+            self.optimiser, lambda: selector_traits(self.build_selector()).optimiser
+        )
 
     def fix_rules(self, clients: int) -> FixedRules | None:
         """The rules for so many clients; None where there are none. Refuses what cannot be met."""
@@ -388,12 +376,6 @@ class Experiment:
 
     def _check_selectors(self) -> None:
         """All tables of selectors: a misspelt key is refused even if another selector runs."""
-        for name, options in self.selectors.items():
-            if isinstance(options, Mapping) and "clients_per_round" in options:
-                key, given = f"selectors.{name}.clients_per_round", options["clients_per_round"]
-                raise ConfigError(key, given, "is set for all by clients_per_round")
-        if not self.clients_per_round:
-            return
         for name in {**self.selectors, self.selector_label: None}:
             chosen = _chosen_by(self._build_selector(name))
             if chosen and chosen != self.clients_per_round:

@@ -166,17 +166,16 @@ class Faults:
         assert not isinstance(self.devices, str | Mapping)
         return self.devices
 
-    def _availability_at(self, round: int, clients: int) -> float | FloatArray:
+    def _availability_at(self, round: int, clients: int) -> FloatArray:
         given = self.availability
         if isinstance(given, AvailabilityTrace):
             return given.at(round, clients)
-        return np.array(given) if isinstance(given, tuple) else float(given)
+        return np.broadcast_to(np.asarray(given, dtype=np.float64), (clients,))
 
     def _ever_available(self, clients: int) -> BoolArray:
-        given = self.availability
-        if isinstance(given, AvailabilityTrace):
-            return given.ever(clients)
-        return np.broadcast_to(np.asarray(given, dtype=np.float64) > 0, (clients,))
+        if isinstance(self.availability, AvailabilityTrace):
+            return self.availability.ever(clients)
+        return self._availability_at(0, clients) > 0
 
 
 def _as_availability(given: Any) -> float | tuple[float, ...] | AvailabilityTrace:

@@ -108,7 +108,17 @@ class Task:
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """(n,) the loss of each sample. Raises FedcorError for a loss of another shape."""
         outputs = self.shaped(outputs, targets)
-        self.check_shape(outputs, targets)
+        # Without this check, torch would broadcast, or fail on a label larger than the last score.
+        wanted = tuple(outputs.shape)
+        if self.loss is _cross_entropy:
+            wanted = (len(targets), self.classes or 0)
+        elif self.loss is _squared_error:
+            wanted = tuple(targets.shape)
+        if tuple(outputs.shape) != wanted:
+            raise FedcorError(
+                f"the model must give outputs of shape {wanted} for {len(targets)} samples, but "
+                f"gave {tuple(outputs.shape)}"
+            )
         losses = self.loss(outputs, targets)
         shape = getattr(losses, "shape", None)
         if shape != targets.shape[:1]:
@@ -138,22 +148,6 @@ class Task:
         if self.classes is None and outputs.shape == (*targets.shape, 1):
             return outputs.squeeze(-1)
         return outputs
-
-    def check_shape(self, outputs: Tensor, targets: Tensor) -> None:
-        """Raises FedcorError unless a built-in loss can take outputs of this shape.
-
-        Without it, torch would broadcast, or fail on a label that is larger than the last score.
-        """
-        wanted = tuple(targets.shape)
-        if self.is_cross_entropy:
-            wanted = (len(targets), self.classes or 0)
-        elif self.loss is not _squared_error:
-            return
-        if tuple(self.shaped(outputs, targets).shape) != wanted:
-            raise FedcorError(
-                f"the model must give outputs of shape {wanted} for {len(targets)} samples, but "
-                f"gave {tuple(outputs.shape)}"
-            )
 
     def measure(self, targets: Array, outputs: Array) -> dict[str, float]:
         """Each metric of the test data. Raises FedcorError for one that fails."""

@@ -231,16 +231,13 @@ class Engine:
 
         In one pass with large batches.
         """
-        found: list[list[FloatArray]] = [[np.empty(0)], [np.empty(0)]]
+        losses, accuracies = [np.empty(0)], [np.empty(0)]
         for x, y, sizes in self.store.measured(clients) if len(clients) else ():
             starts = np.cumsum(sizes) - sizes
-            each, correct = self._forward(model, x, y)[:2]
-            for means, per_sample in zip(
-                found, (each.double() ** power, correct.double()), strict=True
-            ):
-                means.append(np.add.reduceat(per_sample.cpu().numpy(), starts) / sizes)
-        losses, accuracies = (np.concatenate(means) for means in found)
-        return losses, accuracies
+            each, correct, _ = self._forward(model, x, y)
+            for means, values in ((losses, each.double() ** power), (accuracies, correct.double())):
+                means.append(np.add.reduceat(values.cpu().numpy(), starts) / sizes)
+        return np.concatenate(losses), np.concatenate(accuracies)
 
     def majority_labels(self) -> IntArray:
         """(N,) the most frequent label of each client. Raises FedcorError without labels."""

@@ -179,12 +179,10 @@ class LoopTrainer:
         dropout = assignment.dropout_stream()
         for layer in self.dropouts:
             layer.stream = dropout
-        trainable = [i for i, p in enumerate(self.module.parameters()) if p.requires_grad]
-        parameters: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
-        corrections: list[Tensor] = []
-        if correction is not None:
-            split = self.vector.split(correction)
-            corrections = [split[i] for i in trainable]
+        every = list(self.module.parameters())
+        parameters: list[Tensor] = [p for p in every if p.requires_grad]
+        split = [] if correction is None else self.vector.split(correction)
+        corrections = [e for e, p in zip(split, every, strict=False) if p.requires_grad]
         anchors = [p.detach().clone() for p in parameters] if training.proximal else []
         # A user's functional dropout draws from torch's global stream, which is restored after it.
         with torch.random.fork_rng(devices=[]):
