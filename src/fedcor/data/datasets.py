@@ -210,14 +210,7 @@ def _digits() -> Dataset:
     for label in range(10):
         of_label = rng.permutation(np.flatnonzero(y == label))
         held_out[of_label[: round(TEST_FRACTION * len(of_label))]] = True
-    return Dataset(
-        name="digits",
-        train_x=x[~held_out],
-        train_y=y[~held_out],
-        test_x=x[held_out],
-        test_y=y[held_out],
-        classes=10,
-    )
+    return make_dataset("digits", (x[~held_out], y[~held_out]), (x[held_out], y[held_out]))
 
 
 def _images(

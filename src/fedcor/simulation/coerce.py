@@ -208,24 +208,16 @@ def check_finite(settings: Any, path: str = "", depth: int = 0) -> None:
         raise ConfigError(path, settings, "must be a finite number")
 
 
-def describe_partition(partition: Partitioner) -> dict[str, Any]:
-    """As the table `[partition]` of a file, as far as a file can say it."""
-    return _as_table(partition, "kind")
-
-
-def describe_model(model: Any) -> dict[str, Any]:
-    """As the table `[model]` of a file, as far as a file can say it."""
-    return {**model} if isinstance(model, Mapping) else _as_table(model, "name")
-
-
 def describe_optimiser(optimiser: Optimiser) -> dict[str, Any]:
     """As the table `[optimiser]` of a file, with all options."""
     given = getattr(optimiser, "short_form", optimiser)  # a user's own object with `aggregate`
-    return {**_as_table(given, "name"), "name": OPTIMISERS.name_of(given)}
+    return {**described_table(given, "name"), "name": OPTIMISERS.name_of(given)}
 
 
-def _as_table(given: Any, key: str) -> dict[str, Any]:
-    """The description of an object, with its class under `key`."""
+def described_table(given: Any, key: str) -> dict[str, Any]:
+    """A table, or an object as a table with its class under `key`, as far as a file can say it."""
+    if isinstance(given, Mapping):
+        return {**given}
     described = describe(given)
     if isinstance(described, str):
         return {key: described}

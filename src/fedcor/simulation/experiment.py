@@ -32,6 +32,7 @@ from fedcor.rounds.rules.resolved import FixedRules, fix_rules
 from fedcor.selectors import DEFAULT_SELECTOR, SELECTORS, build_selector, selector_name
 from fedcor.simulation.byzantine import Byzantine
 from fedcor.simulation.coerce import (
+    OwnClients,
     OwnData,
     as_data,
     as_model,
@@ -40,9 +41,8 @@ from fedcor.simulation.coerce import (
     as_settings,
     as_table,
     check_finite,
-    describe_model,
     describe_optimiser,
-    describe_partition,
+    described_table,
     make_optimiser,
 )
 from fedcor.simulation.faults import Faults
@@ -287,8 +287,8 @@ class Experiment:
         return {
             "name": self.name,
             "data": {**data, **tables["data"]},
-            "partition": describe_partition(self.partition),
-            "model": describe_model(self.model),
+            "partition": described_table(self.partition, "kind"),
+            "model": described_table(self.model, "name"),
             "training": tables["training"],
             "privacy": tables["privacy"],
             "metrics": describe_metrics(self.metrics),
@@ -353,6 +353,9 @@ class Experiment:
             check_fraction(key, getattr(self, key), closed=True)
         if self.holdout == 1.0:
             raise ConfigError("holdout", self.holdout, "must be below 1, to leave training data")
+        if self.noisy_clients and isinstance(self.data, OwnClients):
+            allowed = "needs data that is held, not loaded"
+            raise ConfigError("noisy_clients", self.noisy_clients, allowed)
         LossNoise(self.loss_noise, self.loss_clip)
         if self.target_accuracy is not None:
             check_fraction("target_accuracy", self.target_accuracy, closed=True)
