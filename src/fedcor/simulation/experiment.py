@@ -318,7 +318,7 @@ class Experiment:
         SELECTORS.check(self.selector)
         label = selector_name(self.selector)
         if not self.clients_per_round:
-            self._set("clients_per_round", _chosen_by(self.selector))
+            self._set("clients_per_round", chosen_by(self.selector))
         self._set("selectors", {**self.selectors, label: self.selector})
         self._set("selector", label)
 
@@ -380,7 +380,7 @@ class Experiment:
     def _check_selectors(self) -> None:
         """All tables of selectors: a misspelt key is refused even if another selector runs."""
         for name in {**self.selectors, self.selector_label: None}:
-            chosen = _chosen_by(self._build_selector(name))
+            chosen = chosen_by(self._build_selector(name))
             if chosen and chosen != self.clients_per_round:
                 raise ConfigError(
                     "selector",
@@ -394,6 +394,6 @@ class Experiment:
             raise ConfigError(f"selectors.{self.selector}.candidates", candidates, allowed)
 
 
-def _chosen_by(selector: Selector) -> int:
+def chosen_by(selector: Selector) -> int:
     """How many clients a selector chooses; 0 if it does not say."""
     return int(selector_traits(selector).clients_per_round or 0)
