@@ -24,7 +24,6 @@ from fedcor.data.client_data import (
 )
 from fedcor.runs.record import client_names
 from fedcor.runs.runner import run_in_memory
-from fedcor.simulation.build import build_simulation
 from fedcor.simulation.engine import stores
 
 COMMON = {"model": "logistic", "batch_size": 8, "local_steps": 3, "learning_rate": 0.05}
@@ -338,11 +337,11 @@ def test_clients_that_cannot_be_used_are_refused_when_the_experiment_is_made(cha
     ("given", "message"),
     [
         (lambda k: (np.ones((3, 3)), np.zeros(3, int)), "load gave 3 samples and 3 labels"),
-        (lambda k: (np.ones((4, 2)), np.zeros(4, int)), r"a sample is \(2,\)"),
+        (lambda k: (np.ones((4, 2)), np.zeros(4, int)), r"a sample is float32 \(2,\)"),
         (lambda k: (np.ones((4, 3)), np.zeros(4)), "y is float32"),
         (lambda k: (np.ones((4, 3)), np.full(4, 2)), "y must have one label per sample"),
         (lambda k: np.ones((4, 3)), "load returned a ndarray"),
-        (lambda k: (torch.ones((4, 3), dtype=int), np.zeros(4, int)), "x is of type int64, but"),
+        (lambda k: (torch.ones((4, 3), dtype=int), np.zeros(4, int)), r"a sample is int64 \(3,\)"),
         (lambda k: (np.ones((4, 3), np.uint8), np.zeros(4, int)), "only one of x and x_test is"),
         (lambda k: 1 / 0, "could not be loaded: ZeroDivisionError"),
     ],

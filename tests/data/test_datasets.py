@@ -817,7 +817,7 @@ def test_own_targets_of_a_regression(tmp_path: Path) -> None:
         ({"x_train": np.full((6, 4, 2), np.nan)}, "x_train has values that are missing"),
         ({"x_train": np.full((6, 4, 2), 1e300)}, "x_train has values that are missing"),
         ({"x_train": np.ones((5, 4, 2))}, "x_train has 5 samples, but y_train has 6"),
-        ({"x_test": np.ones((3, 8))}, r"\(4, 2\) in x_train, but \(8,\) in x_test"),
+        ({"x_test": np.ones((3, 8))}, r"\(4, 2\) in x_train, but float32 \(8,\) in x_test"),
         ({"y_train": np.array([0, 1, 2, 0, 1, np.inf])}, "not finite"),
         ({"y_test": np.array([0, 1, 2.5])}, "y_train has labels of type int64, but y_test float64"),
         ({"y_test": np.array([0, 1, 3])}, "y_test contains label 3, which never occurs in y_train"),

@@ -543,7 +543,11 @@ def test_dropout_without_a_stream_is_an_error():
         ("mlp", {"hidden": [-3]}, "hidden = .*at least 1"),
         ("mlp", {"dropout": float("nan")}, "dropout"),
         (f"{__name__}:dataset", {}, "must make a torch.nn.Module"),
-        (f"{__name__}:too_few_outputs", {}, "outputs of shape .2, 3. for 2 samples, but gave .2, 2."),
+        (
+            f"{__name__}:too_few_outputs",
+            {},
+            "outputs of shape .2, 3. for 2 samples, but gave .2, 2.",
+        ),
         (f"{__name__}:wrong_inputs", {}, "cannot take samples of shape"),
         (f"{__name__}:failing", {}, "could not be built"),
     ],

@@ -26,10 +26,9 @@ from fedcor.data.datasets import Dataset
 from fedcor.data.own_samples import (
     Samples,
     are_pixels,
-    arrays_of,
     as_numbers,
     as_samples,
-    check_same_shapes,
+    check_same_form,
     count_of,
     to_array,
 )
@@ -169,14 +168,7 @@ def check_loaded(
         if not isinstance(loaded, tuple | list) or len(loaded) != 2:
             raise DataError(f"load returned a {type(loaded).__name__}, not (x, y)")
         x, y = as_samples("x", loaded[0]), _targets("y", loaded[1])
-        check_same_shapes(x, data.test_x)
-        tested = arrays_of(data.test_x)
-        for name, array in arrays_of(x).items():
-            if array.dtype != tested[name].dtype:
-                raise DataError(
-                    f"{name or 'x'} is of type {array.dtype}, but {tested[name].dtype} in x_test: "
-                    "give both in one type"
-                )
+        check_same_form(x, data.test_x)
         if are_pixels(loaded[0]) != data.scaled:
             raise DataError(
                 "only one of x and x_test is of type uint8, which is scaled to 0-1: give both in "

@@ -20,7 +20,7 @@ from fedcor.core.errors import ConfigError, DataError, MissingExtraError, sugges
 from fedcor.core.rng import stream
 from fedcor.core.types import Array
 from fedcor.data.cache import cache_file, read_cache, read_npz
-from fedcor.data.own_samples import Samples, as_samples, as_targets, check_same_shapes, count_of
+from fedcor.data.own_samples import Samples, as_samples, as_targets, check_same_form, count_of
 
 SPLIT_SEED = 0  # of the digits' fixed division into training and test data
 TEST_FRACTION = 0.2
@@ -153,7 +153,7 @@ def make_dataset(
     for key, x, y in (("train", train_x, targets.train), ("test", test_x, targets.test)):
         if count_of(x) != len(y):
             raise DataError(f"x_{key} has {count_of(x)} samples, but y_{key} has {len(y)}")
-    check_same_shapes(train_x, test_x)
+    check_same_form(train_x, test_x)
     names = label_names if len(label_names) == targets.classes else targets.names
     return Dataset(
         name=name,

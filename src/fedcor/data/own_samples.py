@@ -139,18 +139,20 @@ def count_of(samples: Samples) -> int:
     return len(next(iter(arrays_of(samples).values())))
 
 
-def check_same_shapes(train: Samples, test: Samples) -> None:
+def form_of(samples: Samples) -> str:
+    """Type and shape of one sample: `float32 (28, 28)`, or `ids: int64 (9,), mask: int64 (9,)`."""
+    arrays = sorted(arrays_of(samples).items())
+    forms = [(name, f"{array.dtype} {array.shape[1:]}") for name, array in arrays]
+    return ", ".join(f"{name}: {form}" if name else form for name, form in forms)
+
+
+def check_same_form(train: Samples, test: Samples) -> None:
     """Raises DataError unless a training sample has the form of a test sample."""
-    if isinstance(train, Mapping) != isinstance(test, Mapping):
-        raise DataError("x_train and x_test must both be arrays, or both be dictionaries of arrays")
-    arrays, tested = arrays_of(train), arrays_of(test)
-    if odd := sorted(set(arrays) ^ set(tested)):
-        raise DataError(f"{', '.join(odd)} is in only one of x_train and x_test")
-    for name, array in arrays.items():
-        shape, other = array.shape[1:], tested[name].shape[1:]
-        if shape != other:
-            what, hint = (f"{name} of a", ": pad all to one length") if name else ("a", "")
-            raise DataError(f"{what} sample is {shape} in x_train, but {other} in x_test{hint}")
+    if form_of(train) != form_of(test):
+        raise DataError(
+            f"a sample is {form_of(train)} in x_train, but {form_of(test)} in x_test: give both "
+            "the same arrays in one type, and pad all to one length"
+        )
 
 
 @dataclass(frozen=True, eq=False)
