@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, cast
 
@@ -89,15 +89,12 @@ def is_client_data(given: Any) -> bool:
     )
 
 
-def as_client_data(
-    given: ClientData, test_data: Any = None, name: str = "own clients"
-) -> tuple[Dataset, ClientData]:
+def as_client_data(given: ClientData, test_data: Any = None) -> tuple[Dataset, ClientData]:
     """The data set that a model is made for and tested on, without training samples; and clients.
 
     Args:
         given: As the user gave it.
         test_data: `(x_test, y_test)`; None for that of `given`.
-        name: What the data is called in records.
 
     Raises:
         DataError: The sizes, the names, the classes or the test data cannot be used.
@@ -122,7 +119,7 @@ def as_client_data(
     names = _names(given, len(sizes))
     empty = {k: a[:0] for k, a in x.items()} if isinstance(x, dict) else cast(Array, x)[:0]
     dataset = Dataset(
-        name=name,
+        name="own clients",
         train_x=empty,
         train_y=y[:0],
         test_x=x,
@@ -344,11 +341,14 @@ class FolderPopulation(Described):
     """
 
     folder: str
-    _found: dict[str, int] = field(init=False, repr=False, compare=False)
-    _checksum: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", str(self.folder))  # a Path is welcome
+        _ = self._found
+
+    @cached_property
+    def _found(self) -> tuple[dict[str, int], str]:
+        """The samples of each client by its name, and the checksum of all files."""
         folder = expand_home("folder", self.folder)
         paths = sorted(path for path in folder.glob("*.npz") if path.stem != _TEST_FILE)
         if not paths:
@@ -360,18 +360,17 @@ class FolderPopulation(Described):
                 entries = archive.zip.infolist()  # their checksums are those of the archive
             content = [(entry.filename, entry.file_size, entry.CRC) for entry in entries]
             digest.update(repr((path.stem, content)).encode())
-        object.__setattr__(self, "_found", found)
-        object.__setattr__(self, "_checksum", digest.hexdigest())
+        return found, digest.hexdigest()
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The clients' ids, sorted."""
-        return tuple(self._found)
+        return tuple(self._found[0])
 
     @cached_property
     def sizes(self) -> IntArray:
         """(N,) samples of each client."""
-        return np.array(list(self._found.values()), dtype=np.int64)
+        return np.array(list(self._found[0].values()), dtype=np.int64)
 
     @property
     def test_data(self) -> tuple[Array, Array]:
@@ -385,7 +384,7 @@ class FolderPopulation(Described):
     def describe(self) -> dict[str, Any]:
         """The folder, and a checksum of the clients' files: their names, sizes and contents."""
         made_by = reference(FolderPopulation)
-        return {"class": made_by, "folder": self.folder, "checksum": self._checksum}
+        return {"class": made_by, "folder": self.folder, "checksum": self._found[1]}
 
     def _read(self, name: str) -> tuple[Array, Array]:
         path = expand_home("folder", self.folder) / f"{name}.npz"

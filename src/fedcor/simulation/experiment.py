@@ -245,7 +245,7 @@ class Experiment:
                 return
             selector = self.build_selector()
             check_can_ask("over_selection", given, selector)
-            usual = int(selector_traits(selector).clients_per_round or 0)
+            usual = chosen_by(selector)
             by_round = {rules.rules.clients_at(t) for t in range(self.rounds)} if rules else {None}
             for needed in sorted(number or usual for number in by_round):
                 chosen = self.faults.choose(needed, clients)

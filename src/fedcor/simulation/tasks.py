@@ -43,8 +43,6 @@ MetricSetting: TypeAlias = (
     str | Callable[..., float] | tuple[str | Callable[..., float], str] | Mapping[str, Any]
 )
 
-LOSSES = ("cross_entropy", "mse")
-
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     from torch.nn import functional
@@ -175,7 +173,7 @@ def build_task(
     """The task of a user's loss and metrics on data with `classes`.
 
     Args:
-        loss: A name of `LOSSES` or of an entry point, `module:function`, or a function
+        loss: "cross_entropy", "mse", the name of an entry point, `module:function`, or a function
             `(outputs, targets) -> (n,)`. None: cross entropy for labels, else mean squared error.
         metrics: name -> a function `(targets, outputs) -> float`, `module:function`, or the name of
             an entry point; or a pair of one of these and "lower" or "higher", whichever is better.
@@ -204,7 +202,7 @@ def find_loss(loss: str | Loss) -> Loss:
     """The loss as a function. Raises ConfigError about `loss` if there is none such."""
     if isinstance(loss, str) and loss in _BUILT_IN:
         return _BUILT_IN[loss]
-    found: Loss = _function("loss", loss, "fedcor.losses", LOSSES)
+    found: Loss = _function("loss", loss, "fedcor.losses", tuple(_BUILT_IN))
     return found
 
 

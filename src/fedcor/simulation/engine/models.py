@@ -223,16 +223,15 @@ def build_model(
         inputs = ", ".join(shape)
         allowed = f"takes one array per sample, but the data has {inputs}: give a model of your own"
         raise ConfigError("name", name, allowed)
-    given = shape if isinstance(shape, Mapping) else tuple(shape)
     name = getattr(name, "__qualname__", None) or str(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "weights"))
         try:
-            module = factory(given, classes, **(options or {}))
+            module = factory(shape, classes, **(options or {}))
         except ConfigError:
             raise
         except Exception as error:  # a user's factory may fail in any way
-            allowed = f"could not be built for samples of shape {given}: {error}"
+            allowed = f"could not be built for samples of shape {shape}: {error}"
             raise ConfigError("name", name, allowed) from error
         if not isinstance(module, nn.Module):
             allowed = f"must make a torch.nn.Module, but made a {type(module).__name__}"
