@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,9 @@ from fedcor.core.types import (
     State,
 )
 
+# Below, a run would hardly win back the seconds in which Numba compiles. The sums of compiled code
+# have another order, so its results differ by rounding errors.
+COMPILED_FROM = 100_000  # clients
 # A client that failed again and again is left out for 2^10 rounds, and no longer.
 _LONGEST_BACKOFF = 10
 
@@ -114,3 +119,18 @@ def extend_clients(array: Array, count: int, value: Array | float) -> Array:
     """`array` with `count` entries along its last axis: `value` for each client that is new."""
     new = np.full((*array.shape[:-1], count - array.shape[-1]), value, dtype=array.dtype)
     return np.concatenate([array, new], axis=-1)
+
+
+def compiled_pass(name: str, clients: int) -> Callable[..., Any] | None:
+    """The pass `compiled.<name>` over so many clients.
+
+    None where they are fewer than `COMPILED_FROM`, and where Numba is not installed.
+    """
+    if clients < COMPILED_FROM:
+        return None
+    try:
+        compiled = importlib.import_module("fedcor.selectors.compiled")
+    except ImportError:
+        return None
+    found: Callable[..., Any] = getattr(compiled, name)
+    return found
