@@ -13,7 +13,7 @@ from scipy.optimize import approx_fprime
 from scipy.stats import multivariate_normal
 from selector_helpers import select, take_apart
 
-from fedcor.selectors.gp.fit import Samples, fit, log_likelihood, log_likelihood_gradient
+from fedcor.selectors.gp.fit import Samples, fit, log_likelihood_gradient
 from fedcor.selectors.gp.greedy import select_proxy
 
 
@@ -166,8 +166,6 @@ def test_the_gains_of_the_first_two_picks_are_those_of_lemma_3(problem):
     k1 = picks.clients[0]
     assert picks.gain[0] == pytest.approx(first[k1])
     assert first[k1] == pytest.approx(first.max(), rel=1e-9)
-    assert picks.alone[0] == picks.gain[0]
-    assert picks.redundancy[0] == 0
     if N > 1:
         others = np.delete(np.arange(N), k1)
         second = (
@@ -179,8 +177,6 @@ def test_the_gains_of_the_first_two_picks_are_those_of_lemma_3(problem):
         scale = np.abs(second).max()
         assert picks.gain[1] == pytest.approx(second[others == k2][0], rel=1e-5, abs=1e-6 * scale)
         assert picks.gain[1] >= second.max() - 1e-6 * scale
-        assert picks.alone[1] == pytest.approx(first[k2])
-        assert picks.annealing[1] == alpha[k2]
 
 
 def test_a_copy_of_a_picked_client_is_not_picked():
@@ -233,17 +229,15 @@ def test_the_gradient_in_blocks_of_clients_is_the_gradient_at_once(problem, bloc
         assert fit(X, samples, s2, 3, 0.01) == pytest.approx(fitted, abs=1e-6)
 
 
-@given(sampled())
-def test_likelihood_equals_the_dense_normal_of_the_clients_that_answered(problem):
-    X, samples, s2 = problem
-    Sigma = X @ X.T + s2 * np.eye(len(X))
-    expected = 0.0
+def log_likelihood(X, samples, s2):
+    """Phi, by the dense normal distribution of the clients that answered."""
+    Sigma, total = X @ X.T + s2 * np.eye(len(X)), 0.0
     for y, w in zip(samples.Y, samples.w, strict=True):
         known = np.isfinite(y)
         if known.any():
             normal = multivariate_normal(np.zeros(known.sum()), Sigma[np.ix_(known, known)])
-            expected += w * normal.logpdf(y[known])
-    assert log_likelihood(X, samples, s2) == pytest.approx(expected, rel=1e-7, abs=1e-7)
+            total += w * normal.logpdf(y[known])
+    return total
 
 
 @given(sampled())

@@ -54,7 +54,14 @@ from fedcor.core.types import (
     Reasons,
     State,
 )
-from fedcor.selectors.base import asks_nothing, extend_clients, fraction_of, resting, uniform
+from fedcor.selectors.base import (
+    asks_nothing,
+    extend_state,
+    fraction_of,
+    ready,
+    spread,
+    uniform,
+)
 
 LONGEST_WINDOW = 10_000  # the gains of twice as many rounds are in every checkpoint
 # Below the smallest utility, which is then not worth nothing: as in the released code.
@@ -239,13 +246,8 @@ class Oort:
     def join(self, state: State, population: Population) -> State:
         """The state with new clients: they never reported a loss, so they are explored."""
         blank = self.init(population)
-        kinds = {"rms_losses": "f", "durations": "f"}
-        kinds |= dict.fromkeys(("last", "times", "asked", "failed"), "i")
-        arrays = {
-            name: extend_clients(state[name], population.count, np.nan if kind == "f" else 0)
-            for name, kind in kinds.items()
-        }
-        return {**state, **arrays, "sizes": blank["sizes"]}
+        names = ("rms_losses", "durations", "last", "times", "asked", "failed")
+        return {**state, **extend_state(state, blank, names), "sizes": blank["sizes"]}
 
     def epsilon(self, state: State) -> float:
         """The share of this round that explores, if there is somebody to explore."""
@@ -272,9 +274,9 @@ class Oort:
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
         """(C,) clients, those that are exploited first, and the unchanged state."""
         rng, available = federation.rng, federation.available
-        count, ready = min(self.clients_per_round, len(available)), _ready(state, available)
-        pool = self._pool(state, ready)
-        new = ready[np.isnan(state["rms_losses"][ready])]
+        count, clients = min(self.clients_per_round, len(available)), ready(state, available)
+        pool = self._pool(state, clients)
+        new = clients[np.isnan(state["rms_losses"][clients])]
         wanted = fraction_of(1 - self.epsilon(state), count)
         if count > 1 and state["failed"].any():  # not all seats to those who may never deliver
             wanted = max(wanted, 1)
@@ -308,21 +310,17 @@ class Oort:
         `utility` is what it was drawn by, (`statistical` + `uncertainty`) x `slowdown`; they are
         NaN for one that was explored, for which `exploring` is 1.
         """
-        pool = self._pool(state, _ready(state, federation.available))
-        place = np.searchsorted(pool.clients, chosen)
-        place = np.minimum(place, max(len(pool.clients) - 1, 0))
-        found = np.isin(chosen, pool.clients)
+        pool = self._pool(state, ready(state, federation.available))
+        exploited = np.isin(chosen, pool.clients)
+        place = np.searchsorted(pool.clients, chosen[exploited])
         columns = {
-            "utility": pool.utility,
-            "statistical": pool.statistical,
-            "uncertainty": pool.uncertainty,
-            "slowdown": pool.slowdown,
+            "utility": pool.utility[place],
+            "statistical": pool.statistical[place],
+            "uncertainty": pool.uncertainty[place],
+            "slowdown": pool.slowdown[place],
         }
-        given = {name: np.full(len(chosen), np.nan) for name in columns}
-        for name, values in columns.items():
-            given[name][found] = values[place[found]]
         exploring = np.isnan(state["rms_losses"][chosen]).astype(np.float64)
-        return {**given, "exploring": exploring}
+        return {**spread(columns, exploited), "exploring": exploring}
 
     def details(
         self, before: State, state: State, federation: Federation, chosen: IntArray
@@ -378,9 +376,3 @@ class Oort:
         missing = np.setdiff1d(outcome.selected, outcome.participated)
         durations[missing] = np.fmax(durations[missing], np.nanmax(took))
         return durations
-
-
-def _ready(state: State, available: IntArray) -> IntArray:
-    """Those of `available` who do not rest."""
-    rests = resting(state["failed"], state["asked"], int(state["round"]))
-    return available[~rests[available]]

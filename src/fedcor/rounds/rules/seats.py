@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from fedcor.core.errors import ConfigError, FedcorError
-from fedcor.core.types import BoolArray, IntArray
+from fedcor.core.types import BoolArray, Federation, IntArray
 from fedcor.rounds.rules.declaration import Rules
 
 UNLIMITED = np.iinfo(np.int64).max // 4
@@ -390,6 +390,28 @@ def _seat(seats: Seats, named: IntArray, one_by_one: bool) -> Seats:
         elif one_by_one:
             break
     return seats
+
+
+def fill_round(
+    federation: Federation,
+    count: int,
+    ask: Callable[[IntArray, int, IntArray], IntArray],
+    *,
+    one_by_one: bool = False,
+) -> IntArray:
+    """The clients that fill a round: `count` of those available, or the seats that rules leave.
+
+    `ask(clients, count, taken)` names `count` of the `clients`, the best first, beside those who
+    have taken a seat. `one_by_one` as in `fill`.
+    """
+    seats = seats_of(federation)
+    if seats is None:
+        return ask(federation.available, count, _NOBODY)
+
+    def fill_seats(seats: Seats, clients: IntArray) -> IntArray:
+        return ask(clients, seats.count, seats.taken)
+
+    return fill(seats, fill_seats, one_by_one=one_by_one)
 
 
 def seats_of(federation: object) -> Seats | None:
