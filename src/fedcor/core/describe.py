@@ -61,11 +61,8 @@ def describe(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return (
-            type(value)(describe(item) for item in value)
-            if type(value) in (list, tuple)
-            else ([describe(item) for item in value])
-        )
+        items = [describe(item) for item in value]
+        return tuple(items) if type(value) is tuple else items
     if _is_array(value):
         return describe_array(value)
     if isinstance(value, functools.partial):

@@ -140,21 +140,18 @@ def guard_federation(
         clients: How many clients may be chosen, reachable or not, and share the rounds among them;
             None for all.
     """
-    chosen = selector_traits(selector).clients_per_round
-    capped = defence.most_share > 0.0 and chosen is not None
-    if not capped and not defence.clip_reports:
-        return federation
-    available = federation.available
-    if capped:
-        assert chosen is not None
+    available, chosen = federation.available, _capped(defence, selector)
+    if chosen is not None:
         available = offered(
             turns,
             federation.round,
             available,
             clients=len(federation.weights) if clients is None else clients,
-            chosen=int(chosen),
+            chosen=chosen,
             most_share=defence.most_share,
         )
+    elif not defence.clip_reports:
+        return federation
     return _GuardedFederation(federation, available, defence.clip_reports)
 
 
@@ -181,10 +178,15 @@ def after_round(
         outcome: The outcome of this round.
         clients: How many clients may be chosen.
     """
-    chosen = selector_traits(selector).clients_per_round
-    if defence.most_share == 0.0 or chosen is None:
+    chosen = _capped(defence, selector)
+    if chosen is None:
         return turns
-    return count_turns(turns, outcome.round, outcome.selected, clients, int(chosen))
+    return count_turns(turns, outcome.round, outcome.selected, clients, chosen)
+
+
+def _capped(defence: Defence, selector: Selector) -> int | None:
+    """C, where participation is capped; else None."""
+    return selector_traits(selector).clients_per_round if defence.most_share else None
 
 
 class _GuardedFederation:
