@@ -83,11 +83,6 @@ def reference(value: Any) -> str | None:
     return f"{_module_of(value)}:{name}" if found is value else None
 
 
-def described_fields(value: Any) -> list[str]:
-    """The parameters of a dataclass object, which a record names."""
-    return [field.name for field in dataclasses.fields(value) if field.init]
-
-
 def describe_array(given: Any) -> dict[str, Any]:
     """The shape, type and SHA-256 of an array or a tensor."""
     array = _numpy(given)
@@ -115,7 +110,8 @@ def _numpy(value: Any) -> Array:
 
 def _describe_object(value: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(value):
-        parameters = {name: getattr(value, name) for name in described_fields(value)}
+        names = (field.name for field in dataclasses.fields(value) if field.init)
+        parameters = {name: getattr(value, name) for name in names}
     elif callable(getattr(value, "state_dict", None)):  # a module of torch
         weights = {key: describe_array(item) for key, item in value.state_dict().items()}
         digest = hashlib.sha256(repr(weights).encode()).hexdigest()

@@ -32,7 +32,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,7 +49,7 @@ from fedcor.core.types import (
     Questions,
     State,
 )
-from fedcor.rounds.rules.seats import fill_round
+from fedcor.rounds.rules.seats import Pick, fill_round
 from fedcor.selectors.base import extend_clients, fraction_of, uniform
 from fedcor.selectors.gp.fit import Samples, fit
 from fedcor.selectors.gp.forecast import covariance_similarity, forecast
@@ -279,12 +279,7 @@ class ProcessSelector(ABC):
         return fill_round(federation, self.clients_per_round, draw)
 
     def _fill_seats(
-        self,
-        state: State,
-        federation: Federation,
-        pick: Callable[[IntArray, int, IntArray], IntArray],
-        *,
-        one_by_one: bool = False,
+        self, state: State, federation: Federation, pick: Pick, *, one_by_one: bool = False
     ) -> IntArray:
         """(C,) clients: those that the process picks, then those that are explored.
 

@@ -98,14 +98,6 @@ def uncertainty(weight: float, round: int, last: IntArray) -> FloatArray:
     return terms
 
 
-def preferred_duration(durations: FloatArray, percentile: float) -> float:
-    """T, a percentile of the durations that are known; infinite where none is, and at 100."""
-    known = durations[np.isfinite(durations)]
-    if not len(known) or percentile >= 100.0:
-        return np.inf
-    return float(np.quantile(known, percentile / 100.0))
-
-
 def slowdown(durations: FloatArray, preferred: float, penalty: float) -> FloatArray:
     """(m,) (T / d_k)^penalty for clients slower than T; 1 for the others, and where d_k is unknown.
 
@@ -214,8 +206,7 @@ class Oort:
 
     def __post_init__(self) -> None:
         check_at_least("clients_per_round", self.clients_per_round, 1)
-        shares = ("exploration", "exploration_decay", "least_exploration", "cut_off", "clip")
-        for key in shares:
+        for key in ("exploration", "exploration_decay", "least_exploration", "cut_off", "clip"):
             check_fraction(key, getattr(self, key), closed=True)
         check_positive("uncertainty", self.uncertainty, zero=True)
         check_positive("penalty", self.penalty, zero=True)
@@ -255,8 +246,12 @@ class Oort:
         return max(decayed, min(self.least_exploration, self.exploration))
 
     def preferred(self, state: State) -> float:
-        """T, the preferred duration; infinite without a clock."""
-        return preferred_duration(state["durations"], float(state["percentile"]))
+        """T, the preferred duration; infinite without a clock, and at the last percentile."""
+        known, percentile = state["durations"], float(state["percentile"])
+        known = known[np.isfinite(known)]
+        if not len(known) or percentile >= 100.0:
+            return np.inf
+        return float(np.quantile(known, percentile / 100.0))
 
     def _pool(self, state: State, available: IntArray) -> _Pool:
         """Those of `available` who have reported a loss, and not taken part too often."""
@@ -283,9 +278,10 @@ class Oort:
         # Seats that one side cannot fill go to the other.
         exploit = min(max(wanted, count - len(new)), len(pool.clients))
         explore = min(count - exploit, len(new))
-        chosen = np.concatenate(
-            [self._exploit(rng, pool, exploit), self._explore(rng, state, new, explore)]
-        )
+        # Of most of the new clients nothing is known. Who was too late is known to be slow.
+        speed = slowdown(state["durations"][new], self.preferred(state), self.penalty)
+        exploited = self._exploit(rng, pool, exploit)
+        chosen = np.concatenate([exploited, draw(rng, new, speed, explore)])
         rest = np.setdiff1d(available, chosen) if len(chosen) < count else available[:0]
         return np.concatenate([chosen, uniform(rng, rest, count - len(chosen))]), state
 
@@ -296,13 +292,6 @@ class Oort:
         last = float(-np.partition(-utility, count - 1)[count - 1])  # of the best `count`
         admitted = utility >= self.cut_off * last
         return draw(rng, pool.clients[admitted], utility[admitted], count)
-
-    def _explore(
-        self, rng: np.random.Generator, state: State, new: IntArray, count: int
-    ) -> IntArray:
-        # Of most of them nothing is known. Who was too late is known to be slow.
-        speed = slowdown(state["durations"][new], self.preferred(state), self.penalty)
-        return draw(rng, new, speed, count)
 
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
         """What each client is worth.

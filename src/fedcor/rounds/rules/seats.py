@@ -23,7 +23,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,6 +31,8 @@ from fedcor.core.errors import ConfigError, FedcorError
 from fedcor.core.types import BoolArray, Federation, IntArray
 from fedcor.rounds.rules.declaration import Rules
 
+# Names so many of some clients, beside those who have taken a seat.
+Pick: TypeAlias = Callable[[IntArray, int, IntArray], IntArray]
 UNLIMITED = np.iinfo(np.int64).max // 4
 _MOST_CELLS = 500  # where several tags have bounds: the integer programme has to stay small
 
@@ -72,17 +74,11 @@ class Groups:
         member = np.zeros((G + 1, K))
         for column in self.groups_of.T:
             member[column, np.arange(K)] = 1.0
-        member = member[:G]  # without "no group"
-        return csr_array(
-            np.block(
-                [
-                    [member, member, np.eye(G)],
-                    [member, member, np.zeros((G, G))],
-                    [np.ones((1, 2 * K)), np.zeros((1, G))],
-                    [np.zeros((1, 2 * K)), np.ones((1, G))],
-                ]
-            )
-        )
+        rows = np.zeros((2 * G + 2, 2 * K + G))
+        rows[: 2 * G, : 2 * K] = np.tile(member[:G], (2, 2))
+        rows[:G, 2 * K :] = np.eye(G)
+        rows[-2, : 2 * K] = rows[-1, 2 * K :] = 1.0
+        return csr_array(rows)
 
     def count(self, per_cell: IntArray) -> IntArray:
         """(G + 1,) clients in each group, of the number in each cell."""
@@ -393,25 +389,17 @@ def _seat(seats: Seats, named: IntArray, one_by_one: bool) -> Seats:
 
 
 def fill_round(
-    federation: Federation,
-    count: int,
-    ask: Callable[[IntArray, int, IntArray], IntArray],
-    *,
-    one_by_one: bool = False,
+    federation: Federation, count: int, pick: Pick, *, one_by_one: bool = False
 ) -> IntArray:
     """The clients that fill a round: `count` of those available, or the seats that rules leave.
 
-    `ask(clients, count, taken)` names `count` of the `clients`, the best first, beside those who
+    `pick(clients, count, taken)` names `count` of the `clients`, the best first, beside those who
     have taken a seat. `one_by_one` as in `fill`.
     """
     seats = seats_of(federation)
     if seats is None:
-        return ask(federation.available, count, _NOBODY)
-
-    def fill_seats(seats: Seats, clients: IntArray) -> IntArray:
-        return ask(clients, seats.count, seats.taken)
-
-    return fill(seats, fill_seats, one_by_one=one_by_one)
+        return pick(federation.available, count, _NOBODY)
+    return fill(seats, lambda left, may: pick(may, left.count, left.taken), one_by_one=one_by_one)
 
 
 def seats_of(federation: object) -> Seats | None:
