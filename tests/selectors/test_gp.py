@@ -75,7 +75,7 @@ def test_selection_equals_dense_algorithm_1(problem):
 @given(problems(), st.integers(1, 5))
 def test_the_compiled_selection_equals_dense_algorithm_1(problem, block):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedcor.selectors.base.COMPILED_FROM", 0)
+        patch.setattr("fedcor.selectors.numba_passes.COMPILED_FROM", 0)
         patch.setattr("fedcor.selectors.gp.posterior.BLOCK", block)
         assert_same_choice(problem)
 
@@ -88,7 +88,7 @@ def test_the_compiled_selection_equals_numpys_with_thousands_of_clients(seed, mo
     candidates = np.arange(N) if seed % 2 else np.sort(rng.permutation(N)[: N // 2])
     problem = X, p, 0.9 ** rng.integers(0, 5, size=N), 1e-4, 40, candidates
     with_numpy = select(*problem, earlier=np.setdiff1d(np.arange(N), candidates)[:3])
-    monkeypatch.setattr("fedcor.selectors.base.COMPILED_FROM", 0)
+    monkeypatch.setattr("fedcor.selectors.numba_passes.COMPILED_FROM", 0)
     compiled = select(*problem, earlier=np.setdiff1d(np.arange(N), candidates)[:3])
     assert np.array_equal(compiled.clients, with_numpy.clients)
     assert compiled.gain == pytest.approx(with_numpy.gain, rel=1e-9)
@@ -97,7 +97,7 @@ def test_the_compiled_selection_equals_numpys_with_thousands_of_clients(seed, mo
     # Reasons are of the same passes.
     picks = with_numpy.clients
     ours = take_apart(*problem[:4], picks, candidates)
-    monkeypatch.setattr("fedcor.selectors.base.COMPILED_FROM", 10**9)
+    monkeypatch.setattr("fedcor.selectors.numba_passes.COMPILED_FROM", 10**9)
     theirs = take_apart(*problem[:4], picks, candidates)
     assert np.array_equal(ours.runner_up, theirs.runner_up)
     assert ours.gain == pytest.approx(theirs.gain, rel=1e-9)
@@ -110,7 +110,7 @@ def test_the_compiled_pass_finds_the_first_of_equal_gains_and_negative_ones(sign
     X = np.repeat(np.array([[1.0, 0.1], [0.2, 0.9]]), 2_000, axis=0)
     problem = X, np.full(4_000, sign / 4_000), np.ones(4_000), 1e-2, 6, np.arange(4_000)
     with_numpy = select(*problem)
-    monkeypatch.setattr("fedcor.selectors.base.COMPILED_FROM", 0)
+    monkeypatch.setattr("fedcor.selectors.numba_passes.COMPILED_FROM", 0)
     compiled = select(*problem)
     assert compiled.gain == pytest.approx(with_numpy.gain, rel=1e-9)
     assert len(np.unique(compiled.clients)) == 6
@@ -118,7 +118,7 @@ def test_the_compiled_pass_finds_the_first_of_equal_gains_and_negative_ones(sign
 
 
 def test_where_no_gain_is_a_number_the_compiled_pass_still_names_different_clients(monkeypatch):
-    monkeypatch.setattr("fedcor.selectors.base.COMPILED_FROM", 0)
+    monkeypatch.setattr("fedcor.selectors.numba_passes.COMPILED_FROM", 0)
     p = np.full(300, np.nan)
     picks = select(np.ones((300, 2)), p, np.ones(300), 0.01, 3, np.arange(300))
     assert picks.clients.tolist() == [0, 1, 2]
@@ -128,7 +128,7 @@ def test_without_numba_many_clients_are_chosen_from_as_well(monkeypatch):
     rng = np.random.default_rng(0)
     problem = rng.standard_normal((500, 3)), np.full(500, 1 / 500), np.ones(500), 0.01
     expected = select(*problem, 9, np.arange(500))
-    monkeypatch.setattr("fedcor.selectors.base.COMPILED_FROM", 0)
+    monkeypatch.setattr("fedcor.selectors.numba_passes.COMPILED_FROM", 0)
     monkeypatch.delitem(sys.modules, "fedcor.selectors.compiled", raising=False)
     monkeypatch.setitem(sys.modules, "numba", None)
     found = select(*problem, 9, np.arange(500))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -19,9 +17,6 @@ from fedcor.core.types import (
     State,
 )
 
-# Below, a run would hardly win back the seconds in which Numba compiles. The sums of compiled code
-# have another order, so its results differ by rounding errors.
-COMPILED_FROM = 100_000  # clients
 # A client that failed again and again is left out for 2^10 rounds, and no longer.
 _LONGEST_BACKOFF = 10
 
@@ -130,18 +125,3 @@ def extend_clients(array: Array, count: int, value: Array | float) -> Array:
 def extend_state(state: State, blank: State, names: Iterable[str]) -> dict[str, Array]:
     """Arrays of a state with entries for new clients, which are as in the state `blank`."""
     return {name: np.concatenate([state[name], blank[name][len(state[name]) :]]) for name in names}
-
-
-def compiled_pass(name: str, clients: int) -> Callable[..., Any] | None:
-    """The pass `compiled.<name>` over so many clients.
-
-    None where they are fewer than `COMPILED_FROM`, and where Numba is not installed.
-    """
-    if clients < COMPILED_FROM:
-        return None
-    try:
-        compiled = importlib.import_module("fedcor.selectors.compiled")
-    except ImportError:
-        return None
-    found: Callable[..., Any] = getattr(compiled, name)
-    return found

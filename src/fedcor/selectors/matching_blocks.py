@@ -10,7 +10,7 @@ In blocks, the memory grows with n and C, not with n times C:
 
 A group that row i joins has |V_j + a_i u_i|^2 = |V_j|^2 + 2 a_i u_i'V_j + |a_i u_i|^2. So a further
 member costs one pass over all rows, as m = 1, and an exchange one product of all rows with V. From
-`base.COMPILED_FROM` rows on, the pass is a compiled one (`compiled.py`) where Numba is installed.
+`COMPILED_FROM` rows on, the pass is a compiled one (`compiled.py`) where Numba is installed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from fedcor.core.types import BoolArray, FloatArray, IntArray
-from fedcor.selectors.base import compiled_pass
+from fedcor.selectors.numba_passes import compiled_pass
 
 _NUMBERS = 65_536  # gaps that are computed at a time
 

@@ -18,7 +18,7 @@ Since then A x = u s2 / h_x, both vectors follow from the products z = X u alone
 
 A pick and the next best client take one pass, in blocks of clients that stay in a core's own cache:
 a large population costs its matrix products, and not the memory between them. From
-`base.COMPILED_FROM` clients on, the pass is compiled (`compiled.py`) where Numba is installed.
+`COMPILED_FROM` clients on, the pass is compiled (`compiled.py`) where Numba is installed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcor.core.types import BoolArray, FloatArray, IntArray
-from fedcor.selectors.base import compiled_pass
+from fedcor.selectors.numba_passes import compiled_pass
 
 BLOCK = 4096
 
