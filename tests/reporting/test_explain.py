@@ -49,8 +49,8 @@ def test_the_record_holds_what_fedcor_computed(folder):
         )
         assert entry["selected"] == picks.clients.tolist()
         assert entry["why"]["gain"] == pytest.approx(picks.gain)
-        assert entry["why"]["redundancy"] == pytest.approx(picks.alone - picks.gain)
-        assert entry["why"]["annealing"] == pytest.approx(picks.annealing)
+        annealing = simulation.selector.beta ** picked[record.selected]
+        assert entry["why"]["annealing"] == pytest.approx(annealing)
 
 
 def test_the_losses_and_valuations_are_the_reasons_of_the_others():

@@ -22,7 +22,7 @@ ORDER = [
     "reporting", "flower", "api", "cli", "__main__",
 ]  # fmt: skip
 # The Gaussian process is maths on arrays: it knows no federation.
-GP_MAY_IMPORT = {"fedcor.core.types", "fedcor.selectors.compiled"}
+GP_MAY_IMPORT = {"fedcor.core.types", "fedcor.selectors.numba_passes"}
 
 
 def parse(path: Path) -> ast.Module:
