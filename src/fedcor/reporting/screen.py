@@ -45,10 +45,18 @@ def screen(summary: Summary, *, ascii: bool = False, curve: bool = True) -> Text
     parts = []
     for experiment in summary.experiments:
         name = f"{clean(experiment.name)}: " if several else ""
-        text = Text(_wrapped(name + experiment_verdict(experiment)), style="bold")
-        parts.append(_below_verdict(Text().append_text(text), experiment))
+        text = Text().append(_wrapped(name + experiment_verdict(experiment)), style="bold")
+        text.append("\n\n" + _wrapped(title(experiment)) + "\n")
+        table = results_table(experiment)
+        head, *lines = table_lines(table)
+        text.append(head, style="underline")
+        for row, line in zip(table.rows, lines, strict=True):
+            text.append("\n" + line, style=VERDICT_STYLES.get(row.verdict, ""))
+        for note in all_notes(experiment):
+            text.append("\n" + _wrapped(clean(note)))
         if curve and (drawn := sparklines(experiment, ascii)):
-            parts[-1].append("\n\n" + "\n".join(drawn))
+            text.append("\n\n" + "\n".join(drawn))
+        parts.append(text)
     parts += [Text(_wrapped(clean(note))) for note in summary.notes]
     return Text("\n\n").join(parts)
 
@@ -58,31 +66,18 @@ def screen_text(summary: Summary, *, ascii: bool = False, curve: bool = True) ->
     return screen(summary, ascii=ascii, curve=curve).plain
 
 
-def _below_verdict(text: Text, experiment: ExperimentSummary) -> Text:
-    """`text`, followed by the table and the notes."""
-    text.append("\n\n" + _wrapped(title(experiment)) + "\n")
-    table = results_table(experiment)
-    head, *lines = table_lines(table)
-    text.append(head, style="underline")
-    for row, line in zip(table.rows, lines, strict=True):
-        text.append("\n" + line, style=VERDICT_STYLES.get(row.verdict, ""))
-    for note in all_notes(experiment):
-        text.append("\n" + _wrapped(clean(note)))
-    return text
-
-
 def to_html(summary: Summary) -> str:
     """Verdict and table of every experiment, for a notebook; names are escaped."""
     parts = []
     for experiment in summary.experiments:
         parts.append(f"<p><b>{html.escape(experiment_verdict(experiment))}</b></p>")
         parts.append(html_table(experiment))
-        parts += _html_notes(*all_notes(experiment))
-    return "".join([*parts, *_html_notes(*summary.notes)])
+        parts += map(_html_note, all_notes(experiment))
+    return "".join([*parts, *map(_html_note, summary.notes)])
 
 
-def _html_notes(*notes: str) -> list[str]:
-    return [f"<p><small>{html.escape(clean(note))}</small></p>" for note in notes]
+def _html_note(note: str) -> str:
+    return f"<p><small>{html.escape(clean(note))}</small></p>"
 
 
 def to_latex(summary: Summary) -> str:
