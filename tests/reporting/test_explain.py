@@ -215,7 +215,6 @@ def test_the_nearest_known_losses_are_taken_and_the_shortest_span():
     assert [history.change(1, t) for t in range(5)] == [asked, asked, told, told, None]
     assert history.change(2, 1) is None
     assert history.change(7, 1) is None
-    assert (history.at(1, 0), history.at(1, 1), history.at(2, 0)) == (3.0, None, None)
 
 
 @pytest.mark.parametrize(

@@ -54,11 +54,6 @@ class Curve:
     simulated: FloatArray
 
     @property
-    def options(self) -> Mapping[str, Any]:
-        """Selector -> its own settings, which its runs must share to count as one selector."""
-        return self.run.header["config"].get("selectors") or {}
-
-    @property
     def declared_metrics(self) -> Mapping[str, Any]:
         """The metrics that the settings name, where a direction can be declared."""
         metrics = self.run.header["config"].get("metrics")

@@ -14,17 +14,12 @@ import numpy as np
 from fedcor.core.config import build_dataclass
 from fedcor.core.errors import ConfigError
 from fedcor.core.text import listed
-from fedcor.reporting.series import named_runs, run_name
+from fedcor.reporting.series import named_runs, run_name, selector_options
 from fedcor.reporting.summary import ExperimentSummary
 from fedcor.runs.record import RunRecord, client_names, first_round
 from fedcor.simulation.byzantine import Byzantine
 
 # --- notes on an experiment -----------------------------------------------------------------------
-
-
-def span(bounds: tuple[int, int]) -> str:
-    """`40`, or `7-40` where the bounds differ."""
-    return str(bounds[0]) if bounds[0] == bounds[1] else f"{bounds[0]}-{bounds[1]}"
 
 
 def seeds_text(experiment: ExperimentSummary) -> str:
@@ -87,7 +82,7 @@ def caution_note(experiment: ExperimentSummary) -> str:
     notes = []
     for name, by_seed in experiment.curves.items():
         curve = next(iter(by_seed.values()))
-        warmup = (curve.options.get(curve.selector) or {}).get("warmup")
+        warmup = selector_options(curve.run).get("warmup")
         if isinstance(warmup, int) and 0 < curve.done <= warmup:
             notes.append(
                 f"{name} chose uniformly in all rounds: its warm-up has {warmup}. Set a smaller "

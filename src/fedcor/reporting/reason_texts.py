@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcor.core.text import one_line, seconds_text
+from fedcor.reporting.series import selector_options
+from fedcor.runs.record import RunRecord
 
 # What each number of a pick means.
 MEANINGS = {
@@ -70,20 +72,19 @@ _ROUNDS = {
     "the group's update with the mean of all",
 }
 _NEW_FIRST = "clients that never trained come first, in random order"
-_WARM_UP = "warm-up: chosen uniformly, and the resulting loss changes were measured for the "
-_WARM_UP += "Gaussian process"
+_WARM_UP = (
+    "warm-up: chosen uniformly, and the resulting loss changes were measured for the Gaussian "
+    "process"
+)
 _UNFITTED = "chosen uniformly: the Gaussian process was never fitted (no loss change was measured)"
 
 
-def round_note(header: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+def round_note(run: RunRecord, entry: Mapping[str, Any]) -> str:
     """One sentence on how a round was chosen; empty where nothing is to be said."""
-    selector = str(header.get("selector"))
+    selector = str(run.header.get("selector"))
     without_reasons = bool(entry.get("selected")) and not entry.get("why")
     if selector == "fedcor" and without_reasons:
-        options: Any = header
-        for key in ("config", "selectors", "fedcor"):
-            options = options.get(key) if isinstance(options, Mapping) else None
-        warmup = options.get("warmup") if isinstance(options, Mapping) else None
+        warmup = selector_options(run).get("warmup")
         if not isinstance(warmup, int):
             return ""
         return _WARM_UP if int(entry["round"]) < warmup else _UNFITTED

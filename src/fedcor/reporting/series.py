@@ -149,6 +149,12 @@ def optimiser_settings(run: RunRecord) -> Mapping[str, Any]:
     return {**name, **(config.get("optimiser") or {}), **strategy}
 
 
+def selector_options(run: RunRecord) -> Mapping[str, Any]:
+    """The selector's own settings, which its runs must share to count as one selector."""
+    options = (_config(run).get("selectors") or {}).get(run.header.get("selector"))
+    return options if isinstance(options, Mapping) else {}
+
+
 def was_renamed(run: RunRecord) -> bool:
     """Whether a run was given another name than its selector's, which then says what it is."""
     name = run.header.get("selector")

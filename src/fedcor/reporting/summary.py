@@ -329,8 +329,8 @@ def _check_comparable(name: str, curves: Series) -> None:
     _check_optimisers(name, [c.run for c in _every(curves) if not was_renamed(c.run)])
     for series, by_seed in curves.items():
         first, *others = (
-            {**curve.options, "optimiser": optimiser_settings(curve.run)}
-            for curve in by_seed.values()
+            {**(run.header["config"].get("selectors") or {}), "optimiser": optimiser_settings(run)}
+            for run in (curve.run for curve in by_seed.values())
         )
         for other in others:
             _check_equal(f"{name} with {series}", first, other)

@@ -32,7 +32,7 @@ from fedcor.reporting.metrics import (
     percent,
     with_interval,
 )
-from fedcor.reporting.notes import all_notes, seeds_text, span
+from fedcor.reporting.notes import all_notes, seeds_text
 from fedcor.reporting.series import NAME_WIDTH, clean, short_names
 from fedcor.reporting.summary import ExperimentSummary, SelectorSummary, Summary, ranking
 
@@ -187,7 +187,8 @@ def title(experiment: ExperimentSummary, *, target: bool = True) -> str:
     one and `target` says so."""
     known = experiment.measure in ("accuracy", "loss")
     measure = f"test {experiment.measure}" if known else experiment.measure
-    rounds = f"{span(experiment.rounds_done)} rounds"
+    first, last = experiment.rounds_done
+    rounds = f"{last} rounds" if first == last else f"{first}-{last} rounds"
     to = ""
     if target and experiment.target is not None:
         to = f"; to {100 * experiment.target:g} %: in rounds"
@@ -201,12 +202,6 @@ def title(experiment: ExperimentSummary, *, target: bool = True) -> str:
 
 # A line below the head and nothing else, in characters that every file and pipe takes.
 PLAIN = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
-LEGEND = (
-    "better, worse: the interval excludes zero; unclear: it does not; "
-    "equal: to the last digit; -: no interval.",
-    "pairs: seeds on which both have a value, N/A (k/n) where only k of n common seeds do.",
-    "Each pair is compared over the rounds that both runs have.",
-)
 
 
 def estimate_text(metric: Metric, estimate: Estimate) -> str:
@@ -240,13 +235,11 @@ def render(summary: Summary, console: Console) -> None:
         console.print(Text(_ascii(console, clean(line)), style=style))
 
     for experiment in summary.experiments:
-        paired = len(experiment.selectors) > 1
-        what = f"; paired difference from {experiment.baseline} [95 % interval]" if paired else ""
         console.print()
-        say(f"{experiment.name}: mean over seeds{what}", "bold")
+        say(title(experiment), "bold")
         console.print(_full_table(experiment, console))
         console.print()
-        for line in (*_caption(experiment), *(LEGEND if paired else ())):
+        for line in (*_legend(experiment), *all_notes(experiment)):
             say(line)
     for note in summary.notes:
         console.print()
@@ -267,8 +260,7 @@ def _ascii(console: Console, text: str) -> str:
 
 def _full_table(experiment: ExperimentSummary, console: Console) -> Table:
     """One row per metric and selector."""
-    lines = box.SIMPLE_HEAD if console.is_terminal else PLAIN
-    table = Table(box=lines, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table = Table(box=PLAIN, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     paired = ("difference", "", "pairs") if len(experiment.selectors) > 1 else ()
     for column in ("selector", "mean", *paired):
         justify: JustifyMethod = "right" if column == "pairs" else "left"
@@ -290,21 +282,14 @@ def _full_table(experiment: ExperimentSummary, console: Console) -> Table:
     return table
 
 
-def _caption(experiment: ExperimentSummary) -> Iterator[str]:
-    target = f"no target {experiment.measure}"
-    if experiment.target is not None:
-        target = f"target accuracy {experiment.target:g}"
-    interval = "± half the 95 % interval of the mean over seeds"
-    rounds = f"{span(experiment.rounds_done)} rounds"
-    yield f"{seeds_text(experiment)}; {rounds}; {target}; {interval}."
-    hidden = [m.title for m in experiment.metrics if m.headline and m.to_target]
+def _legend(experiment: ExperimentSummary) -> Iterator[str]:
+    yield "± half the 95 % interval of the mean over seeds; one seed alone has none."
     if experiment.target is not None:
         yield "N/A (k/n): only k of n seeds reached the target, so there is no mean."
-    elif hidden:
-        yield f"Not shown, as there is no target: {', '.join(hidden)}."
-    if any(len(selector.runs) == 1 for selector in experiment.selectors):
-        yield "One seed alone has no interval."
-    yield from all_notes(experiment)
+    if len(experiment.selectors) > 1:
+        yield f"difference: the paired difference from {experiment.baseline} [95 % interval]."
+        yield "better, worse: the interval excludes zero; unclear: it does not; -: there is none."
+        yield "pairs: seeds on which both have a value, over the rounds that both runs have."
 
 
 # --- files: every metric --------------------------------------------------------------------------

@@ -236,6 +236,8 @@ def _without_direction(experiment: ExperimentSummary) -> str:
     start = starts.pop() if len(starts) == 1 else ""
     if not start and not all(pair.finished for pair in compared):
         start = "So far:"
+    if len(compared) == 1 and compared[0].difference.verdict == "equal":
+        return _after(start, _comparison(compared[0]))
     gaps = [_gap(pair) for pair in compared]
     what = f"The difference in {compared[0].what} from {compared[0].b}: {listed(gaps, 3)}"
     text = "No direction of this metric is declared to be better"

@@ -22,6 +22,7 @@ from fedcor.reporting.series import (
     named_runs,
     optimiser_settings,
     run_name,
+    selector_options,
     shared_settings,
     short_names,
 )
@@ -184,9 +185,9 @@ def _run_with(experiment: ExperimentSummary, runs: Sequence[RunRecord]) -> dict[
             versions.setdefault(str(name), set()).add(str(number))
     options = {}
     for name in ranking(experiment):
-        curve = next(iter(experiment.curves[name].values()))
-        settings = curve.options.get(curve.selector) or {}
-        options[clean(name)] = _pairs({**settings, "optimiser": optimiser_settings(curve.run)})
+        run = next(iter(experiment.curves[name].values())).run
+        settings = {**selector_options(run), "optimiser": optimiser_settings(run)}
+        options[clean(name)] = _pairs(settings)
     return {
         "command": repeat_command(runs),
         "settings": _pairs(shared_settings(runs[0])),
