@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from fedcor.core.types import FloatArray, IntArray
 from fedcor.reporting.series import is_flower_app
 from fedcor.runs.record import RunRecord
 
+Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 # Metrics of a Flower app: `evaluate/accuracy`, `train/val_loss`.
 _APP_METRIC = re.compile(r"(?:train|evaluate|server)/(?:.*[-_])?(accuracy|acc|loss)")
 
@@ -92,6 +93,10 @@ class Curve:
         """(T,) the values of a measure; all NaN if this run does not have it."""
         return self.measures.get(measure, np.full(self.done, np.nan))
 
+    def known(self, measure: str | None) -> Mask:
+        """(T,) in which rounds a measure has a value; in all for None."""
+        return np.ones(self.done, dtype=bool) if measure is None else ~np.isnan(self.of(measure))
+
     def first(self, rounds: int) -> Curve:
         """The curve of the first `rounds` rounds."""
         return replace(
@@ -103,8 +108,10 @@ class Curve:
             simulated=self.simulated[:rounds],
         )
 
-    def only_where(self, measure: str, known: np.ndarray[Any, np.dtype[np.bool_]]) -> Curve:
+    def only_where(self, measure: str | None, known: Mask) -> Curve:
         """The curve with a measure known in some rounds only; (T,) `known` says in which."""
+        if measure is None:
+            return self
         values = np.where(known, self.of(measure), np.nan)
         return replace(self, measures={**self.measures, measure: values})
 
@@ -194,6 +201,11 @@ class SeedMeans:
     seconds: FloatArray
     time: FloatArray
     seeds: int
+
+    @property
+    def rounds(self) -> FloatArray:
+        """(T,) the rounds, from 1."""
+        return np.arange(1, len(self.mean) + 1, dtype=np.float64)
 
 
 def seed_means(curves: Mapping[int, Curve], measure: str, window: int = 1) -> SeedMeans:

@@ -172,8 +172,8 @@ class _Explainer:
             "by_what": "loss" if candidates else by_what,
             "candidates": candidates,
             "before_rules": [c for c in details.get("before_rules") or () if c is not None],
-            "unmet": _or_empty(entry.get("unmet"), dict),
-            "left_alone": _or_empty(entry.get("quarantined"), list),
+            "unmet": or_empty(entry.get("unmet"), dict),
+            "left_alone": or_empty(entry.get("quarantined"), list),
             "unreachable": entry.get("unreachable") or 0,
             **{key: entry[key] for key in ("duration", "clock") if entry.get(key) is not None},
         }
@@ -225,7 +225,7 @@ class _Explainer:
 _APART = ("runner_up", "margin")  # shown in a form of their own
 
 
-def _or_empty(value: Any, kind: type) -> Any:
+def or_empty(value: Any, kind: type) -> Any:
     """`value`, if it is what a whole record holds; else an empty one of its kind."""
     return value if isinstance(value, kind) else kind()
 

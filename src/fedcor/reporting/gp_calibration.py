@@ -59,8 +59,8 @@ def health(run: RunRecord) -> dict[str, Any]:
         "calibration": calibration([sum(column) for column in zip(*bins, strict=True)]),
         **{name: _weighted(predicted, name) for name in ("log_score", "each", "independent")},
         "forecasts": len(predicted),
-        "better": sum(_is_better(row, "log_score") for row in predicted),
-        "better_each": sum(_is_better(row, "each") for row in predicted),
+        "better": _count_better(predicted, "log_score"),
+        "better_each": _count_better(predicted, "each"),
         "refits": refits,
         "probed": sum(row["probed"] for row in rows),
         "probe_rounds": len(rows),
@@ -221,9 +221,9 @@ def _weighted(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return _mean([row[name] for row in known], [row["clients"] for row in known])
 
 
-def _is_better(row: Mapping[str, Any], name: str) -> bool:
-    scores = row[name], row["independent"]
-    return None not in scores and scores[0] > scores[1]
+def _count_better(rows: Sequence[Mapping[str, Any]], name: str) -> int:
+    scores = [(row[name], row["independent"]) for row in rows]
+    return sum(None not in pair and pair[0] > pair[1] for pair in scores)
 
 
 def _is_refit(entry: Mapping[str, Any]) -> bool:

@@ -16,13 +16,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 
 from fedcor.core.text import BYTE_UNITS, TIME_UNITS, in_units
 from fedcor.core.types import FloatArray
-from fedcor.reporting.curves import Curve
+from fedcor.reporting.curves import Curve, Mask
 
 WINDOW = 10  # rounds in the smoothed accuracy and in the mean of the last rounds
 TAIL = 50  # rounds in the spread
@@ -33,7 +33,6 @@ Better = Literal["lower", "higher"]
 Unit = Literal["rounds", "accuracy", "bytes", "seconds", "number"]
 Measure = Callable[[Curve], float | None]
 Curves = Mapping[int, Curve]  # of one selector, by seed
-Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 Verdict = Literal["better", "worse", "higher", "lower", "unclear", "equal"]
 
 
@@ -73,9 +72,8 @@ class Metric:
 
 def _known(curve: Curve, measure: str = "accuracy") -> FloatArray:
     """The values of the rounds that were measured."""
-    values = curve.of(measure)
-    known: FloatArray = values[~np.isnan(values)]
-    return known
+    values: FloatArray = curve.of(measure)[curve.known(measure)]
+    return values
 
 
 def _sum(values: FloatArray) -> float | None:
@@ -108,7 +106,7 @@ def _rounds_to_target(curve: Curve, window: int = 1) -> float | None:
     if curve.target is None or len(accuracy) < window:
         return None
     means = np.lib.stride_tricks.sliding_window_view(accuracy, window).mean(axis=1)
-    rounds = np.flatnonzero(~np.isnan(curve.accuracy))[window - 1 :] + 1
+    rounds = np.flatnonzero(curve.known("accuracy"))[window - 1 :] + 1
     hits = rounds[means >= curve.target - ROUNDING]
     return float(hits[0]) if hits.size else None
 
@@ -309,11 +307,10 @@ def paired_values(metric: Metric, ours: Curves, theirs: Curves) -> dict[int, flo
 def drops_values(metric: Metric, ours: Curves, theirs: Curves) -> bool:
     """Whether rounds are left out of a comparison although one of the two runs was measured."""
     return any(
-        not np.isnan(curve.of(metric.of)[: len(both)][~both]).all()
-        for a, b in _pairs(ours, theirs).values()
-        for both in [_both(metric, a, b)]
-        for curve in (a, b)
-        if metric.of is not None
+        (curve.known(metric.of)[: len(both)] & ~both).any()
+        for pair in _pairs(ours, theirs).values()
+        for both in [_both(metric, *pair)]
+        for curve in pair
     )
 
 
@@ -334,18 +331,15 @@ def _pairs(ours: Curves, theirs: Curves) -> dict[int, tuple[Curve, Curve]]:
 def _both(metric: Metric, a: Curve, b: Curve) -> Mask:
     """In which of the rounds that both have a metric counts: those that both have measured."""
     rounds = min(a.done, b.done)
-    if metric.of is None:
-        return np.ones(rounds, dtype=bool)
-    return ~(np.isnan(a.of(metric.of)[:rounds]) | np.isnan(b.of(metric.of)[:rounds]))
+    both: Mask = a.known(metric.of)[:rounds] & b.known(metric.of)[:rounds]
+    return both
 
 
 def _cut(metric: Metric, curve: Curve, both: Mask) -> Curve:
     """The part of a run that is compared."""
-    later = 0 if not metric.to_target else curve.done - len(both)
-    curve = curve.first(len(both) + later)
-    if metric.of is None:
-        return curve
-    return curve.only_where(metric.of, np.concatenate([both, np.ones(later, dtype=bool)]))
+    later = curve.done - len(both) if metric.to_target else 0
+    kept = np.append(both, np.ones(later, dtype=bool))
+    return curve.first(len(kept)).only_where(metric.of, kept)
 
 
 # --- numbers as text ------------------------------------------------------------------------------

@@ -24,14 +24,11 @@ from fedcor.simulation.byzantine import Byzantine
 
 def seeds_text(experiment: ExperimentSummary) -> str:
     """`seeds 1, 2, 3` where all selectors have the same, else the seeds of each."""
-    by_selector = {
-        selector.name: ", ".join(str(run.seed) for run in selector.runs)
-        for selector in experiment.selectors
-    }
-    if len(set(by_selector.values())) > 1:
-        return "seeds " + ", ".join(f"{name} ({seeds})" for name, seeds in by_selector.items())
-    seeds = by_selector.popitem()[1]
-    return f"seeds {seeds}" if "," in seeds else f"seed {seeds}"
+    seeds = {s.name: ", ".join(str(run.seed) for run in s.runs) for s in experiment.selectors}
+    first, *others = {*seeds.values()}
+    if others:
+        return "seeds " + ", ".join(f"{name} ({own})" for name, own in seeds.items())
+    return f"seeds {first}" if "," in first else f"seed {first}"
 
 
 def all_notes(experiment: ExperimentSummary) -> list[str]:
@@ -56,7 +53,7 @@ def missing_note(experiment: ExperimentSummary) -> str:
     there."""
     measure = experiment.measure
     counts = {  # known and finished rounds
-        f"{name} seed {seed}": (int((~np.isnan(curve.of(measure))).sum()), curve.done)
+        f"{name} seed {seed}": (int(curve.known(measure).sum()), curve.done)
         for name, by_seed in experiment.curves.items()
         for seed, curve in sorted(by_seed.items())
         if curve.done
@@ -187,10 +184,10 @@ def faults_note(run: RunRecord) -> str:
     for entry in run.rounds:
         kinds.update(entry.get("faults") or {})
     resting = Counter(client for entry in run.rounds for client in entry.get("quarantined") or ())
-    names = client_names(run.path)
+    names = dict(enumerate(client_names(run.path)))
     clients = [
         f"client {client}"
-        + (f" ({names[client]})" if client < len(names) else "")
+        + (f" ({names[client]})" if client in names else "")
         + f" in {rounds} round{'s' if rounds > 1 else ''}"
         for client, rounds in sorted(resting.items(), key=lambda item: (-item[1], item[0]))
     ]

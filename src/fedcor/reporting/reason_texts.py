@@ -294,10 +294,8 @@ def _above(explanation: Mapping[str, Any]) -> list[str]:
     if "duration" in explanation and "clock" in explanation:
         took, clock = (seconds_text(explanation[key]) for key in ("duration", "clock"))
         title += f", {took} of simulated time ({clock} in all)"
-    lines = [one_line(title)]
-    if explanation["note"]:
-        lines.append(explanation["note"])
-    elif not explanation["reasons"]:
+    lines = [one_line(title), explanation["note"]]
+    if not explanation["note"] and not explanation["reasons"]:
         lines.append("No reasons in the record: the selector gives none.")
     if explanation["predicted_change"] is not None:
         change = _n(explanation["predicted_change"])
@@ -305,7 +303,7 @@ def _above(explanation: Mapping[str, Any]) -> list[str]:
     if explanation["before_rules"]:
         clients = ", ".join(map(str, explanation["before_rules"]))
         lines.append(f"rules changed the choice; before them it was: {clients}")
-    return lines
+    return list(filter(None, lines))
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

@@ -305,26 +305,22 @@ def _rounds_frame(runs: Sequence[RunRecord]) -> pd.DataFrame:
 def _summary_frame(summary: Summary) -> pd.DataFrame:
     """A row per selector, best first; see `Result.summary`."""
     pandas = _pandas()
-    rows: dict[Any, dict[tuple[str, str], float]] = {}
-    several = len(summary.experiments) > 1
-    for experiment in summary.experiments:
-        for name in ranking(experiment):
-            rows[(experiment.name, name) if several else name] = {
-                (key, part): value
-                for key, estimate in experiment.selector(name).estimates.items()
-                for part, value in _parts(estimate).items()
-            }
+    rows = {
+        (experiment.name, name): {
+            (key, part): value
+            for key, estimate in experiment.selector(name).estimates.items()
+            for part, value in _parts(estimate).items()
+        }
+        for experiment in summary.experiments
+        for name in ranking(experiment)
+    }
     frame = pandas.DataFrame.from_dict(rows, orient="index", dtype=float)
     counts = [column for column in frame.columns if column[1] == "n"]
     frame[counts] = frame[counts].fillna(0)  # a metric that another experiment has
     frame = frame.astype(dict.fromkeys(counts, int))
     frame.columns = pandas.MultiIndex.from_tuples(frame.columns, names=["metric", ""])
-    frame.index = (
-        pandas.MultiIndex.from_tuples(list(rows), names=["experiment", "selector"])
-        if several
-        else pandas.Index(list(rows), name="selector")
-    )
-    return frame
+    frame.index = pandas.MultiIndex.from_tuples(list(rows), names=["experiment", "selector"])
+    return frame if len(summary.experiments) > 1 else frame.droplevel("experiment")
 
 
 def _difference_frame(experiment: ExperimentSummary, a: str, b: str) -> pd.DataFrame:
@@ -340,27 +336,19 @@ def _difference_frame(experiment: ExperimentSummary, a: str, b: str) -> pd.DataF
 
 def _rows(group: str, name: str, run: RunRecord) -> Iterator[dict[str, Any]]:
     """A run's rounds as rows of a frame; `group` and `name` are what it is called there."""
-    header, total = run.header, 0
+    total = 0
     for entry in run.rounds:
         total += entry["bytes_down"] + entry["bytes_up"]
         row = {
+            **{key: entry.get(key) for key in _COLUMNS},
+            **{key: entry[key] for key in _SOME if key in entry},
             "experiment": group,
             "selector": name,
-            "seed": int(header["seed"]),
-            "round": entry["round"],
+            "seed": int(run.header["seed"]),
             "accuracy": entry.get("test_accuracy"),
             "loss": entry.get("test_loss"),
-            "learning_rate": entry.get("learning_rate"),
-            "bytes_down": entry["bytes_down"],
-            "bytes_up": entry["bytes_up"],
             "bytes": total,
-            "probed": entry.get("probed", 0),
-            "refused": entry.get("refused", 0),
-            "selected": entry.get("selected", []),
-            "participated": entry.get("participated", []),
-            "seconds": entry.get("seconds"),
         }
-        row |= {key: entry[key] for key in _SOME if key in entry}
         for key, value in (entry.get("metrics") or {}).items():
             # A metric that is named as a column gets another name.
             row[f"metric_{key}" if key in (*_COLUMNS, *_SOME) else key] = value

@@ -248,19 +248,15 @@ def find_name(given: str, names: Iterable[str]) -> str | None:
         >>> find_name("aligned", ["random", "aligned + FedRecall"])
         'aligned + FedRecall'
     """
-    names = list(names)
-    if given in names:
-        return given
     short = short_names(names, 10_000)
-    matches = [name for name in names if short[name] == given] or [
-        name for name in names if given in (_selector(name), _selector(short[name]))
+    if given in short:
+        return given
+    matches = [name for name in short if short[name] == given] or [
+        name
+        for name in short
+        if given in (name.rpartition(" + ")[0], short[name].rpartition(" + ")[0])
     ]
     return matches[0] if len(matches) == 1 else None
-
-
-def _selector(name: str) -> str:
-    """`aligned` of `aligned + FedRecall`."""
-    return name.rpartition(" + ")[0]
 
 
 def _cut(text: str, width: int) -> str:

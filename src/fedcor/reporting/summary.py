@@ -17,7 +17,7 @@ were measured in both runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -123,6 +123,17 @@ class ExperimentSummary:
         return self.metric(f"mean_{self.measure}")
 
     @property
+    def measure_title(self) -> str:
+        """`test accuracy`, `test loss`, or the name of the user's metric."""
+        known = self.measure in ("accuracy", "loss")
+        return f"test {self.measure}" if known else self.measure
+
+    @property
+    def finished(self) -> bool:
+        """Whether every run has all its rounds."""
+        return all(selector.finished for selector in self.selectors)
+
+    @property
     def has_clock(self) -> bool:
         """Whether the runs have a simulated clock."""
         return TIME in self.metrics
@@ -158,7 +169,7 @@ class Summary:
     """
 
     experiments: tuple[ExperimentSummary, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
 
 def summarise(
@@ -203,19 +214,15 @@ def summarise(
     return Summary(tuple(shown), tuple(notes))
 
 
-def measured_in(curves: Series) -> list[str]:
-    """The measures of which any run has a value."""
-    measured = dict.fromkeys(
-        key
-        for curve in _every(curves)
-        for key, values in curve.measures.items()
-        if not np.isnan(values).all()
-    )
-    return list(measured)
-
-
-def _every(curves: Series) -> list[Curve]:
+def every_curve(curves: Series) -> list[Curve]:
+    """The runs of all series."""
     return [curve for by_seed in curves.values() for curve in by_seed.values()]
+
+
+def measured_in(curves: Iterable[Curve]) -> list[str]:
+    """The measures of which any run has a value."""
+    measured = {key: None for curve in curves for key in curve.measures if curve.known(key).any()}
+    return list(measured)
 
 
 def _curves(runs: Sequence[RunRecord]) -> dict[str, dict[str, dict[int, Curve]]]:
@@ -235,7 +242,7 @@ def _curves(runs: Sequence[RunRecord]) -> dict[str, dict[str, dict[int, Curve]]]
 
 def _measure(curves: Series, wanted: str | None) -> str | None:
     """What to judge by: what is wanted, None if no run has it; else accuracy, else loss."""
-    measured = measured_in(curves)
+    measured = measured_in(every_curve(curves))
     if wanted is None:
         return "loss" if "loss" in measured and "accuracy" not in measured else "accuracy"
     return wanted if wanted in measured else None
@@ -250,7 +257,7 @@ def _baseline(curves: Series, wanted: str | None, measure: str | None) -> str | 
         name
         for name, by_seed in curves.items()
         if not any(curve.done for curve in by_seed.values())
-        or measure in measured_in({name: by_seed})
+        or measure in measured_in(by_seed.values())
     ] or list(curves)
     random = [n for n in usable if any(c.selector == "random" for c in curves[n].values())]
     return "random" if "random" in usable else (random or usable)[0]
@@ -258,7 +265,7 @@ def _baseline(curves: Series, wanted: str | None, measure: str | None) -> str | 
 
 def _experiment(name: str, curves: Series, baseline: str, measure: str) -> ExperimentSummary:
     any_run = next(iter(curves[baseline].values()))  # they agree
-    begun = [curve for curve in _every(curves) if curve.done]
+    begun = [curve for curve in every_curve(curves) if curve.done]
     clock = bool(begun) and all(curve.has_clock for curve in begun)
     metrics = metrics_of(measure, any_run.better(measure), clock=clock)
     return ExperimentSummary(
@@ -309,8 +316,8 @@ def _no_baseline(experiments: Mapping[str, Series], wanted: str) -> RecordError:
 
 def _no_metric(experiments: Mapping[str, Series], wanted: str) -> RecordError:
     """The error where no run has a value of `wanted`."""
-    every = [curve for curves in experiments.values() for curve in _every(curves)]
-    measured = measured_in({"": dict(enumerate(every))})
+    every = [curve for curves in experiments.values() for curve in every_curve(curves)]
+    measured = measured_in(every)
     rounds = [row.get("metrics") or {} for curve in every for row in curve.run.rounds]
     hint = suggest(wanted, measured)
     if any(isinstance(metrics.get(wanted), list) for metrics in rounds):
@@ -326,7 +333,7 @@ def _none_of(experiments: Mapping[str, Series]) -> str:
 
 def _check_comparable(name: str, curves: Series) -> None:
     """Refuse runs of one selector, or of one optimiser or strategy, whose own options differ."""
-    _check_optimisers(name, [c.run for c in _every(curves) if not was_renamed(c.run)])
+    _check_optimisers(name, [c.run for c in every_curve(curves) if not was_renamed(c.run)])
     for series, by_seed in curves.items():
         first, *others = (
             {**(run.header["config"].get("selectors") or {}), "optimiser": optimiser_settings(run)}

@@ -185,8 +185,6 @@ def _gap(metric: Metric, selector: SelectorSummary) -> Cell:
 def title(experiment: ExperimentSummary, *, target: bool = True) -> str:
     """What the table is about: experiment, measure, rounds and seeds; and the target, if there is
     one and `target` says so."""
-    known = experiment.measure in ("accuracy", "loss")
-    measure = f"test {experiment.measure}" if known else experiment.measure
     first, last = experiment.rounds_done
     rounds = f"{last} rounds" if first == last else f"{first}-{last} rounds"
     to = ""
@@ -195,7 +193,8 @@ def title(experiment: ExperimentSummary, *, target: bool = True) -> str:
         to += " and simulated time" if experiment.has_clock else ""
     elif experiment.has_clock:
         to = "; time: simulated"
-    return clean(f"{experiment.name}: {measure} over {rounds}, {seeds_text(experiment)}{to}")
+    about = f"{experiment.name}: {experiment.measure_title}"
+    return clean(f"{about} over {rounds}, {seeds_text(experiment)}{to}")
 
 
 # --- wide forms: every headline metric, with intervals --------------------------------------------
@@ -340,18 +339,12 @@ def _csv_row(
 ) -> dict[str, object]:
     level = selector.estimates[key]
     paired = selector.differences[key].estimate if selector.differences else None
+    pairs = {"paired_difference": "mean", "paired_low": "low", "paired_high": "high", "pairs": "n"}
     return {
         "experiment": for_csv(experiment.name),
         "selector": for_csv(selector.name),
         "metric": for_csv(key),
-        "mean": level.mean,
-        "std": level.std,
-        "n": level.n,
-        "low": level.low,
-        "high": level.high,
+        **{part: getattr(level, part) for part in ("mean", "std", "n", "low", "high")},
         "baseline": for_csv(experiment.baseline),
-        "paired_difference": paired and paired.mean,
-        "paired_low": paired and paired.low,
-        "paired_high": paired and paired.high,
-        "pairs": paired and paired.n,
+        **{column: paired and getattr(paired, part) for column, part in pairs.items()},
     }

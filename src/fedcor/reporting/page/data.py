@@ -26,7 +26,13 @@ from fedcor.reporting.series import (
     shared_settings,
     short_names,
 )
-from fedcor.reporting.summary import ExperimentSummary, measured_in, ranking, summarise
+from fedcor.reporting.summary import (
+    ExperimentSummary,
+    every_curve,
+    measured_in,
+    ranking,
+    summarise,
+)
 from fedcor.reporting.tables import Row, results_table, title
 from fedcor.reporting.verdict import experiment_verdict
 from fedcor.runs.record import RunRecord, differences, first_round
@@ -82,7 +88,7 @@ def _experiment(experiment: ExperimentSummary, runs: Sequence[RunRecord]) -> dic
     short = short_names(order, NAME_WIDTH)
     colours = _colours([s.name for s in experiment.selectors])
     faults = [note for run in runs if (note := faults_note(run))]
-    measured = measured_in(experiment.curves)
+    measured = measured_in(every_curve(experiment.curves))
     drawn = dict.fromkeys([experiment.measure, "accuracy", "loss", *sorted(measured)])
     measures = [name for name in drawn if name in measured][:MOST_MEASURES]
     return {
