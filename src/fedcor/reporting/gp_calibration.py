@@ -108,10 +108,9 @@ def health_sentence(found: Mapping[str, Any]) -> str:
     total = found["forecasts"]
     if not total:
         return ""
-    rounds = "prediction" if total == 1 else "predictions"
     parts = [
         f"Client by client, the Gaussian process beats independent clients in "
-        f"{_of(found['better_each'], total)} {rounds}",
+        f"{_of(found['better_each'], total)} prediction{'s' if total > 1 else ''}",
         _width(found["calibration"]),
         f"for all clients jointly, with their correlations, in {_of(found['better'], total)}",
     ]

@@ -149,13 +149,7 @@ def _reason(row: Mapping[str, Any], explanation: Mapping[str, Any]) -> str:
     if {"before", "cosine_before", "overdue"} & row.keys():
         return _group(row)
     known = [f"{name} {_n(row[name])}" for name in explanation["reasons"] if _known(row, name)]
-    if known:
-        return one_line(", ".join(known)) + "."
-    return (
-        "the record gives no reason."
-        if explanation["reasons"]
-        else "chosen by the rule of this round."
-    )
+    return one_line(", ".join(known) or "chosen by the rule of this round") + "."
 
 
 def _gain(row: Mapping[str, Any]) -> str:

@@ -234,8 +234,9 @@ def render(summary: Summary, console: Console) -> None:
         console.print(Text(_ascii(console, clean(line)), style=style))
 
     for experiment in summary.experiments:
+        what = f"; paired difference from {experiment.baseline} [95 % interval]"
         console.print()
-        say(title(experiment), "bold")
+        say(title(experiment) + (what if len(experiment.selectors) > 1 else ""), "bold")
         console.print(_full_table(experiment, console))
         console.print()
         for line in (*_legend(experiment), *all_notes(experiment)):
@@ -286,7 +287,6 @@ def _legend(experiment: ExperimentSummary) -> Iterator[str]:
     if experiment.target is not None:
         yield "N/A (k/n): only k of n seeds reached the target, so there is no mean."
     if len(experiment.selectors) > 1:
-        yield f"difference: the paired difference from {experiment.baseline} [95 % interval]."
         yield "better, worse: the interval excludes zero; unclear: it does not; -: there is none."
         yield "pairs: seeds on which both have a value, over the rounds that both runs have."
 

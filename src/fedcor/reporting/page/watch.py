@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from fedcor.core.errors import RecordError
-from fedcor.reporting.page import render_page
+from fedcor.reporting.page import escaped_json, render_page
 from fedcor.reporting.page.data import page_data
 from fedcor.reporting.page.run_data import run_data
 from fedcor.reporting.series import clean
@@ -181,28 +181,26 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
-        if self.headers.get("Host") not in self.server.hosts:
-            self._answer(403, "text/plain", b"this server answers to its own name only\n")
-            return
-        wanted = urlsplit(self.path)
-        follower = self.server.follower
-        if wanted.path == "/":
-            self._try("text/html", lambda: render_page(follower.data(), live=True))
-        elif wanted.path == "/data.json":
-            after = parse_qs(wanted.query).get("after", [""])[0]
-            self._try("application/json", lambda: _json(follower.news(after)))
-        else:
-            self._answer(404, "text/plain", b"there is nothing here\n")
-
-    def _try(self, kind: str, content: Callable[[], bytes]) -> None:
         try:
-            status, body = 200, content()
+            status, kind, content = self._content()
         except RecordError as error:
-            status, kind, body = 503, "text/plain", _line(str(error))
+            status, kind, content = 503, "text/plain", _line(str(error))
         except Exception as error:  # one request must not end the others
             LOG.exception("the page could not be made")
-            status, kind, body = 500, "text/plain", _line(f"{type(error).__name__}: {error}")
-        self._answer(status, kind, body)
+            status, kind, content = 500, "text/plain", _line(f"{type(error).__name__}: {error}")
+        self._answer(status, kind, content)
+
+    def _content(self) -> tuple[int, str, bytes]:
+        """The status, the kind of content, and the content."""
+        if self.headers.get("Host") not in self.server.hosts:
+            return 403, "text/plain", b"this server answers to its own name only\n"
+        wanted, follower = urlsplit(self.path), self.server.follower
+        if wanted.path == "/":
+            return 200, "text/html", render_page(follower.data(), live=True)
+        if wanted.path == "/data.json":
+            after = parse_qs(wanted.query).get("after", [""])[0]
+            return 200, "application/json", escaped_json(follower.news(after)).encode()
+        return 404, "text/plain", b"there is nothing here\n"
 
     def _answer(self, status: int, kind: str, content: bytes) -> None:
         headers = {
@@ -229,7 +227,3 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _line(text: str) -> bytes:
     return f"{clean(text)}\n".encode(errors="replace")
-
-
-def _json(data: dict[str, Any]) -> bytes:
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
