@@ -221,7 +221,7 @@ def test_the_nearest_known_losses_are_taken_and_the_shortest_span():
     ("selector", "said"),
     [
         ("afl", "drawn by its valuation (valuation"),
-        ("power_of_choice", ", the 1st largest of 20 candidates. It beat client"),
+        ("power_of_choice", ", number 1 of 20 candidates. It beat client"),
         ("complement", "the distance of the group's mean update from the mean of all went from"),
         ("aligned", "the cosine of the group's update with the mean of all went from"),
     ],

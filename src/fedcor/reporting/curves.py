@@ -99,14 +99,10 @@ class Curve:
 
     def first(self, rounds: int) -> Curve:
         """The curve of the first `rounds` rounds."""
-        return replace(
-            self,
-            measures={name: values[:rounds] for name, values in self.measures.items()},
-            down=self.down[:rounds],
-            up=self.up[:rounds],
-            seconds=self.seconds[:rounds],
-            simulated=self.simulated[:rounds],
-        )
+        measures = {name: values[:rounds] for name, values in self.measures.items()}
+        spent = ("down", "up", "seconds", "simulated")
+        cut = {name: getattr(self, name)[:rounds] for name in spent}
+        return replace(self, measures=measures, **cut)
 
     def only_where(self, measure: str | None, known: Mask) -> Curve:
         """The curve with a measure known in some rounds only; (T,) `known` says in which."""

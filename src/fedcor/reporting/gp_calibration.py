@@ -48,9 +48,9 @@ def health(run: RunRecord) -> dict[str, Any]:
     predicted = [row for row in rows if row["clients"]]
     bins = [row["bins"] for row in predicted if row["bins"]]
     refits = sum(_is_refit(entry) for entry in probes)
-    note = "the Gaussian process has been fitted, but has not predicted anything yet"
-    if not refits:
-        note = "this selector learns no Gaussian process, or has not fitted it yet"
+    note = "this selector learns no Gaussian process, or has not fitted it yet"
+    if refits:
+        note = "the Gaussian process has been fitted, but has not predicted anything yet"
     return {
         "run": run_name(run),
         "selector": run.header.get("selector"),

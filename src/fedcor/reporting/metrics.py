@@ -13,6 +13,7 @@ that is fixed once the target is reached includes the later rounds of the longer
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -360,7 +361,8 @@ def numbers(metric: Metric, values: Sequence[float], *, signed: bool = False) ->
     sign = "+" if signed else ""
     if metric.unit == "accuracy":
         fraction = f"{sign}z.{_digits(values, 3, 7) or 7}f"
-        return [_without_zero(f"{value:{fraction}}") for value in values]
+        # `0.701` as `.701`; `1.000` stays.
+        return [re.sub(r"^([+-]?)0\.", r"\1.", f"{value:{fraction}}") for value in values]
     if metric.unit != "number":
         return [f"{value:{sign}.1f}".removesuffix(".0") for value in values]
     largest = max((abs(value) for value in values), default=0.0)
@@ -398,9 +400,3 @@ def with_interval(texts: Sequence[str]) -> str:
 def percent(fraction: float) -> str:
     """`80 %`."""
     return f"{100 * fraction:.6g} %"
-
-
-def _without_zero(text: str) -> str:
-    """`0.701` as `.701`; `1.000` stays."""
-    sign, number = ("", text) if text[0].isdigit() else (text[0], text[1:])
-    return sign + (number[1:] if number.startswith("0.") else number)

@@ -143,9 +143,8 @@ def _reason(row: Mapping[str, Any], explanation: Mapping[str, Any]) -> str:
     if _known(row, "exploring"):
         return _utility(row)
     if _known(row, "loss") and explanation["selector"] == "power_of_choice":
-        rivals = len(explanation["candidates"])
-        among = f" of {rivals} candidates" if rivals else ""
-        return f"a loss of {_n(row['loss'])}, the {_ordinal(row['place'])} largest{among}."
+        place, candidates = row["place"], len(explanation["candidates"])
+        return f"a loss of {_n(row['loss'])}, number {place} of {candidates} candidates."
     if {"before", "cosine_before", "overdue"} & row.keys():
         return _group(row)
     known = [f"{name} {_n(row[name])}" for name in explanation["reasons"] if _known(row, name)]
@@ -238,11 +237,6 @@ def _known(row: Mapping[str, Any], *names: str) -> bool:
 
 def _n(value: float) -> str:
     return f"{value:.3g}"
-
-
-def _ordinal(number: int) -> str:
-    endings = {1: "st", 2: "nd", 3: "rd"} if number % 100 not in (11, 12, 13) else {}
-    return f"{number}{endings.get(number % 10, 'th')}"
 
 
 # --- a round on a terminal ------------------------------------------------------------------------

@@ -234,9 +234,10 @@ def render(summary: Summary, console: Console) -> None:
         console.print(Text(_ascii(console, clean(line)), style=style))
 
     for experiment in summary.experiments:
-        what = f"; paired difference from {experiment.baseline} [95 % interval]"
         console.print()
-        say(title(experiment) + (what if len(experiment.selectors) > 1 else ""), "bold")
+        say(title(experiment), "bold")
+        if len(experiment.selectors) > 1:
+            say(f"difference: paired difference from {experiment.baseline} [95 % interval]")
         console.print(_full_table(experiment, console))
         console.print()
         for line in (*_legend(experiment), *all_notes(experiment)):

@@ -233,9 +233,8 @@ def _without_direction(experiment: ExperimentSummary) -> str:
     if not compared:
         return _no_comparison(pairs[0])
     starts = {_so_far(pair) for pair in compared}
-    start = starts.pop() if len(starts) == 1 else ""
-    if not start and not all(pair.finished for pair in compared):
-        start = "So far:"
+    mixed = "" if all(pair.finished for pair in compared) else "So far:"
+    start = mixed if len(starts) > 1 else starts.pop()
     if len(compared) == 1 and compared[0].difference.verdict == "equal":
         return _after(start, _comparison(compared[0]))
     gaps = [_gap(pair) for pair in compared]
