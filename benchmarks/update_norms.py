@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import fedcor.simulation.server_step
+import fedcor.rounds.update_filter
 from fedcor import Defence
 from fedcor.rounds.defence.update_norms import Verdict, judge
 from fedcor.simulation.build import build_simulation, one_thread
@@ -44,12 +44,12 @@ def largest_ratio(simulation: Simulation, rounds: int) -> float:
         seen.append(float(verdict.ratios.max(initial=0.0)))
         return verdict
 
-    fedcor.simulation.server_step.judge = watched  # type: ignore[attr-defined]
+    fedcor.rounds.update_filter.judge = watched  # type: ignore[attr-defined]
     try:
         for _ in simulation.run(rounds):
             pass
     finally:
-        fedcor.simulation.server_step.judge = judge  # type: ignore[attr-defined]
+        fedcor.rounds.update_filter.judge = judge  # type: ignore[attr-defined]
     return max(seen)
 
 

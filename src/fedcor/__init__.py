@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from fedcor.reporting.results import Result as Result
     from fedcor.rounds.defence.settings import Defence as Defence
     from fedcor.rounds.rules.declaration import Rules as Rules
+    from fedcor.runs.ask_tell import Rounds as Rounds
     from fedcor.runs.tracking.callback import Callback as Callback
     from fedcor.selectors import build_selector as build_selector
     from fedcor.selectors.afl import AFL as AFL
@@ -88,6 +89,7 @@ _NAMES = {
     "reporting.results": "Result",
     "rounds.defence.settings": "Defence",
     "rounds.rules.declaration": "Rules",
+    "runs.ask_tell": "Rounds",
     "runs.tracking.callback": "Callback",
     "selectors": "build_selector",
     "selectors.afl": "AFL",

@@ -236,7 +236,7 @@ def test_clients_train_with_the_corrections_of_the_state():
     s = simulation(Correcting(), lambda f: f.loss_changes(np.array([8, 30])) is None or CHOSEN)
     federation = s.open_round(s.start)
     federation.loss_changes(np.array([8, 30]))
-    federation._train(np.array(CHOSEN))
+    federation.train(np.array(CHOSEN))
     for client in (8, 30, 3, 20):
         found = federation.results.of(np.array([client]))[0]
         e = torch.full((1, s.engine.vector.trained), 0.1 * client)

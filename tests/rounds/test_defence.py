@@ -77,16 +77,16 @@ def test_a_long_update_is_scaled_to_the_limit_and_everyone_is_given_the_same():
     federation = made.open_round(made.start)
     chosen = np.array([0, 10, 11, 12, 13, 14])
     federation.loss_changes(chosen)
-    state, outcome = federation.close(chosen, made.start.selector)
+    state, outcome = federation.finish(chosen, made.start.selector)
     lengths = np.linalg.norm(outcome.updates, axis=1)
     usual = np.sort(lengths)[2]  # of six, the lower median; the long one is among the upper ones
     assert lengths[0] == pytest.approx(2.0 * usual, rel=1e-5)
-    assert federation.results.clipped == [0]
+    assert list(federation.results.clipped) == [0]
     change = (state.model - made.start.model).numpy()
     assert_allclose(change, outcome.updates.mean(axis=0), atol=1e-6)
     # Its direction is kept.
     plain = attacked(lambda _r, _c, _m, results: results).open_round(made.start)
-    _, honest = plain.close(chosen, made.start.selector)
+    _, honest = plain.finish(chosen, made.start.selector)
     cosine = honest.updates[0] @ outcome.updates[0] / np.linalg.norm(honest.updates[0]) / lengths[0]
     assert cosine == pytest.approx(1.0, abs=1e-4)
     assert_array_equal(honest.updates[1:], outcome.updates[1:])
@@ -287,5 +287,5 @@ def test_buffers_are_judged_by_their_own_length():
 
     made.engine.train = spoilt
     federation = made.open_round(made.start)
-    federation.close(np.arange(6), made.start.selector)
+    federation.finish(np.arange(6), made.start.selector)
     assert federation.results.refused == {"too long": [0]}

@@ -560,7 +560,7 @@ def test_an_optimiser_that_starts_over_forgets_nothing_of_who_may_be_chosen():
     changed = digits(rules={"eligible": {"site": "c"}}, optimiser=fedcor.FedRecall())
     simulation = build_simulation(changed, seed=1)
     state = dataclasses.replace(simulation.start, good=simulation.start.model)
-    again = simulation.open_round(state)._last_good().memory
+    again = simulation.open_round(state).start_over(state.model)
     assert_array_equal(again["scales"], simulation.start.optimiser["scales"])
 
 

@@ -82,7 +82,7 @@ def test_losses_are_false_by_every_path(kind):
     federation = s.open_round(state)
     np.testing.assert_allclose(federation.losses(everyone), factor * true, rtol=1e-12)
     changes = federation.loss_changes(everyone[:C])
-    next_state, outcome = federation.close(everyone[:C], state.selector)
+    next_state, outcome = federation.finish(everyone[:C], state.selector)
     lowered = s.engine.losses(next_state.model, everyone)
     np.testing.assert_allclose(changes, factor * (lowered - true), rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(outcome.losses, (factor * true)[:C], rtol=1e-12)
@@ -103,7 +103,7 @@ def test_updates_are_false_for_the_selector_and_for_the_aggregation(kind):
     elif kind == "copy":
         # The change of the global model, from a run that stopped one round earlier.
         wanted[who] = (state.model - after(1, kind)[1].model).numpy()
-    next_state, outcome = s.open_round(state).close(clients, state.selector)
+    next_state, outcome = s.open_round(state).finish(clients, state.selector)
     np.testing.assert_allclose(outcome.updates, wanted, atol=1e-5, rtol=1e-4)
     mean = (next_state.model - state.model).numpy()
     np.testing.assert_allclose(mean, wanted.mean(axis=0), atol=1e-5, rtol=1e-4)

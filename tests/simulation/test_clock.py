@@ -245,7 +245,7 @@ def test_a_round_is_what_an_event_by_event_server_does(seed, script, chosen, dea
             changes = federation.loss_changes(asked)
             assert {*np.flatnonzero(np.isfinite(changes)).tolist()} == server.changes(clients)
     chosen = sorted(reach & {*chosen})
-    after, outcome = federation.close(np.array(chosen, dtype=np.int64), {})
+    after, outcome = federation.finish(np.array(chosen, dtype=np.int64), {})
     assert outcome.participated.tolist() == server.train(chosen)
     assert federation.attendance.seconds == pytest.approx(server.seconds, rel=1e-12)
     assert after.clock == federation.attendance.seconds
@@ -263,13 +263,13 @@ def test_by_hand():
     model = s.engine.model_bytes
     assert (model, s.engine.local_training.local_steps) == (9640, 5)
     federation = s.open_round(s.start)
-    _, outcome = federation.close(np.arange(5), {})
+    _, outcome = federation.finish(np.arange(5), {})
     training = 9640 / MBIT + 5.0 + 9640 / (0.5 * MBIT)
     assert federation.attendance.seconds == pytest.approx(training)
     assert outcome.durations == pytest.approx([training] * 5)
     federation = s.open_round(s.start)
     federation.losses(np.arange(5))  # now they hold the model
-    federation.close(np.arange(5), {})
+    federation.finish(np.arange(5), {})
     batches = -(-s.engine.population.sizes[:5] // 16)
     question = 9640 / MBIT + batches.max() / 3 + 4 / (0.5 * MBIT)
     second = 5.0 + 9640 / (0.5 * MBIT)
@@ -279,7 +279,7 @@ def test_by_hand():
 def test_without_devices_there_is_no_clock():
     s = dataclasses.replace(BASE, selector=Five(), faults=Faults(over_selection=1.4))
     federation = s.open_round(s.start)
-    after, outcome = federation.close(np.arange(7), {})
+    after, outcome = federation.finish(np.arange(7), {})
     assert federation.attendance.seconds is None
     assert after.clock == 0.0
     assert outcome.durations is None
@@ -288,7 +288,7 @@ def test_without_devices_there_is_no_clock():
         tuple(
             dataclasses.replace(s, seed=seed)
             .open_round(s.start)
-            .close(np.arange(7), {})[1]
+            .finish(np.arange(7), {})[1]
             .participated
         )
         for seed in range(1, 30)

@@ -145,7 +145,7 @@ def test_a_drop_out_in_training_answers_and_a_silent_client_trains():
     fails = s.faults.training_dropped(1, 0, N)
     federation = s.open_round(s.start)
     assert np.isfinite(federation.losses(everyone)).all()
-    _, outcome = federation.close(everyone, {})
+    _, outcome = federation.finish(everyone, {})
     assert np.array_equal(outcome.participated, np.flatnonzero(~fails))
     assert federation.ledger.bytes_down == N * model  # they received it
     assert federation.ledger.bytes_up == 4 * N + int((~fails).sum()) * model
@@ -157,7 +157,7 @@ def test_a_drop_out_in_training_answers_and_a_silent_client_trains():
     silent = s.faults.silent(1, 0, N)
     federation = s.open_round(s.start)
     assert np.array_equal(np.isnan(federation.losses(everyone)), silent)
-    after, outcome = federation.close(everyone, {})
+    after, outcome = federation.finish(everyone, {})
     assert np.array_equal(outcome.participated, everyone)
     assert federation.ledger.bytes_up == 4 * int((~silent).sum()) + N * model
     assert after.clock == 0.0

@@ -145,7 +145,7 @@ def test_a_client_that_trained_and_is_asked_pays_the_answer_only():
     spent = []
 
     def script(federation):
-        federation._train(np.array([7]))
+        federation.train(np.array([7]))
         before = federation.ledger.bytes_down, federation.ledger.bytes_up
         federation.losses(np.array([7]))
         spent.append(
@@ -169,8 +169,7 @@ def test_power_of_choice_pays_for_its_candidates():
 def test_the_ledger_forgets_candidates_and_keeps_the_adopted():
     everyone = np.ones(4, dtype=bool)
     ledger = Ledger(4, 100)
-    candidate = ledger.new_version()
-    other = ledger.new_version()
+    candidate, other = 1, 2
     ledger.send(candidate, np.array([0, 1]), everyone)
     ledger.send(other, np.array([3]), everyone)
     ledger.close_round(candidate)
@@ -323,11 +322,11 @@ def test_the_same_client_in_the_same_round_from_the_same_model_gives_the_same_bi
     """Whoever trains beside it, chosen directly or tried out first."""
     a = scripted(lambda f: [3, 5, 9])
     results = a.open_round(a.start)
-    results._train(np.array([3, 5, 9]))
+    results.train(np.array([3, 5, 9]))
     b = scripted(lambda f: [9])
     others = b.open_round(b.start)
     others.loss_changes(np.array([9, 30]))
-    others._train(np.array([9, 1, 2, 3]))
+    others.train(np.array([9, 1, 2, 3]))
     nine = np.array([9])
     assert torch.equal(results.results.of(nine), others.results.of(nine))
     assert torch.equal(results.results.of(nine - 6), others.results.of(nine - 6))
@@ -376,7 +375,7 @@ def test_a_round_that_nobody_survives_leaves_the_model_and_what_is_known():
 def test_stragglers_deliver_what_they_had_time_for():
     s = dataclasses.replace(simulation(), faults=Faults(stragglers=0.9))
     federation = s.open_round(s.start)
-    federation._train(np.arange(C))
+    federation.train(np.arange(C))
     steps = s.faults.steps(1, 0, N, s.engine.local_training.local_steps)
     assert len(set(steps[:C].tolist())) > 1
     for k in range(C):
@@ -408,7 +407,7 @@ def test_the_dead_are_billed_once_a_round():
     assert (federation.ledger.bytes_down, federation.ledger.questions) == (N * M, N)
     federation.losses(np.array([3, 3, 3]))
     federation.losses(everyone)
-    federation._train(everyone)
+    federation.train(everyone)
     assert (federation.ledger.bytes_down, federation.ledger.questions) == (N * M, N)
 
 

@@ -178,7 +178,7 @@ def test_public_names():
         "FedYogi", "GeometricMedian", "MIFA", "MultiKrum", "Scaffold", "TrimmedMean",
         "Aligned", "Defence", "Devices", "FedRecall", "Byzantine", "Oort", "RoundRobin", "Rules",
         "Callback", "ClientData", "FedcorError", "FolderPopulation", "SyntheticPopulation",
-        "as_dataset",
+        "Rounds", "as_dataset",
     }  # fmt: skip
     assert dir(fedcor) == sorted(fedcor.__all__)
     assert all(hasattr(fedcor, name) for name in fedcor.__all__)

@@ -56,15 +56,8 @@ class Ledger:
         self.bytes_down = self.bytes_up = self.questions = 0
 
     def holders(self, version: int = CURRENT) -> BoolArray:
-        """(N,) Which clients hold a version."""
-        return self._holders[version]
-
-    def new_version(self) -> int:
-        """The number of a new candidate model, which nobody holds yet."""
-        version = max(self._holders) + 1
-        self._holders[version] = np.zeros_like(self._holders[CURRENT])
-        self._sent[version] = np.zeros_like(self._holders[CURRENT])
-        return version
+        """(N,) Which clients hold a version; nobody holds one that was never sent."""
+        return self._holders.get(version, np.zeros_like(self._holders[CURRENT]))
 
     def send(self, version: int, clients: IntArray, alive: BoolArray) -> IntArray:
         """Send a version once to each of `clients` that was not sent it yet.
@@ -74,11 +67,14 @@ class Ledger:
         Returns:
             (len(clients),) Bytes that each was sent.
         """
-        lacks = ~self._sent[version][clients]
+        nobody = np.zeros_like(self._holders[CURRENT])
+        sent = self._sent.setdefault(version, nobody.copy())
+        holders = self._holders.setdefault(version, nobody)
+        lacks = ~sent[clients]
         missing = clients[lacks]
         self.bytes_down += len(missing) * self.model_bytes
-        self._sent[version][missing] = True
-        self._holders[version][missing] = alive[missing]
+        sent[missing] = True
+        holders[missing] = alive[missing]
         return lacks * self.model_bytes
 
     def question(self, asked: int, answered: int) -> None:
@@ -102,4 +98,4 @@ class Ledger:
         received. All other versions are forgotten.
         """
         nobody = np.zeros_like(self._holders[CURRENT])
-        self._holders = {CURRENT: nobody if adopted is None else self._holders[adopted]}
+        self._holders = {CURRENT: nobody if adopted is None else self.holders(adopted)}

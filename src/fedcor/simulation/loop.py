@@ -180,7 +180,7 @@ class Simulation:
             selector = self.selector_at(number)
             shown = guard_federation(self.defence, state.turns, selector, federation, clients)
             decision = decide(selector, state.selector, shown, groups=groups)
-            state, outcome = federation.close(decision.chosen, decision.state)
+            state, outcome = federation.finish(decision.chosen, decision.state)
             observed = observe(selector, decision.state, guard_outcome(self.defence, outcome))
             turns = after_round(self.defence, state.turns, selector, outcome, clients)
             state = dataclasses.replace(state, selector=observed, turns=turns)
@@ -205,7 +205,7 @@ class Simulation:
             learning_rate=federation.learning_rate,
             probed=federation.ledger.questions,
             refused=federation.refused,
-            clipped=federation.results.clipped,
+            clipped=sorted(federation.results.clipped),
             refused_updates=federation.results.refused,
             rolled_back=int(federation.rolled_back),
             bytes_down=federation.ledger.bytes_down,

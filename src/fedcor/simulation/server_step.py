@@ -1,6 +1,6 @@
 """From the clients' models to the next model: accept or refuse each update, then aggregate.
 
-`UpdateFilter` judges each update once, when it arrives. `next_model` is the step of a federated
+`TrainedModels` judges each update once, when it arrives. `next_model` is the step of a federated
 optimiser on torch tensors.
 
 Float buffers of a model, such as the running variance of batch normalisation, are not parameters:
@@ -17,15 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcor.core.types import Array, BoolArray, Delivery, FloatArray, IntArray, Optimiser, State
+from fedcor.core.types import Array, Delivery, FloatArray, IntArray, Optimiser, State
 from fedcor.rounds.aggregation import read_only, take_step
-from fedcor.rounds.defence.update_norms import PARTS, NormLimits, judge, no_norms, remember
+from fedcor.rounds.defence.update_norms import NormLimits
+from fedcor.rounds.update_filter import UpdateFilter
 
 
-class UpdateFilter:
-    """Accepts, clips or refuses each update by its length, and keeps the accepted results.
+class TrainedModels(UpdateFilter):
+    """The models that clients sent in a round, as far as they were accepted.
 
-    The optimiser, the selector and every candidate model are given the same results.
+    The optimiser, the selector and every candidate model are given the same models.
 
     Args:
         limits: How long an update may be.
@@ -33,29 +34,17 @@ class UpdateFilter:
         model: (P + B,) The model that the clients trained from.
         trained: P, the number of parameters.
         step_size: Learning rate x local steps of the round.
-
-    Attributes:
-        clipped: Clients whose update was scaled down.
-        refused: Reason -> the clients whose update was refused.
     """
 
     def __init__(
         self, limits: NormLimits, past: State, model: Tensor, trained: int, step_size: float
     ) -> None:
-        self._limits, self._past = limits, past or no_norms(PARTS)
+        super().__init__(limits, past, step_size)
         self._model, self._trained = model, trained
-        self._units = np.array([step_size if step_size > 0 else 1.0, 1.0])  # (PARTS,)
         self._results: dict[int, Tensor] = {}
-        self._norms: dict[int, FloatArray] = {}
-        self._too_long: dict[int, FloatArray] = {}
-        self.clipped: list[int] = []
-        self.refused: dict[str, list[int]] = {}
-
-    def __contains__(self, client: int) -> bool:
-        return client in self._results
 
     def of(self, clients: IntArray) -> Tensor:
-        """(m, P + B) the results of these clients, which must have been accepted."""
+        """(m, P + B) the models of these clients, which must have been accepted."""
         if not len(clients):
             return self._model.new_empty(0, len(self._model))
         return torch.stack([self._results[k] for k in clients.tolist()])
@@ -67,39 +56,16 @@ class UpdateFilter:
             clients: (m) Their ids.
             results: (m, P + B) Their models.
         """
-        changes = results - self._model
-        lengths = self._lengths(changes)
         # The changes are checked, not the models: two finite numbers can be too far apart for their
-        # type. The length of a vector is finite only if all of its numbers are.
-        finite: BoolArray = np.all(np.isfinite(lengths), axis=1)
-        self._refuse("not finite", [k for k, ok in zip(clients, finite, strict=True) if not ok])
-        rows = np.flatnonzero(finite)
-        if not len(rows):
-            return
-        norms = lengths[rows] / self._units
-        earlier = np.array(list(self._norms.values())).reshape(-1, PARTS)
-        verdict = judge(self._limits, self._past, norms, earlier)
-        for at, row in enumerate(rows.tolist()):
-            client = clients[row]
-            if verdict.refused[at]:
-                self._refuse("too long", [client])
-                self._too_long[client] = norms[at]
-                continue
-            result = results[row]
-            if verdict.clipped[at]:
-                self.clipped = sorted([*self.clipped, client])
-                result = self._model + self._scaled(changes[row], verdict.factors[at])
-            self._results[client], self._norms[client] = result, verdict.norms[at]
-
-    def past(self, round: int, wrong: bool = False) -> State:
-        """The lengths for the next round to compare with; all of them if the past is `wrong`."""
-        known = {**self._norms, **(self._too_long if wrong else {})}
-        norms = np.array(list(known.values())).reshape(-1, PARTS)
-        return remember(self._past, norms, round, list(known))
-
-    def _refuse(self, why: str, clients: Sequence[int]) -> None:
-        if clients:
-            self.refused[why] = sorted([*self.refused.get(why, []), *clients])
+        # type.
+        changes = results - self._model
+        rows = {client: row for row, client in enumerate(clients)}
+        for client, factors in self.judge(clients, self._lengths(changes)).items():
+            row = rows[client]
+            clipped = client in self.clipped
+            self._results[client] = (
+                self._model + self._scaled(changes[row], factors) if clipped else results[row]
+            )
 
     def _lengths(self, changes: Tensor) -> FloatArray:
         """(m, PARTS) in float64: in float32, the square of a large number is infinite."""

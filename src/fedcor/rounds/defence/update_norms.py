@@ -2,8 +2,8 @@
 
 An update that is far too long is scaled down, and one that is absurdly long is refused, so that no
 single client can move the model far. The parameters of a model and its float buffers (a running
-variance, say) are checked separately: their lengths are unrelated. The engines apply the verdict:
-`simulation/server_step.py` and `flower/updates.py`.
+variance, say) are checked separately: their lengths are unrelated. `UpdateFilter` applies the
+verdict (`rounds/update_filter.py`).
 
 Notation
     m        updates of this round                                                   scalar
@@ -29,7 +29,7 @@ The median of fewer than FEWEST clients is not trusted:
 The past is the last ROUNDS rounds. It holds lengths after clipping, so a Byzantine client that is
 clipped in every round counts as one longer update among others. Refused lengths enter it only where
 all are refused and the model is not at fault: then the past may be wrong, and is outvoted in time.
-On Flower, where everyone is refused in all attempts at a round, they replace it.
+Where that happens in all attempts at a round but the last, they replace it.
 """
 
 from __future__ import annotations

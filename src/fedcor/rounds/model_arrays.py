@@ -1,0 +1,183 @@
+"""A model as named NumPy arrays: its form at the edge, and the vector that an optimiser works on.
+
+`ModelForm` converts what people call a model (an array, a list or a dictionary of arrays, of torch
+tensors too) to named arrays and back. `Layout` puts those that are weights into one flat vector.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from fedcor.core.errors import FedcorError
+from fedcor.core.types import Array
+
+# A model by the names of its arrays.
+Arrays: TypeAlias = Mapping[str, Array]
+# Names of arrays that are not weights: the running statistics of a batch normalisation in torch.
+PLAIN = ("*running_mean", "*running_var", "*num_batches_tracked")
+ABSURD_WEIGHT = 1e10  # no weight of a model is this large
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which arrays of a model an optimiser works on, and where they are in its vector.
+
+    Attributes:
+        parts: (name, shape, type) of each of them, in the order of the model.
+        dtype: Type of the vector's numbers.
+    """
+
+    parts: tuple[tuple[str, tuple[int, ...], np.dtype[np.generic]], ...]
+    dtype: np.dtype[np.generic]
+
+    def flatten(self, arrays: Arrays) -> Array:
+        """(P,) these arrays in one vector."""
+        vectors = [arrays[name].astype(self.dtype).ravel() for name, _, _ in self.parts]
+        return np.concatenate([*vectors, np.empty(0, self.dtype)])
+
+    def unflatten(self, vector: Array) -> dict[str, Array]:
+        """The arrays in `vector`, each with its own shape and type."""
+        arrays, start = {}, 0
+        for name, shape, dtype in self.parts:
+            end = start + math.prod(shape)
+            arrays[name] = vector[start:end].reshape(shape).astype(dtype)
+            start = end
+        return arrays
+
+    @property
+    def head(self) -> slice:
+        """Where the output layer is in the vector: its last matrix, and the bias after it if any.
+
+        All of the vector, where there is no matrix.
+        """
+        shapes = [shape for _, shape, _ in self.parts]
+        ends = np.cumsum([math.prod(shape) for shape in shapes])
+        matrices = [i for i, shape in enumerate(shapes) if len(shape) >= 2]
+        if not matrices:
+            return slice(None)
+        last = matrices[-1]
+        biases = ((shapes[last][0],), (shapes[last][-1],))
+        follows = last + 1 < len(shapes) and shapes[last + 1] in biases
+        return slice(int(ends[last]) - math.prod(shapes[last]), int(ends[last + follows]))
+
+
+def layout_of(model: Arrays, plain: Sequence[str] = PLAIN) -> Layout:
+    """The layout of a model's float arrays, except those whose name matches a pattern of `plain`.
+
+    An array with numbers that are not finite, such as a mask of -inf, is no weight either. The
+    vector is of float32, or of float64 where one of these arrays is.
+
+    Example:
+        >>> model = {"w": np.ones((2, 2)), "norm.running_var": np.ones(2), "steps": np.array(3)}
+        >>> [name for name, _, _ in layout_of(model).parts]
+        ['w']
+    """
+    parts = tuple(
+        (name, values.shape, values.dtype)
+        for name, values in model.items()
+        if values.dtype.kind == "f"
+        and not any(fnmatchcase(name, pattern) for pattern in plain)
+        and np.isfinite(values).all()
+    )
+    return Layout(parts, np.result_type(np.float32, *(dtype for _, _, dtype in parts)))
+
+
+def array_fault(values: Array, like: Array) -> str:
+    """What is wrong with an array of a client's model, beside the server's; empty if nothing is.
+
+    Where the server's array is not finite (a mask of -inf), equal numbers are right.
+    """
+    if values.shape != like.shape or values.dtype.kind not in "fiub":
+        return f"is {values.dtype}{list(values.shape)}, not {like.dtype}{list(like.shape)}"
+    with np.errstate(invalid="ignore"):
+        bad = ~(np.abs(values.astype(np.float64, copy=False)) <= ABSURD_WEIGHT)
+    if not bad.any() or np.array_equal(values[bad], like[bad], equal_nan=like.dtype.kind == "f"):
+        return ""
+    return "has numbers that are not finite or absurdly large"
+
+
+@dataclass(frozen=True)
+class ModelForm:
+    """What a model looks like at the edge.
+
+    Attributes:
+        kind: "array", "list", "tuple" or "dict".
+        names: Of its arrays.
+        tensors: Which arrays are torch tensors there, by name -> (device, whether it is a NumPy
+            array otherwise).
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    tensors: Mapping[str, Any]
+
+    def wrap(self, arrays: Arrays) -> Any:
+        """A model of this form with copies of `arrays`, which the user may change."""
+        values = {name: self._value(name, arrays[name]) for name in self.names}
+        if self.kind == "array":
+            return values[self.names[0]]
+        if self.kind == "dict":
+            return values
+        return tuple(values.values()) if self.kind == "tuple" else list(values.values())
+
+    def read(self, given: Any) -> dict[str, Array]:
+        """The named arrays of a model of this form. Raises FedcorError for another form."""
+        values = _named(given)
+        if set(values) != set(self.names):
+            raise FedcorError(
+                f"a model must have the arrays {_listed(self.names)}, not {_listed(values)}"
+            )
+        return {name: as_array(values[name]) for name in self.names}
+
+    def _value(self, name: str, array: Array) -> Any:
+        if name not in self.tensors:
+            return array.copy()
+        import torch
+
+        return torch.from_numpy(array.copy()).to(self.tensors[name])
+
+
+def form_of(model: Any) -> ModelForm:
+    """The form of a user's model.
+
+    Raises:
+        FedcorError: It is none that can be read.
+    """
+    named = _named(model)
+    for name, value in named.items():
+        if as_array(value).dtype.kind not in "fiub":
+            raise FedcorError(f"the model's array {name!r} does not hold numbers")
+    tensors = {name: value.device for name, value in named.items() if hasattr(value, "detach")}
+    kinds = ((Mapping, "dict"), (list, "list"), (tuple, "tuple"))
+    kind = next((name for of, name in kinds if isinstance(model, of)), "array")
+    if not named:
+        raise FedcorError("the model has no arrays")
+    return ModelForm(kind, tuple(named), tensors)
+
+
+def as_array(value: Any) -> Array:
+    """A NumPy array of an array or a torch tensor, which is not copied where it need not be."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    return np.asarray(value)
+
+
+def _named(model: Any) -> dict[str, Any]:
+    if isinstance(model, Mapping):
+        return {str(name): value for name, value in model.items()}
+    if isinstance(model, list | tuple):
+        return {str(place): value for place, value in enumerate(model)}
+    if hasattr(model, "state_dict"):
+        raise FedcorError("give the module's state_dict(), not the module")
+    return {"model": model}
+
+
+def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:
+    shown = [repr(name) for name in list(names)[:5]]
+    return ", ".join(shown) + (", ..." if len(names) > 5 else "")

@@ -1,0 +1,143 @@
+"""Questions as a user meets them, and the answers: names of clients, models in the user's form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedcor.core.errors import FedcorError
+from fedcor.core.text import listed
+from fedcor.rounds.model_arrays import Arrays, ModelForm, array_fault
+from fedcor.rounds.questions import Answer, Kind, Trained, Wanted
+from fedcor.rounds.state_machine import Scores
+
+# The keywords of an answer, by the kind of its question.
+_TOLD: dict[Kind, tuple[str, ...]] = {
+    "losses": ("losses", "failures"),
+    "train": ("models", "updates", "losses", "steps", "durations", "failures"),
+    "aggregate": ("model",),
+    "test": ("accuracy", "loss", "metrics"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What a round needs next. `Rounds.ask` gives it, and `Rounds.tell` takes the answer.
+
+    Attributes:
+        number: Of the question, from 0. Each is told once.
+        kind: "losses": the loss of `model` on the data of each of `clients`. "train": let `clients`
+            train from `model`. "test": how good `model` is. "aggregate": the mean of the models of
+            `clients` with `weights`, where you average yourself.
+        round: The number of the round, from 0.
+        clients: Who is asked.
+        trial: Whether the answer is for a model that is only tried. If its clients are chosen
+            afterwards, nobody trains again.
+        enough: How many of `clients` suffice.
+        weights: Client -> its weight in the mean; empty but for "aggregate".
+    """
+
+    number: int
+    kind: Kind
+    round: int
+    clients: tuple[Any, ...]
+    trial: bool
+    enough: int
+    weights: Mapping[Any, float]
+    _wanted: Wanted = field(repr=False)
+    _form: ModelForm = field(repr=False)
+
+    @property
+    def model(self) -> Any:
+        """The model in question, in the form of yours: a new copy each time it is read."""
+        return self._form.wrap(self._wanted.model)
+
+
+def check_answer(question: Question, given: Mapping[str, Any]) -> None:
+    """Raise FedcorError where `given` has keywords that are no answer to the question."""
+    allowed = _TOLD[question.kind]
+    wrong = [key for key in given if key not in allowed]
+    if wrong:
+        raise FedcorError(
+            f"question {question.number} is of kind {question.kind!r}: tell "
+            f"{', '.join(allowed)}, not {', '.join(wrong)}"
+        )
+    if "models" in given and "updates" in given:
+        raise FedcorError("tell models or updates, not both")
+
+
+def read_answer(question: Question, given: Mapping[str, Any]) -> Answer | Scores:
+    """What was told, by the numbers of clients."""
+    if question.kind == "test":
+        scores = {key: as_number(key, given[key]) for key in ("accuracy", "loss") if key in given}
+        metrics = given.get("metrics") or {}
+        return Scores(**scores, metrics={str(k): as_number(str(k), v) for k, v in metrics.items()})
+    if question.kind == "aggregate":
+        if "model" not in given:
+            raise FedcorError(f"question {question.number}: tell model, the mean of the models")
+        model, like = question._form.read(given["model"]), question._wanted.model
+        check_model(model, like)
+        return Answer(model={name: model[name].astype(like[name].dtype) for name in like})
+    asked = dict(zip(question.clients, question._wanted.clients.tolist(), strict=True))
+    told: dict[str, dict[int, Any]] = {
+        key: {asked[client]: value for client, value in _clients_in(key, values, asked).items()}
+        for key, values in given.items()
+    }
+    losses = {client: as_number("losses", loss) for client, loss in told.get("losses", {}).items()}
+    failures = {client: str(why) for client, why in told.get("failures", {}).items()}
+    if question.kind == "losses":
+        return Answer(losses=losses, failures=failures)
+    trained = {
+        client: Trained(
+            _arrays(question, sent, changes="updates" in told),
+            loss=losses.get(client, math.nan),
+            steps=max(1, int(as_number("steps", told.get("steps", {}).get(client, 1)))),
+            seconds=as_number("durations", told.get("durations", {}).get(client, math.nan)),
+        )
+        for client, sent in (told.get("models") or told.get("updates") or {}).items()
+    }
+    return Answer(trained=trained, failures=failures)
+
+
+def _arrays(question: Question, sent: Any, *, changes: bool) -> Arrays:
+    """The model that a client sent; without arrays where it cannot be read."""
+    try:
+        arrays, start = question._form.read(sent), question._wanted.model
+        if not changes:
+            return arrays
+        return {name: start[name] + arrays[name] for name in start}
+    except (FedcorError, TypeError, ValueError):
+        return {}
+
+
+def check_model(arrays: Arrays, like: Arrays) -> None:
+    """Raise FedcorError where these are not the arrays of a usable model."""
+    if arrays.keys() != like.keys():
+        raise FedcorError(
+            f"the model's arrays are {listed(list(arrays))}, not {listed(list(like))}"
+        )
+    for name, values in arrays.items():
+        fault = array_fault(values, like[name])
+        if fault:
+            raise FedcorError(f"the model's array {name!r} {fault}")
+
+
+def _clients_in(key: str, given: Mapping[Any, Any], asked: Mapping[Any, int]) -> Mapping[Any, Any]:
+    if not isinstance(given, Mapping):
+        raise FedcorError(f"{key} must be a dictionary: client -> its answer")
+    others = [str(client) for client in given if client not in asked]
+    if others:
+        raise FedcorError(
+            f"{key} has clients that were not asked ({listed(others)}); asked were "
+            f"{listed([str(client) for client in asked])}"
+        )
+    return given
+
+
+def as_number(key: str, given: Any) -> float:
+    try:
+        return float(given)
+    except (TypeError, ValueError):
+        raise FedcorError(f"{key} must be a number, not {given!r}") from None

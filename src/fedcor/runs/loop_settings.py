@@ -1,0 +1,107 @@
+"""The settings of a training loop of one's own, and what a user may give for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedcor.core.config import LARGEST_SEED, check_at_least, check_between
+from fedcor.core.describe import describe
+from fedcor.core.errors import ConfigError
+from fedcor.core.types import Array, Optimiser, Selector, optimiser_traits, selector_traits
+from fedcor.optimisers import OPTIMISERS, as_optimiser, build_optimiser
+from fedcor.rounds.defence.settings import Defence
+from fedcor.runs.tracking.callback import GivenCallback
+from fedcor.selectors import DEFAULT_SELECTOR, SELECTORS, build_selector
+
+OWN = "own"  # as an optimiser: the user puts the updates together
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """The further settings of `Rounds`.
+
+    Args:
+        seed: Random seed of the selector's draws.
+        name: Name of the experiment in the record.
+        attempts: How often a round in which nobody delivers is tried, each time with other clients.
+        over_selection: Ask this many times as many clients to train as are waited for; a round
+            needs only `Question.enough` of them.
+        learning_rate: Of local training, a number or a function of the round: for the record, and
+            for selectors and optimisers that use it. NaN where it is unknown.
+        defence: What is done against faulty and malicious clients: `fedcor.Defence`, or a table of
+            its settings.
+        callbacks: Called after every round; see `fedcor.Callback`. Names of trackers need a folder.
+        checkpoint_every: Rounds from one checkpoint to the next. A killed loop repeats the rounds
+            since.
+        record_losses: Whether the losses of single clients are in the record.
+        tests: Whether each round ends with a question of kind "test".
+    """
+
+    seed: int = 0
+    name: str = "own-loop"
+    attempts: int = 5
+    over_selection: float = 1.0
+    learning_rate: float | Callable[[int], float] = math.nan
+    defence: Defence | Mapping[str, Any] | None = None
+    callbacks: Iterable[GivenCallback] = ()
+    checkpoint_every: int = 1
+    record_losses: bool = True
+    tests: bool = False
+
+    def __post_init__(self) -> None:
+        check_at_least("seed", self.seed, 0, LARGEST_SEED)
+        check_at_least("attempts", self.attempts, 1)
+        check_between("over_selection", self.over_selection, 1.0, 100.0)
+        check_at_least("checkpoint_every", self.checkpoint_every, 1)
+
+
+def as_selector(given: Selector | str | None, clients_per_round: int | None) -> Selector:
+    """A selector, of a name with `clients_per_round` too; None for the default one."""
+    if given is None or isinstance(given, str):
+        if clients_per_round is None:
+            allowed = "must be given where the selector is not an object"
+            raise ConfigError("clients_per_round", None, allowed)
+        return build_selector(given or DEFAULT_SELECTOR, clients_per_round)
+    if clients_per_round is not None:
+        allowed = "is set by the selector that you gave"
+        raise ConfigError("clients_per_round", clients_per_round, allowed)
+    SELECTORS.check(given)
+    return given
+
+
+def loop_optimiser(given: Optimiser | str | None, selector: Selector) -> Optimiser | None:
+    """The optimiser; None where the user puts the updates together."""
+    if given == OWN:
+        return None
+    given = selector_traits(selector).optimiser if given is None else given
+    optimiser = build_optimiser(given) if isinstance(given, str) else as_optimiser(given)
+    if callable(getattr(optimiser, "corrections", None)) or optimiser_traits(optimiser).proximal:
+        allowed = "changes the local steps of clients, which your own training would have to do"
+        raise ConfigError("optimiser", given, allowed, "choose one that works on the server alone")
+    return optimiser
+
+
+def describe_optimiser(optimiser: Optimiser | None) -> dict[str, Any]:
+    """An optimiser's name and options, as the header of the simulator has them."""
+    if optimiser is None:
+        return {"name": OWN}
+    given = getattr(optimiser, "short_form", optimiser)
+    options = {key: value for key, value in describe(given).items() if key != "class"}
+    return {"name": OPTIMISERS.name_of(given), **options}
+
+
+def as_clients(given: Sequence[int] | Mapping[Any, int] | Array) -> dict[Any, int]:
+    """Client -> its number of samples."""
+    named = given if isinstance(given, Mapping) else dict(enumerate(np.asarray(given).tolist()))
+    for client, size in named.items():
+        check_at_least(f"sizes[{client!r}]", size, 1)
+    if not named:
+        raise ConfigError("sizes", given, "must name at least one client")
+    if len({str(client) for client in named}) < len(named):
+        raise ConfigError("sizes", list(named), "has two clients of the same name")
+    return {client: int(size) for client, size in named.items()}
