@@ -8,7 +8,7 @@ STEPS, LEARNING_RATE = 20, 0.5
 
 
 def site_data(site):
-    """Images (n, 65), whose last column is 1, and labels: three digits for `site-1`, `site-2`, ..."""
+    """Images (n, 65), whose last column is 1, and labels: three digits for each of site-1, ..."""
     images, labels = load_digits(return_X_y=True)
     first = int(site.removeprefix("site-"))
     mine = np.isin(labels, [first % 10, (first + 1) % 10, (first + 2) % 10])

@@ -21,4 +21,4 @@ job.to_server({"server": {"task_request_interval": 0.5}})  # sites look for task
 job.to_server(NPModelPersistor(model=[[0.0] * 10] * 65), id="persistor")
 script = Path(__file__).parent / "client.py"
 job.to_clients(ScriptRunner(str(script), framework=FrameworkType.NUMPY))
-sys.exit(job.simulator_run("/tmp/nvflare/digits", n_clients=8))
+sys.exit(job.simulator_run("runs/nvflare-workspace", n_clients=8))

@@ -11,12 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.workflows.model_controller import ModelController
 
-from fedcor.runs.ask_tell import Question, Rounds
+from fedcor.core.config import LARGEST_COUNT
+from fedcor.core.errors import ConfigError
+from fedcor.runs.answers import Question
+from fedcor.runs.ask_tell import Rounds
 
 Replies = dict[str, FLModel]  # by the site's name
 _STEPS = FLMetaKey.NUM_STEPS_CURRENT_ROUND
@@ -32,12 +36,13 @@ class FedcorController(ModelController):  # type: ignore[misc]  # nvflare has no
         selector: A selector, or a name with `clients_per_round`; None: the default, `aligned`.
         num_rounds: Rounds of the whole run, including those before a restart.
         clients_per_round: Number of sites that train in a round, if `selector` is a name or None.
-        sizes: Samples of each site, by its name. Only these sites take part. None: all sites that
-            are connected when the job starts, with equal weights.
+        sizes: Samples of each site, by its name. Only these sites take part. None: all sites of the
+            job take part, with equal weights, from when they are connected.
         optimiser: An optimiser or its name; None: the one that goes with the selector.
         seed: Random seed for selection.
-        folder: Folder of the record and the checkpoint on the server; a job that is given the same
-            folder resumes. None: `fedcor` in the job's results, which every job starts anew.
+        folder: Absolute path of a folder on the server, for the record and the checkpoint; a job
+            with the same folder resumes. None: `fedcor` among the job's results, which no other job
+            resumes.
         attempts: Tries of a round in which no site delivers, each with other sites.
         over_selection: Asks this many times as many sites to train, and goes on when enough of them
             have replied. Late replies are dropped.
@@ -46,8 +51,8 @@ class FedcorController(ModelController):  # type: ignore[misc]  # nvflare has no
         timeout: Seconds for the task "train"; 0: no limit, as in NVFlare.
         validate_timeout: Seconds for the task "validate"; 0: no limit.
         loss_key: Name of the loss in the metrics of a reply.
-        score_key: Name of a metric, such as "accuracy". After each round, all sites are asked for it, and
-            its mean, weighted by `sizes`, is the record's accuracy. None: no scores.
+        score_key: Name of a metric, such as "accuracy". After each round, all sites are asked for
+            it, and its mean, weighted by `sizes`, is the record's accuracy. None: no scores.
         persistor_id: Id of the job's persistor, which has the initial model and saves each round's.
         task_check_period: Seconds between two looks at the replies.
     """
@@ -73,6 +78,9 @@ class FedcorController(ModelController):  # type: ignore[misc]  # nvflare has no
         persistor_id: str = AppConstants.DEFAULT_PERSISTOR_ID,
         task_check_period: float = 0.5,
     ) -> None:
+        if folder is not None and not Path(folder).is_absolute():
+            hint = "NVFlare's server runs in its workspace, which the simulator empties"
+            raise ConfigError("folder", folder, "must be an absolute path", hint)
         # A site that fails is a site without an answer, never the end of the job.
         super().__init__(
             persistor_id=persistor_id,
@@ -106,61 +114,54 @@ class FedcorController(ModelController):  # type: ignore[misc]  # nvflare has no
         initial = self.load_model()
         if initial is None:  # NVFlare has already ended the job, with the reason
             return
-        sizes = self.sizes or dict.fromkeys(sorted(self._connected()), 1)
-        with self._open(initial.params, sizes) as rounds:
+        with self._open(initial.params) as rounds:
             while not self.abort_signal.triggered:
                 self.save_model(FLModel(params=rounds.model))
                 if rounds.number >= self.num_rounds:
                     break
-                self._run_round(rounds, sizes)
+                self._run_round(rounds)
 
-    def _open(self, model: Any, sizes: Mapping[str, int]) -> Rounds:
+    def _open(self, model: Any) -> Rounds:
         results = self.engine.get_workspace().get_result_root(self.fl_ctx.get_job_id())
         return Rounds(
             self.selector,
             model,
-            sizes=sizes,
+            sizes=self.sizes or dict.fromkeys(self._connected(), 1),
             clients_per_round=self.clients_per_round,
             optimiser=self.optimiser,
-            seed=self.seed,
+            rounds=self.num_rounds,
             folder=self.folder or Path(results) / "fedcor",
+            seed=self.seed,
             name="nvflare",
             attempts=self.attempts,
             over_selection=self.over_selection,
             defence=self.defence,
             record_losses=self.record_losses,
-            scores=self.score_key is not None,
-            rounds=self.num_rounds,
+            tests=self.score_key is not None,
         )
 
-    def _run_round(self, rounds: Rounds, sizes: Mapping[str, int]) -> None:
+    def _run_round(self, rounds: Rounds) -> None:
         """Answers the questions of one round. What came of an aborted task is not told."""
         number = rounds.number
+        new = [site for site in self._connected() if site not in rounds.clients]
+        if new and self.sizes is None:
+            rounds.join(dict.fromkeys(new, 1))
         while rounds.number == number:
-            available = [site for site in self._connected() if site in sizes]
+            available = [site for site in self._connected() if site in rounds.clients]
             question = rounds.ask(available=available)
             sites = available if question.kind == "test" else list(question.clients)
             replies = self._send(question, sites)
             if self.abort_signal.triggered:
                 return
-            if question.kind == "train":
-                rounds.tell(question, **self._trained(replies))
-            elif question.kind == "losses":
-                rounds.tell(question, losses=_metric(replies, self.loss_key))
-            else:
-                losses, scores = (
-                    _mean(_metric(replies, key), sizes)
-                    for key in (self.loss_key, self.score_key)
-                )
-                rounds.tell(question, accuracy=scores, loss=losses)
+            rounds.tell(question, **self._answer(question, replies))
 
     def _connected(self) -> list[str]:
-        """The names of the job's sites, without those that NVFlare has found to be gone."""
+        """The sorted names of the job's sites, without those that NVFlare has found to be gone."""
         names = [client.name for client in self.engine.get_clients()]
-        return [name for name in names if not self.get_client_disconnect_time(name)]
+        return sorted(name for name in names if not self.get_client_disconnect_time(name))
 
     def _send(self, question: Question, sites: list[str]) -> Replies:
-        """The replies to a question by site, in the order of `sites`."""
+        """The replies to a question, by site."""
         train = question.kind == "train"
         replies = self.broadcast_model(
             FLModel(
@@ -173,42 +174,51 @@ class FedcorController(ModelController):  # type: ignore[misc]  # nvflare has no
             min_responses=question.enough if train else len(sites),
             timeout=self.timeout if train else self.validate_timeout,
         )
-        by_site = {reply.meta["client_name"]: reply for reply in replies}
-        return {site: by_site[site] for site in sites if site in by_site}
+        return {reply.meta["client_name"]: reply for reply in replies}
 
-    def _trained(self, replies: Replies) -> dict[str, Any]:
-        """The arguments of `Rounds.tell` for what sites sent after training."""
-        steps = {site: reply.meta.get(_STEPS) for site, reply in replies.items()}
-        empty = [site for site, reply in replies.items() if not reply.params]
+    def _answer(self, question: Question, replies: Replies) -> dict[str, Any]:
+        """The replies as keywords of `Rounds.tell`."""
+        losses = {site: _metric(reply, self.loss_key) for site, reply in replies.items()}
+        if question.kind == "losses":
+            return {"losses": losses}
+        if question.kind == "test":
+            scores = {site: _metric(reply, self.score_key) for site, reply in replies.items()}
+            return {"accuracy": self._mean(scores), "loss": self._mean(losses)}
+        steps = {site: _number(reply.meta.get(_STEPS)) for site, reply in replies.items()}
+        sent = {site: reply for site, reply in replies.items() if reply.params}
+        start = question.model
         return {
-            "models": _params(replies, ParamsType.FULL),
-            "updates": _params(replies, ParamsType.DIFF),
-            "losses": _metric(replies, self.loss_key),
-            "steps": {site: number for site, number in steps.items() if number is not None},
-            "failures": dict.fromkeys(empty, "the reply has no parameters"),
+            "models": {site: _whole_model(start, reply) for site, reply in sent.items()},
+            "losses": losses,
+            "steps": {site: n for site, n in steps.items() if 1 <= n <= LARGEST_COUNT},
+            "failures": dict.fromkeys(replies.keys() - sent.keys(), "it sent no parameters"),
         }
 
-
-def _params(replies: Replies, kind: ParamsType) -> dict[str, Any]:
-    """The parameters of those replies that have them as whole models, or as differences."""
-    return {
-        site: reply.params
-        for site, reply in replies.items()
-        if reply.params and reply.params_type == kind
-    }
+    def _mean(self, values: Mapping[str, float]) -> float:
+        """The mean over sites with a finite value, weighted by samples; NaN without any."""
+        sizes = self.sizes or dict.fromkeys(values, 1)
+        known = {site: sizes[site] for site, value in values.items() if math.isfinite(value)}
+        total = sum(known.values())
+        return sum(n * values[site] for site, n in known.items()) / total if known else math.nan
 
 
-def _metric(replies: Replies, key: str) -> dict[str, float]:
-    """A metric of each reply; NaN where it is missing or no number."""
-    values = {site: (reply.metrics or {}).get(key) for site, reply in replies.items()}
-    return {
-        site: float(value) if isinstance(value, int | float) else math.nan
-        for site, value in values.items()
-    }
+def _whole_model(start: Mapping[str, Any], reply: FLModel) -> Any:
+    """The model that a site sent, whole or as its difference from `start`."""
+    params = reply.params
+    if reply.params_type != ParamsType.DIFF or params.keys() != start.keys():
+        return params
+    if any(np.shape(params[name]) != np.shape(start[name]) for name in start):
+        return params  # neither a model nor a difference, which will be refused
+    return {name: start[name] + params[name] for name in start}
 
 
-def _mean(values: Mapping[str, float], sizes: Mapping[str, int]) -> float:
-    """The mean over sites with a finite value, weighted by their samples; NaN without any."""
-    known = {site: value for site, value in values.items() if math.isfinite(value)}
-    total = sum(sizes[site] for site in known)
-    return sum(sizes[site] * value for site, value in known.items()) / total if total else math.nan
+def _metric(reply: FLModel, key: str | None) -> float:
+    return _number((reply.metrics or {}).get(key))
+
+
+def _number(value: Any) -> float:
+    """A site's value as a number; NaN where it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
