@@ -88,13 +88,18 @@ def layout_of(model: Arrays, plain: Sequence[str] = PLAIN) -> Layout:
     return Layout(parts, np.result_type(np.float32, *(dtype for _, _, dtype in parts)))
 
 
-def array_fault(values: Array, like: Array) -> str:
-    """What is wrong with an array of a client's model, beside the server's; empty if nothing is.
+def shape_fault(values: Array, like: Array) -> str:
+    """Why an array cannot take the place of `like`, by shape and type; empty if it can."""
+    if values.shape == like.shape and values.dtype.kind in "fiub":
+        return ""
+    return f"is {values.dtype}{list(values.shape)}, not {like.dtype}{list(like.shape)}"
 
-    Where the server's array is not finite (a mask of -inf), equal numbers are right.
+
+def numbers_fault(values: Array, like: Array) -> str:
+    """What is wrong with the numbers of a model's array; empty if nothing is.
+
+    Where `like`, the server's array, is not finite (a mask of -inf), equal numbers are right.
     """
-    if values.shape != like.shape or values.dtype.kind not in "fiub":
-        return f"is {values.dtype}{list(values.shape)}, not {like.dtype}{list(like.shape)}"
     with np.errstate(invalid="ignore"):
         bad = ~(np.abs(values.astype(np.float64, copy=False)) <= ABSURD_WEIGHT)
     if not bad.any() or np.array_equal(values[bad], like[bad], equal_nan=like.dtype.kind == "f"):

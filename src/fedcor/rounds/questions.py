@@ -30,11 +30,12 @@ from fedcor.core.types import (
 from fedcor.rounds.aggregation import init_optimiser, read_only, take_step
 from fedcor.rounds.ledger import CURRENT, Ledger
 from fedcor.rounds.loss_screening import screen_losses
-from fedcor.rounds.model_arrays import Arrays, Layout, array_fault
+from fedcor.rounds.model_arrays import Arrays, Layout, numbers_fault, shape_fault
 from fedcor.rounds.round import Delivered, Round, mean_weights
 from fedcor.rounds.state import RoundState
-from fedcor.rounds.update_filter import UpdateFilter
+from fedcor.rounds.update_filter import NOT_FINITE, UpdateFilter
 
+MALFORMED = "malformed"
 Kind = Literal["losses", "train", "aggregate", "test"]
 
 
@@ -67,12 +68,14 @@ class Trained:
     Attributes:
         arrays: Its model, by the names of its arrays.
         loss: Its loss of the model that it trained from; NaN where it is unknown.
+        rms_loss: Root mean square of its samples' losses; `loss` where it is unknown.
         steps: Local steps; 1 where it is unknown.
         seconds: Until its model was back; NaN where it is unknown.
     """
 
     arrays: Arrays
     loss: float = np.nan
+    rms_loss: float = np.nan
     steps: int = 1
     seconds: float = np.nan
 
@@ -256,13 +259,16 @@ class AskedRound(Round[Arrays]):
 
     @property
     def refused_clients(self) -> Collection[int]:
-        """Clients whose update was refused."""
-        return self.filter.refused_clients
+        """Clients whose update was refused for its numbers: perhaps the model is at fault."""
+        refused = self.filter.refused.items()
+        return [client for why, clients in refused if why != MALFORMED for client in clients]
 
     def outcome(self, delivered: Delivered, participants: IntArray) -> Outcome:
         """What the selector observes."""
         sent = [self._trained[client] for client in participants.tolist()]
         seconds = np.array([one.seconds for one in sent])
+        losses, _ = screen_losses(np.array([one.loss for one in sent]))
+        rms, _ = screen_losses(np.array([one.rms_loss for one in sent]))
         rate = 1.0 if np.isnan(self._rate) else self._rate
         sizes = self._terms.population.sizes[participants].astype(np.float64)
         return Outcome(
@@ -271,7 +277,8 @@ class AskedRound(Round[Arrays]):
             participants,
             step_sizes=rate * self._steps(participants).astype(np.float64),
             aggregation_weights=sizes if self._terms.weighted else np.ones(len(participants)),
-            read_losses=lambda: screen_losses(np.array([one.loss for one in sent]))[0],
+            read_losses=lambda: losses,
+            read_rms_losses=lambda: np.where(np.isnan(rms), losses, rms),
             read_updates=lambda: self._rows(participants),
             head=self._layout.head,
             durations=seconds if np.isfinite(seconds).any() else None,
@@ -294,9 +301,10 @@ class AskedRound(Round[Arrays]):
         updates: dict[int, Array] = {}
         lengths = []
         for client, sent in sorted(answer.trained.items()):
-            fault = self._fault(sent.arrays)
+            why, fault = self._fault(sent.arrays)
             if fault:
-                self._refuse("malformed", client, fault)
+                self.filter.refuse(why, [client])
+                self._refuse(client, fault)
                 continue
             updates[client] = self._layout.flatten(sent.arrays) - self._layout.flatten(self.model)
             lengths.append(self._lengths(updates[client], sent.arrays))
@@ -305,7 +313,7 @@ class AskedRound(Round[Arrays]):
             if client not in accepted:
                 ratio = self.filter.too_long.get(client)
                 far = "not finite" if ratio is None else f"{ratio:.3g} times as long as usual"
-                self._refuse(None, client, f"its update is {far}")
+                self._refuse(client, f"its update is {far}")
                 continue
             sent, (weights, plain) = answer.trained[client], accepted[client].tolist()
             self._updates[client] = (
@@ -315,12 +323,16 @@ class AskedRound(Round[Arrays]):
         late = replied.sum() >= enough  # then nobody waits for the others, and nobody blames them
         self._count(answer, asked[:0] if late else asked, set(accepted))
 
-    def _fault(self, arrays: Arrays) -> str:
-        """What is wrong with a client's model; empty if nothing is."""
+    def _fault(self, arrays: Arrays) -> tuple[str, str]:
+        """What is wrong with a client's model, in a word and in a sentence; empty if nothing is."""
         if arrays.keys() != self.model.keys():
-            return "its arrays have other names than the model's"
-        faults = {name: array_fault(arrays[name], like) for name, like in self.model.items()}
-        return next((f"{name} {fault}" for name, fault in faults.items() if fault), "")
+            return MALFORMED, "its arrays have other names than the model's"
+        for name, like in self.model.items():
+            if fault := shape_fault(arrays[name], like):
+                return MALFORMED, f"{name} {fault}"
+            if fault := numbers_fault(arrays[name], like):
+                return NOT_FINITE, f"{name} {fault}"
+        return "", ""
 
     def _lengths(self, update: Array, arrays: Arrays) -> list[float]:
         """(PARTS) Lengths of the parameters' and of the other float arrays' change."""
@@ -341,9 +353,7 @@ class AskedRound(Round[Arrays]):
                 arrays[name] = (like + factor * (arrays[name] - like)).astype(like.dtype)
         return replace(sent, arrays=arrays)
 
-    def _refuse(self, why: str | None, client: int, fault: str) -> None:
-        if why is not None:
-            self.filter.refuse(why, [client])
+    def _refuse(self, client: int, fault: str) -> None:
         self.refused += 1
         self._fail(client, fault, replied=True)
 

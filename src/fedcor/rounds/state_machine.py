@@ -72,7 +72,8 @@ class _Attempt:
 
     round: AskedRound
     number: int
-    reachable: IntArray  # everyone who can be reached, tried before or not
+    reachable: IntArray  # everyone who may be chosen, tried before or not
+    unreachable: int  # clients that cannot be reached
     decision: Decision | None = None
     delivered: Delivered | None = None
 
@@ -291,7 +292,7 @@ class RoundMachine:
             learning_rate=self._rate,
             enough=None if settings.over_selection == 1.0 else self._waited_for,
         )
-        return _Attempt(round, number, offered)
+        return _Attempt(round, number, offered, self.population.count - len(available))
 
     def _close(
         self, attempt: _Attempt, decision: Decision, delivered: Delivered, step: Step
@@ -330,7 +331,7 @@ class RoundMachine:
             memory_bytes=state_bytes(state.optimiser),
             quarantined=self.left_alone.tolist(),
             missing=_missing(delivered, participants, effort),
-            unreachable=count - len(attempt.reachable) - len(self.left_alone),
+            unreachable=attempt.unreachable,
             details=details if settings.record_losses else _without_losses(details),
         )
         after = dataclasses.replace(

@@ -13,6 +13,8 @@ import numpy as np
 from fedcor.core.types import BoolArray, FloatArray, State
 from fedcor.rounds.defence.update_norms import PARTS, NormLimits, judge, no_norms, remember
 
+NOT_FINITE, TOO_LONG = "not finite", "too long"  # why an update is refused
+
 
 class UpdateFilter:
     """Judges the updates of one round, each once, when it arrives.
@@ -51,7 +53,7 @@ class UpdateFilter:
                 length of a vector is finite only if all of its numbers are.
         """
         finite: BoolArray = np.all(np.isfinite(lengths), axis=1)
-        self.refuse("not finite", [k for k, ok in zip(clients, finite, strict=True) if not ok])
+        self.refuse(NOT_FINITE, [k for k, ok in zip(clients, finite, strict=True) if not ok])
         rows = np.flatnonzero(finite)
         if not len(rows):
             return {}
@@ -61,7 +63,7 @@ class UpdateFilter:
         for at, row in enumerate(rows.tolist()):
             client = clients[row]
             if verdict.refused[at]:
-                self.refuse("too long", [client])
+                self.refuse(TOO_LONG, [client])
                 self._too_long[client] = norms[at]
                 self.too_long[client] = float(verdict.ratios[at])
                 continue

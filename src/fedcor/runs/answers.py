@@ -9,14 +9,14 @@ from typing import Any
 
 from fedcor.core.errors import FedcorError
 from fedcor.core.text import listed
-from fedcor.rounds.model_arrays import Arrays, ModelForm, array_fault
+from fedcor.rounds.model_arrays import Arrays, ModelForm, numbers_fault, shape_fault
 from fedcor.rounds.questions import Answer, Kind, Trained, Wanted
 from fedcor.rounds.state_machine import Scores
 
 # The keywords of an answer, by the kind of its question.
 _TOLD: dict[Kind, tuple[str, ...]] = {
     "losses": ("losses", "failures"),
-    "train": ("models", "updates", "losses", "steps", "durations", "failures"),
+    "train": (*("models", "updates", "losses", "rms_losses", "steps", "durations", "failures"),),
     "aggregate": ("model",),
     "test": ("accuracy", "loss", "metrics"),
 }
@@ -66,6 +66,10 @@ def check_answer(question: Question, given: Mapping[str, Any]) -> None:
         )
     if "models" in given and "updates" in given:
         raise FedcorError("tell models or updates, not both")
+    sent = given.get("models") or given.get("updates") or given.get("losses") or {}
+    both = [str(client) for client in given.get("failures") or () if client in sent]
+    if both:
+        raise FedcorError(f"clients that failed have also sent something: {listed(both)}")
 
 
 def read_answer(question: Question, given: Mapping[str, Any]) -> Answer | Scores:
@@ -85,20 +89,30 @@ def read_answer(question: Question, given: Mapping[str, Any]) -> Answer | Scores
         key: {asked[client]: value for client, value in _clients_in(key, values, asked).items()}
         for key, values in given.items()
     }
-    losses = {client: as_number("losses", loss) for client, loss in told.get("losses", {}).items()}
+
+    numbers = {
+        key: {client: as_number(key, value) for client, value in told.get(key, {}).items()}
+        for key in ("losses", "rms_losses", "steps", "durations")
+    }
     failures = {client: str(why) for client, why in told.get("failures", {}).items()}
     if question.kind == "losses":
-        return Answer(losses=losses, failures=failures)
+        return Answer(losses=numbers["losses"], failures=failures)
     trained = {
         client: Trained(
             _arrays(question, sent, changes="updates" in told),
-            loss=losses.get(client, math.nan),
-            steps=max(1, int(as_number("steps", told.get("steps", {}).get(client, 1)))),
-            seconds=as_number("durations", told.get("durations", {}).get(client, math.nan)),
+            loss=numbers["losses"].get(client, math.nan),
+            rms_loss=numbers["rms_losses"].get(client, math.nan),
+            steps=_steps(numbers["steps"].get(client, 1.0)),
+            seconds=numbers["durations"].get(client, math.nan),
         )
         for client, sent in (told.get("models") or told.get("updates") or {}).items()
     }
     return Answer(trained=trained, failures=failures)
+
+
+def _steps(given: float) -> int:
+    """Local steps; 1 where it is no possible number."""
+    return int(given) if 1.0 <= given <= 1e9 else 1
 
 
 def _arrays(question: Question, sent: Any, *, changes: bool) -> Arrays:
@@ -119,7 +133,7 @@ def check_model(arrays: Arrays, like: Arrays) -> None:
             f"the model's arrays are {listed(list(arrays))}, not {listed(list(like))}"
         )
     for name, values in arrays.items():
-        fault = array_fault(values, like[name])
+        fault = shape_fault(values, like[name]) or numbers_fault(values, like[name])
         if fault:
             raise FedcorError(f"the model's array {name!r} {fault}")
 
@@ -137,6 +151,7 @@ def _clients_in(key: str, given: Mapping[Any, Any], asked: Mapping[Any, int]) ->
 
 
 def as_number(key: str, given: Any) -> float:
+    """`given` as a number. Raises FedcorError where it is none."""
     try:
         return float(given)
     except (TypeError, ValueError):

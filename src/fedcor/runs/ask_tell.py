@@ -46,6 +46,14 @@ from fedcor.runs.tracking.callback import GivenCallback, StartedRun
 from fedcor.runs.tracking.session import check_callbacks, following
 from fedcor.selectors import selector_name
 
+# Keyword of `tell` -> what `train` calls it.
+_ABOUT = {
+    "losses": "loss",
+    "rms_losses": "rms_loss",
+    "steps": "steps",
+    "durations": "seconds",
+}
+
 
 class Rounds:
     """Client selection for your own training loop.
@@ -66,10 +74,11 @@ class Rounds:
         clients_per_round: C, for a selector that is given by its name.
         optimiser: Puts the updates together: an object or a name. None: the one that the selector
             goes with. "own": you do, with questions of kind "aggregate".
-        rounds: How many rounds the run has. `run` stops there.
+        rounds: How many rounds the run has. After the last, the folder is released. None: as many
+            as you ask for; call `close` then, or use `with`.
         train: For `run`: `train(model, client)` returns the client's model after local training, or
-            `(model, {"loss": ..., "steps": ..., "seconds": ...})` with any of these; None if the
-            client failed.
+            `(model, {"loss": ..., "rms_loss": ..., "steps": ..., "seconds": ...})` with any of
+            these; None if the client failed.
         evaluate: For `run`: `evaluate(model, client)` returns the client's loss, or None.
         test: For `run`: `test(model)` returns an accuracy, or a dictionary of metrics.
         folder: Where the record and the checkpoint are written. None: nowhere.
@@ -80,7 +89,7 @@ class Rounds:
         ...     return model + 0.5 * (client - model)
         >>> rounds = Rounds("random", np.zeros(1), sizes=[10] * 8, clients_per_round=4, train=train)
         >>> round(float(rounds.run(until=20)[0]), 1)
-        3.6
+        4.2
     """
 
     def __init__(
@@ -160,6 +169,8 @@ class Rounds:
         Raises:
             FedcorError: Nobody delivered in any attempt at the round.
         """
+        if self._planned is not None and self.number >= self._planned:
+            raise FedcorError(f"all {self._planned} rounds are over: there is nothing to ask")
         if self._open is None:
             number = self.number
             wanted = self._machine.advance(self._ids(available), self._rate(number))
@@ -190,6 +201,7 @@ class Rounds:
         losses: Mapping[Any, float] | None = None,
         models: Mapping[Any, Any] | None = None,
         updates: Mapping[Any, Any] | None = None,
+        rms_losses: Mapping[Any, float] | None = None,
         steps: Mapping[Any, int] | None = None,
         durations: Mapping[Any, float] | None = None,
         failures: Mapping[Any, str] | None = None,
@@ -205,6 +217,7 @@ class Rounds:
             losses: Client -> its loss of `question.model`; with "train", before it trained.
             models: Client -> its model after training.
             updates: Instead of `models`: client -> by how much its model changed.
+            rms_losses: Client -> root mean square of its samples' losses, which Oort reads.
             steps: Client -> how many local steps it took.
             durations: Client -> after how many seconds its model was back.
             failures: Client -> why it failed.
@@ -280,7 +293,7 @@ class Rounds:
             came = {client: pair for client, pair in sent.items() if pair[0] is not None}
             more: dict[str, Any] = {
                 name: {client: about[key] for client, (_, about) in came.items() if key in about}
-                for name, key in (("losses", "loss"), ("steps", "steps"), ("durations", "seconds"))
+                for name, key in _ABOUT.items()
             }
             self.tell(question, models={k: model for k, (model, _) in came.items()}, **more)
         elif kind == "test":
@@ -342,10 +355,7 @@ class Rounds:
         self._session.start(_started(self._writer, header))
 
     def _resume(self, writer: RunWriter, arrays: Mapping[str, Array]) -> None:
-        """Go on from a checkpoint. Nobody is taken to hold the model: clients may have restarted.
-
-        New clients of this start join those of the checkpoint.
-        """
+        """Go on from a checkpoint. New clients of this start join those that it has."""
         first = self._machine.state.model
         try:
             names, sizes = [str(name) for name in arrays["clients"]], arrays["sizes"].tolist()
@@ -356,9 +366,7 @@ class Rounds:
                     check_model(found, first)
                 return found or None
 
-            fields = unpack_state(arrays, model)
-            fields["holders"] = np.zeros(len(names), dtype=bool)
-            state: RoundState[Arrays] = RoundState(**fields)
+            state: RoundState[Arrays] = RoundState(**unpack_state(arrays, model))
         except (KeyError, TypeError, ValueError, FedcorError) as error:
             raise RecordError(
                 f"the checkpoint in {writer.folder} does not fit this run ({error}); choose "
@@ -396,9 +404,11 @@ class Rounds:
         if self._writer is not None:
             self._writer.append(dataclasses.asdict(record))
             self._unsaved = True
-            if self.number % self.settings.checkpoint_every == 0 or self.number == self._planned:
+            if self.number % self.settings.checkpoint_every == 0:
                 self._save()
         self._session.round(record)
+        if self.number == self._planned:
+            self.close()
 
     def _save(self) -> None:
         if self._writer is None or not self._unsaved:
