@@ -60,9 +60,9 @@ test-trackers: .venv-trackers/ready
 	FEDCOR_TRACKERS=1 .venv-trackers/bin/python -m pytest -n 2 --dist worksteal \
 	    tests/runs/test_trackers.py
 
-# Jobs in NVFlare's simulator, which mostly waits: more of them than there are cores.
+# Jobs in NVFlare's simulator, one file of tests per process. They mostly wait.
 test-nvflare: .venv-nvflare/ready
-	FEDCOR_NVFLARE=1 .venv-nvflare/bin/python -m pytest -n 4 --dist worksteal tests/nvflare
+	FEDCOR_NVFLARE=1 .venv-nvflare/bin/python -m pytest -n 4 --dist loadfile tests/nvflare
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .
