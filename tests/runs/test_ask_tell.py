@@ -48,7 +48,7 @@ def play(rounds, until, train=pull, evaluate=far, available=None):
     asked = []
     while rounds.number < until:
         ask = rounds.ask(available(rounds.number) if available else None)
-        asked.append((ask.kind, ask.clients, ask.trial))
+        asked.append((ask.kind, ask.clients, ask.trial, ask.round))
         if ask.kind == "losses":
             rounds.tell(ask, losses={k: evaluate(ask.model, k) for k in ask.clients})
         else:
@@ -199,12 +199,25 @@ def timeless(rounds):
 def test_a_trial_that_is_chosen_is_not_trained_again():
     rounds = make(fedcor.FedCor(3, **{**EARLY, "dimension": 2}))
     asked = play(rounds, 2)
-    kinds = [(kind, trial) for kind, _, trial in asked]
+    kinds = [(kind, trial) for kind, _, trial, _ in asked]
     # Warm-up: losses of the model, a trial, losses of what it makes; and the trial is the choice.
     assert kinds[:3] == [("losses", False), ("train", True), ("losses", True)]
     assert kinds[3:] == [("train", True), ("losses", True)]  # the losses of the model are known
     assert rounds.record[0].selected
     assert set(rounds.record[0].selected) == set(asked[1][1])
+
+
+def test_clients_that_train_for_a_trial_alone_are_recorded():
+    rounds = make(fedcor.FedCor(3, **{**EARLY, "dimension": 2}))
+    asked = play(rounds, 6)
+    trained = {}
+    for kind, clients, _, t in asked:
+        if kind == "train":
+            trained.setdefault(t, set()).update(clients)
+    refits = [record for record in rounds.record if "tried" in record.details]
+    assert refits
+    for record in refits:
+        assert set(record.details["tried"]) == trained[record.round] - set(record.selected)
 
 
 def test_the_same_question_until_it_is_told():

@@ -263,6 +263,11 @@ class AskedRound(Round[Arrays]):
         refused = self.filter.refused.items()
         return [client for why, clients in refused if why != MALFORMED for client in clients]
 
+    @property
+    def tried(self) -> set[int]:
+        """Everyone who was asked to train."""
+        return self._asked_to_train
+
     def outcome(self, delivered: Delivered, participants: IntArray) -> Outcome:
         """What the selector observes."""
         sent = [self._trained[client] for client in participants.tolist()]

@@ -312,6 +312,9 @@ class RoundMachine:
         round.ledger.close_round(round.adopted_version)
         _ = outcome.losses  # they came anyway, so they are read for the record
         details = {**decision.details, **told_losses(outcome)}
+        tried = sorted(round.tried - {*outcome.selected.tolist()})
+        if tried:  # they trained for a trial, and were not chosen
+            details["tried"] = list(tried)
         record = RoundRecord(
             round=round.round,
             selected=outcome.selected.tolist(),
