@@ -14,7 +14,7 @@ folder = Path("runs", "nvflare", selector).absolute()
 job = FedJob(name="digits")
 job.to_server(
     FedcorController(
-        selector, clients_per_round=3, num_rounds=10, score_key="accuracy", folder=str(folder)
+        selector, clients_per_round=3, num_rounds=8, score_key="accuracy", folder=str(folder)
     )
 )
 job.to_server({"server": {"task_request_interval": 0.5}})  # sites look for tasks; seconds

@@ -162,9 +162,24 @@ def test_without_a_folder_the_record_is_among_the_results_of_the_job():
     assert len(read_run(Path("results-of-job", "fedcor")).rounds) == 1
 
 
-def test_a_folder_in_the_servers_workspace_is_refused():
-    with pytest.raises(ConfigError, match="must be an absolute path"):
-        FedcorController("random", clients_per_round=2, num_rounds=1, folder="runs/mine")
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"folder": "runs/mine"},  # in the server's workspace
+        {"selector": "radnom"},
+        {"optimiser": "own"},
+        {"optimiser": "scaffold"},
+        {"num_rounds": 0},
+        {"timeout": 1.5},
+        {"validate_timeout": -1},
+        {"sizes": {"a": 0}},
+        {"over_selection": 0.5},
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_where_the_job_is_written(setting):
+    working = {"selector": "random", "clients_per_round": 2, "num_rounds": 1}
+    with pytest.raises(ConfigError, match=next(iter(setting))):
+        FedcorController(**{**working, **setting})
 
 
 def test_the_code_of_the_page_is_python():

@@ -17,10 +17,11 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.workflows.model_controller import ModelController
 
-from fedcor.core.config import LARGEST_COUNT
+from fedcor.core.config import LARGEST_COUNT, check_at_least
 from fedcor.core.errors import ConfigError
 from fedcor.runs.answers import Question
 from fedcor.runs.ask_tell import Rounds
+from fedcor.runs.loop_settings import LoopSettings, as_clients, as_selector, loop_optimiser
 
 Replies = dict[str, FLModel]  # by the site's name
 _STEPS = FLMetaKey.NUM_STEPS_CURRENT_ROUND
@@ -87,6 +88,15 @@ class FedcorController(ModelController):  # type: ignore[misc]  # nvflare has no
             ignore_result_error=True,
             task_check_period=task_check_period,
         )
+        # Mistakes are found where the job is written, not on the server.
+        if loop_optimiser(optimiser, as_selector(selector, clients_per_round)) is None:
+            raise ConfigError("optimiser", optimiser, "must be one that fedcor has, or yours")
+        if sizes is not None:
+            as_clients(sizes)
+        LoopSettings(seed=seed, attempts=attempts, over_selection=over_selection)
+        check_at_least("num_rounds", num_rounds, 1)
+        check_at_least("timeout", timeout, 0)
+        check_at_least("validate_timeout", validate_timeout, 0)
         # NVFlare reads each setting back from the attribute of its name.
         self.selector = selector
         self.num_rounds = num_rounds
