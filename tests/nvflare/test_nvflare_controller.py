@@ -81,14 +81,16 @@ def test_differences_are_added_to_the_model(tmp_path):
         change = {key: np.ones_like(value) for key, value in model.items()}
         if name == "c":  # would be spread over all weights
             change["w"] = np.ones(1)
+        if name == "d":
+            change["w"] = np.array(["1", "1"])
         return FLModel(params=change, params_type=ParamsType.DIFF)
 
-    controller, rounds = run(tmp_path, reply)
+    controller, rounds = run(tmp_path, reply, sites="abcd", clients_per_round=4)
     np.testing.assert_array_equal(controller.saved[-1]["w"], [2.0, 2.0])
-    assert rounds[0]["missing"] == {"refused": [2]}
+    assert rounds[0]["missing"] == {"refused": [2, 3]}
 
 
-@pytest.mark.parametrize("steps", ["many", float("nan"), 1e300, -1, None])
+@pytest.mark.parametrize("steps", ["many", float("nan"), 1e300, 10**400, -1, None])
 def test_numbers_that_cannot_be_used_do_not_end_the_job(tmp_path, steps):
     def reply(name, task, model):
         sent = trained(name, task, model)
@@ -96,11 +98,13 @@ def test_numbers_that_cannot_be_used_do_not_end_the_job(tmp_path, steps):
             sent.meta["NUM_STEPS_CURRENT_ROUND"], sent.metrics = steps, {"loss": [1, 2]}
         if name == "b":
             sent.params, sent.metrics = None, None
+        if name == "c":
+            sent.params = np.zeros(3)
         return sent
 
-    _, rounds = run(tmp_path, reply, optimiser="fednova")
-    assert rounds[0]["participated"] == [0, 2]
-    assert rounds[0]["missing"] == {"refused": [1]}
+    _, rounds = run(tmp_path, reply, optimiser="fednova", sites="abcd", clients_per_round=4)
+    assert rounds[0]["participated"] == [0, 3]
+    assert rounds[0]["missing"] == {"refused": [1, 2]}
 
 
 def test_losses_are_asked_for_with_the_key_of_the_job(tmp_path):
@@ -155,6 +159,14 @@ def test_enough_replies_end_a_round(tmp_path):
     assert (sorted(targets), task["min_responses"]) == (["a", "b", "c"], 2)
     assert rounds[0]["missing"] == {"late": [2]}
     assert rounds[1]["selected"]
+
+
+def test_silent_sites_are_not_asked_for_scores(tmp_path):
+    def reply(name, task, model):
+        return trained(name, task, model) if name != "b" else None
+
+    controller, _ = run(tmp_path, reply, score_key="accuracy")
+    assert [task[1] for task in controller.tasks[:2]] == [["a", "b", "c"], ["a", "c"]]
 
 
 def test_without_a_folder_the_record_is_among_the_results_of_the_job():

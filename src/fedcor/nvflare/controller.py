@@ -52,8 +52,9 @@ class FedcorController(ModelController):  # type: ignore[misc]  # nvflare has no
         timeout: Seconds for the task "train"; 0: no limit, as in NVFlare.
         validate_timeout: Seconds for the task "validate"; 0: no limit.
         loss_key: Name of the loss in the metrics of a reply.
-        score_key: Name of a metric, such as "accuracy". After each round, all sites are asked for
-            it, and its mean, weighted by `sizes`, is the record's accuracy. None: no scores.
+        score_key: Name of a metric, such as "accuracy". After each round, all sites that replied to
+            their last task are asked for it, and its mean, weighted by `sizes`, is the record's
+            accuracy. None: no scores.
         persistor_id: Id of the job's persistor, which has the initial model and saves each round's.
         task_check_period: Seconds between two looks at the replies.
     """
@@ -113,6 +114,7 @@ class FedcorController(ModelController):  # type: ignore[misc]  # nvflare has no
         self.validate_timeout = validate_timeout
         self.loss_key = loss_key
         self.score_key = score_key
+        self._silent: set[str] = set()  # sites that did not reply to their last task
 
     def add_to_fed_job(self, job: Any, ctx: Any, **kwargs: Any) -> None:
         """Called by `job.to_server`. The server has fedcor installed: its code is not copied."""
@@ -159,8 +161,9 @@ class FedcorController(ModelController):  # type: ignore[misc]  # nvflare has no
         while rounds.number == number:
             available = [site for site in self._connected() if site in rounds.clients]
             question = rounds.ask(available=available)
-            sites = available if question.kind == "test" else list(question.clients)
-            replies = self._send(question, sites)
+            scoring = [site for site in available if site not in self._silent]
+            sites = scoring if question.kind == "test" else list(question.clients)
+            replies = self._send(question, sites) if sites else {}
             if self.abort_signal.triggered:
                 return
             rounds.tell(question, **self._answer(question, replies))
@@ -184,7 +187,9 @@ class FedcorController(ModelController):  # type: ignore[misc]  # nvflare has no
             min_responses=question.enough if train else len(sites),
             timeout=self.timeout if train else self.validate_timeout,
         )
-        return {reply.meta["client_name"]: reply for reply in replies}
+        by_site = {reply.meta["client_name"]: reply for reply in replies}
+        self._silent = self._silent.union(sites) - by_site.keys()
+        return by_site
 
     def _answer(self, question: Question, replies: Replies) -> dict[str, Any]:
         """The replies as keywords of `Rounds.tell`."""
@@ -195,7 +200,7 @@ class FedcorController(ModelController):  # type: ignore[misc]  # nvflare has no
             scores = {site: _metric(reply, self.score_key) for site, reply in replies.items()}
             return {"accuracy": self._mean(scores), "loss": self._mean(losses)}
         steps = {site: _number(reply.meta.get(_STEPS)) for site, reply in replies.items()}
-        sent = {site: reply for site, reply in replies.items() if reply.params}
+        sent = {site: reply for site, reply in replies.items() if isinstance(reply.params, dict)}
         start = question.model
         return {
             "models": {site: _whole_model(start, reply) for site, reply in sent.items()},
@@ -215,11 +220,15 @@ class FedcorController(ModelController):  # type: ignore[misc]  # nvflare has no
 def _whole_model(start: Mapping[str, Any], reply: FLModel) -> Any:
     """The model that a site sent, whole or as its difference from `start`."""
     params = reply.params
-    if reply.params_type != ParamsType.DIFF or params.keys() != start.keys():
+    if reply.params_type != ParamsType.DIFF:
         return params
-    if any(np.shape(params[name]) != np.shape(start[name]) for name in start):
-        return params  # neither a model nor a difference, which will be refused
-    return {name: start[name] + params[name] for name in start}
+    shapes = {name: np.shape(value) for name, value in params.items()}
+    if shapes != {name: np.shape(value) for name, value in start.items()}:
+        return {}  # which Rounds refuses as malformed
+    try:
+        return {name: start[name] + params[name] for name in start}
+    except TypeError:  # of numbers with other things
+        return {}
 
 
 def _metric(reply: FLModel, key: str | None) -> float:
@@ -230,5 +239,5 @@ def _number(value: Any) -> float:
     """A site's value as a number; NaN where it is none."""
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one of torch
         return math.nan
