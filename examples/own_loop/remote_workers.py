@@ -75,7 +75,7 @@ def collect(question):
         return Desk.answers
 
 
-def serve(folder, until=12):
+def serve(folder, until=200):
     Desk.started = time.time_ns()
     server = ThreadingHTTPServer(("127.0.0.1", PORT), Desk)
     threading.Thread(target=server.serve_forever, daemon=True).start()
