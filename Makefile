@@ -17,7 +17,8 @@ AXE := .venv/axe-core-$(AXE_VERSION).js
 RECIPES := fedlab==1.3.0 flgo==0.4.4 pfl==0.6.0 munch nvidia-ml-py prettytable ujson \
     dp-accounting==0.5.1 prv-accountant==0.2.0 dm-tree absl-py wrapt
 
-.PHONY: demo test test-all coverage test-flower-versions test-browser test-trackers test-recipes lint check format bench \
+.PHONY: demo test test-all coverage test-flower-versions test-browser test-trackers test-nvflare test-recipes \
+    lint check format bench \
     torture licences docs package \
     package-test clean
 
@@ -68,6 +69,10 @@ test-trackers: .venv-trackers/ready
 test-recipes: .venv-recipes/ready
 	FEDCOR_RECIPES=1 .venv-recipes/bin/python -m pytest -n 2 tests/runs/test_recipes.py
 
+# Jobs in NVFlare's simulator, one file of tests per process. They mostly wait.
+test-nvflare: .venv-nvflare/ready
+	FEDCOR_NVFLARE=1 .venv-nvflare/bin/python -m pytest -n 4 --dist loadfile tests/nvflare
+
 lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -115,7 +120,8 @@ package-test: package
 	cd "$$folder" && venv/bin/fedcor demo
 
 clean:
-	rm -rf .venv .venv-bench .venv-flower .venv-recipes .venv-trackers build dist .coverage .coverage.* .pytest_cache .mypy_cache \
+	rm -rf .venv .venv-bench .venv-flower .venv-nvflare .venv-recipes .venv-trackers build dist \
+	    .coverage .coverage.* .pytest_cache .mypy_cache \
 	    .ruff_cache .hypothesis
 
 .venv/ready: pyproject.toml constraints.txt
@@ -150,6 +156,15 @@ $(AXE): .venv/ready
 	    print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
 	    > $$(echo .venv-recipes/lib/python3*/site-packages)/main.pth
 	.venv-recipes/bin/python -m pip install --quiet -c constraints.txt --no-deps $(RECIPES)
+	touch $@
+
+# NVFlare, for one folder of tests. All else is the main environment's, which is found last.
+.venv-nvflare/ready: .venv/ready
+	$(PYTHON) -m venv .venv-nvflare
+	$(BIN)/python -c "import sysconfig; \
+	    print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+	    > $$(echo .venv-nvflare/lib/python3*/site-packages)/main.pth
+	.venv-nvflare/bin/python -m pip install --quiet -c constraints.txt nvflare
 	touch $@
 
 # One Flower, and what it needs where the main environment has other versions. All else is the main

@@ -28,8 +28,9 @@ def came(condition: Condition, *clients: int) -> Delivered:
         # bad, with another good model: others first, then back to it
         (came(BAD), True, 0, True, Step.TRY_OTHERS),
         (came(BAD), True, 0, False, Step.ROLL_BACK),
-        (came(BAD), True, 1, True, Step.ROLL_BACK),
-        (came(BAD, 1), True, 1, True, Step.ROLL_BACK),
+        (came(BAD), True, 3, True, Step.TRY_OTHERS),
+        (came(BAD), True, 4, True, Step.ROLL_BACK),
+        (came(BAD, 1), True, 4, True, Step.ROLL_BACK),
         # bad, and nothing to return to
         (came(BAD, 1), False, 0, True, Step.ADOPT),
         (came(BAD), False, 0, True, Step.TRY_OTHERS),

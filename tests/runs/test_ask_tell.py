@@ -360,6 +360,64 @@ def test_clients_that_fail_again_and_again_are_left_alone():
     assert any(record.quarantined == [0] for record in rounds.record)
 
 
+def test_after_an_outage_others_are_asked():
+    rounds = make("random", sizes=[10] * 60, clients_per_round=2, attempts=3)
+    asked, tries = set(), 0
+    while len(asked) < 40 and tries < 40:
+        tries += 1
+        with pytest.raises(FedcorError, match="3 attempts"):
+            while True:
+                ask = rounds.ask()
+                asked |= set(ask.clients)
+                rounds.tell(ask, models={})
+    assert len(asked) >= 40
+
+
+def test_two_broken_clients_do_not_replace_a_good_model():
+    rounds = make("round_robin", sizes=[10] * 10, clients_per_round=1)
+    while rounds.number < 30:
+        ask = rounds.ask()
+        wrong = {3, 4} & set(ask.clients)
+        models = {k: np.full(3, np.nan) if k in wrong else pull(ask.model, k) for k in ask.clients}
+        rounds.tell(ask, models=models)
+    assert not any(record.rolled_back for record in rounds.record)
+
+
+def test_a_jump_in_everyones_updates_does_not_stop_the_run():
+    for attempts in (1, 3):
+        rounds = make("random", sizes=[10] * 6, attempts=attempts)
+        failed = 0
+        while rounds.number < 6 and failed < 10:
+            ask = rounds.ask()
+            size = 1e-6 if rounds.number < 2 else 1.0
+            try:
+                rounds.tell(ask, updates={k: np.full(3, size) for k in ask.clients})
+            except FedcorError:
+                failed += 1
+        assert rounds.number == 6
+
+
+def test_bytes_count_what_was_sent_in_all_attempts():
+    rounds = make("power_of_choice", sizes=[10] * 6, clients_per_round=2)
+    size, answer = 24, 4
+    first = rounds.ask()
+    rounds.tell(first, losses=dict.fromkeys(first.clients, 1.0))
+    silent = rounds.ask()
+    rounds.tell(silent, models={})
+    again = rounds.ask()
+    asked = len(first.clients)
+    if again.kind == "losses":
+        rounds.tell(again, losses=dict.fromkeys(again.clients, 1.0))
+        asked += len(again.clients)
+        again = rounds.ask()
+    rounds.tell(again, models={k: pull(again.model, k) for k in again.clients})
+    record = rounds.record[0]
+    holders = {*first.clients, *silent.clients, *again.clients}
+    assert record.bytes_up == asked * answer + 2 * size
+    assert record.bytes_down >= len(holders) * size
+    assert record.bytes_down <= (asked + 2) * size
+
+
 def test_enough_of_those_who_were_asked_suffice():
     rounds = make("random", clients_per_round=4, over_selection=1.5)
     ask = rounds.ask()
@@ -455,6 +513,84 @@ def test_a_user_may_change_the_model_that_it_was_given():
     assert np.allclose(rounds.run(until=1), np.mean(range(N)))
 
 
+def test_one_module_for_all_clients_and_the_users_own_arrays_are_not_shared():
+    net = torch.nn.Linear(1, 1, bias=False)
+
+    def train(model, client):
+        net.load_state_dict(model)
+        with torch.no_grad():
+            net.weight += client
+        return net.state_dict()  # the module's own tensors
+
+    initial = {"weight": torch.zeros(1, 1)}
+    rounds = make("full", initial, train=train)
+    initial["weight"] += 100.0
+    assert float(rounds.run(until=1)["weight"]) == pytest.approx(np.mean(range(N)))
+
+
+def test_updates_of_another_shape_and_numbers_that_do_not_fit_are_refused():
+    rounds = make("full", {"w": np.zeros(3), "n": np.array([250], np.uint8)})
+    ask = rounds.ask()
+    updates = {k: {"w": np.ones(3), "n": np.array([1], np.uint8)} for k in ask.clients}
+    updates[1] = {**updates[1], "w": np.array(7.0)}  # would be broadcast
+    updates[2] = {**updates[2], "n": np.array([10], np.uint8)}  # 260 would wrap to 4
+    updates[3] = {**updates[3], "w": np.zeros(3, np.int64)}  # rounded by somebody
+    updates[4] = {**updates[4], "n": np.array([0.5])}
+    rounds.tell(ask, updates=updates)
+    assert rounds.record[0].missing == {"refused": [1, 2, 3, 4]}
+    assert_array_equal(rounds.model["n"], [251])
+
+
+def test_large_counters_and_half_precision_survive_the_mean():
+    model = {"w": np.full(1, 6e4, np.float16), "n": np.array(2**62 + 1)}
+    rounds = make("full", model, defence={"clip_norms": 0.0, "refuse_norms": 0.0})
+    for _ in range(3):
+        ask = rounds.ask()
+        sent = {k: {"w": np.full(1, 3e3, np.float16), "n": np.array(0)} for k in ask.clients}
+        rounds.tell(ask, updates=sent)
+    assert rounds.model["n"] == 2**62 + 1
+    assert np.isfinite(rounds.model["w"]).all()
+
+
+def test_keys_of_a_dictionary_come_back_as_they_are():
+    after = make("full", {0: np.zeros(1), 1: np.ones(2)}, train=lambda m, k: m).run(until=1)
+    assert list(after) == [0, 1]
+    with pytest.raises(FedcorError, match="same name"):
+        make("full", {1: np.zeros(1), "1": np.ones(2)})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sizes": 5}, "must be a list of numbers"),
+        ({"sizes": [3, -1]}, "sizes"),
+        ({"learning_rat": 0.1}, "learning_rate"),
+        ({"tests": "no"}, "True or False"),
+        ({"model": np.array([np.nan])}, "NaN"),
+        ({"model": torch.zeros(2, dtype=torch.bfloat16)}, "use float32"),
+        ({"model": torch.nn.Linear(1, 1)}, "state_dict"),
+        ({"selector": "randum"}, "random"),
+        ({"optimiser": "fedavgg"}, "fedavg"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_in_the_users_words(given, message):
+    with pytest.raises(FedcorError, match=message):
+        make(**given)
+    with pytest.raises(ConfigError, match="learning_rate"):
+        make(learning_rate=lambda t: 0.0).ask()
+
+
+def test_a_selector_that_draws_elsewhere_is_found_out():
+    class Impure(fedcor.PowerOfChoice):
+        def select(self, state, federation):
+            federation.losses(np.random.default_rng().choice(N, 4, replace=False))
+            return super().select(state, federation)
+
+    rounds = make(Impure(3))
+    with pytest.raises(FedcorError, match=r"federation\.rng"):
+        play(rounds, 20)
+
+
 def test_optimisers_and_your_own_mean_agree():
     ours, own = make("full", optimiser="fedavg"), make("full", optimiser="own")
     play(ours, 3)
@@ -514,6 +650,42 @@ def test_a_loop_resumes_and_another_run_is_refused(tmp_path):
 def lines(folder: Path) -> list[dict]:
     rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if k != "seconds"} for line in rounds[1:]]
+
+
+def test_clients_that_joined_are_known_after_a_restart(tmp_path):
+    with make("random", folder=tmp_path) as rounds:
+        play(rounds, 2)
+        rounds.join({100: 7})
+        play(rounds, 3)
+    with make("random", folder=tmp_path) as rounds:
+        assert rounds.clients == [*range(N), 100]
+        assert 100 not in {k for _ in range(9) for k in rounds.ask().clients}  # not there yet
+        play(rounds, 5)
+        rounds.join({100: 9})
+        assert rounds.ask([100]).clients == (100,)
+    with pytest.raises(FedcorError, match="build Rounds again"):
+        rounds.ask()
+    again = {"sizes": [10] * N, "clients_per_round": 3, "folder": tmp_path / "b"}
+    with fedcor.Rounds("random", {"w": np.zeros(2), "b": np.zeros(2)}, **again) as rounds:
+        play(rounds, 1, train=lambda m, k: m, evaluate=lambda m, k: 1.0)
+    with pytest.raises(RecordError, match="order"):
+        fedcor.Rounds("random", {"b": np.zeros(2), "w": np.zeros(2)}, **again)
+
+
+def test_the_folder_is_released_however_a_run_ends(tmp_path):
+    done = {"rounds": 2, "train": pull, "folder": tmp_path}
+    make(**done).run()
+    make(**done)  # it is over: nothing holds the folder
+    assert make(**done).number == 2
+
+    def fail(record):
+        raise RuntimeError("no")
+
+    failing = make(**{**done, "folder": tmp_path / "b"}, callbacks=[fail])
+    with pytest.raises(RuntimeError, match="no"):
+        failing.run()
+    failing.close()
+    make(**{**done, "folder": tmp_path / "b"}).run()
 
 
 def test_single_losses_stay_out_of_the_record_if_you_say_so():

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from fedcor.core.errors import FedcorError
 from fedcor.core.rng import stream
 from fedcor.core.types import (
     Array,
@@ -67,6 +68,7 @@ class Trained:
 
     Attributes:
         arrays: Its model, by the names of its arrays.
+        fault: Why its model could not be read; empty if it could.
         loss: Its loss of the model that it trained from; NaN where it is unknown.
         rms_loss: Root mean square of its samples' losses; `loss` where it is unknown.
         steps: Local steps; 1 where it is unknown.
@@ -74,6 +76,7 @@ class Trained:
     """
 
     arrays: Arrays
+    fault: str = ""
     loss: float = np.nan
     rms_loss: float = np.nan
     steps: int = 1
@@ -176,6 +179,7 @@ class AskedRound(Round[Arrays]):
         self.reasons: dict[int, str] = {}
         self.refused = 0
         self.delivering = False
+        self._open: Wanted | None = None
         self._answer: Answer | None = None
         self._asked_to_train: set[int] = set()
         self._trained: dict[int, Trained] = {}
@@ -289,10 +293,22 @@ class AskedRound(Round[Arrays]):
             durations=seconds if np.isfinite(seconds).any() else None,
         )
 
+    def same_model(self, first: Arrays, second: Arrays) -> bool:
+        """Whether two models are equal."""
+        return all(np.array_equal(first[name], second[name], equal_nan=True) for name in first)
+
     def _told(self, wanted: Wanted) -> Answer:
-        answer, self._answer = self._answer, None
+        """The answer to a question; raises `Pending` where it has yet to come."""
+        answer, self._answer, asked = self._answer, None, self._open
         if answer is None:
+            self._open = wanted
             raise Pending(wanted)
+        assert asked is not None
+        if asked.kind != wanted.kind or not np.array_equal(asked.clients, wanted.clients):
+            raise FedcorError(
+                f"round {self.round}: asked again, the selector asks other clients than before; it "
+                "must draw from federation.rng alone, and keep nothing but its state"
+            )
         return answer
 
     def _take(self, answer: Answer, asked: IntArray, enough: int) -> None:
@@ -304,14 +320,14 @@ class AskedRound(Round[Arrays]):
         self.ledger.send(CURRENT, asked, alive)
         self.ledger.training(int(replied.sum()))
         updates: dict[int, Array] = {}
-        lengths = []
+        lengths, start = [], self._layout.flatten(self.model)
         for client, sent in sorted(answer.trained.items()):
-            why, fault = self._fault(sent.arrays)
+            why, fault = self._fault(sent)
             if fault:
                 self.filter.refuse(why, [client])
                 self._refuse(client, fault)
                 continue
-            updates[client] = self._layout.flatten(sent.arrays) - self._layout.flatten(self.model)
+            updates[client] = self._layout.flatten(sent.arrays) - start
             lengths.append(self._lengths(updates[client], sent.arrays))
         accepted = self.filter.judge(list(updates), np.array(lengths).reshape(-1, 2))
         for client, update in updates.items():
@@ -328,10 +344,11 @@ class AskedRound(Round[Arrays]):
         late = replied.sum() >= enough  # then nobody waits for the others, and nobody blames them
         self._count(answer, asked[:0] if late else asked, set(accepted))
 
-    def _fault(self, arrays: Arrays) -> tuple[str, str]:
+    def _fault(self, sent: Trained) -> tuple[str, str]:
         """What is wrong with a client's model, in a word and in a sentence; empty if nothing is."""
-        if arrays.keys() != self.model.keys():
-            return MALFORMED, "its arrays have other names than the model's"
+        arrays = sent.arrays
+        if sent.fault or arrays.keys() != self.model.keys():
+            return MALFORMED, sent.fault or "its arrays have other names than the model's"
         for name, like in self.model.items():
             if fault := shape_fault(arrays[name], like):
                 return MALFORMED, f"{name} {fault}"
@@ -387,7 +404,12 @@ class AskedRound(Round[Arrays]):
 
     def _mean(self, name: str, clients: IntArray, weights: FloatArray) -> Array:
         """The mean of an array that no optimiser sees; whole numbers are rounded."""
-        like: Any = self.model[name]
-        rows = np.stack([self._trained[client].arrays[name] for client in clients.tolist()])
-        mean = np.tensordot(weights, rows.astype(np.float64), axes=1)
-        return np.asarray(mean if like.dtype.kind == "f" else np.rint(mean)).astype(like.dtype)
+        like = self.model[name]
+        wide = np.float64 if like.dtype.kind == "f" else np.int64
+        rows = [self._trained[client].arrays[name] for client in clients.tolist()]
+        with np.errstate(invalid="ignore"):  # of infinite numbers that stay as they are
+            changes = np.stack([row.astype(wide) - like.astype(wide) for row in rows])
+        mean = np.tensordot(weights, np.where(np.isfinite(changes), changes, 0), axes=1)
+        if like.dtype.kind == "f":
+            return np.asarray(like + mean).astype(like.dtype)
+        return np.asarray(like.astype(wide) + np.rint(mean).astype(wide)).astype(like.dtype)

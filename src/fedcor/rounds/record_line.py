@@ -35,7 +35,7 @@ def run_header(
             selector.
         versions: Versions of the engine's packages. Those of fedcor, Python and NumPy are added.
         engine: None for the simulator and for a user's own Flower app; "flower" for an experiment
-            of the simulator that runs on Flower.
+            of the simulator that runs on Flower; "own" for a training loop of one's own.
     """
     header = {
         "format": FORMAT,

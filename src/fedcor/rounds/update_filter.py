@@ -22,8 +22,8 @@ class UpdateFilter:
     Args:
         limits: How long an update may be.
         past: The lengths of updates that earlier rounds accepted; empty before the first.
-        step_size: Learning rate x local steps of the round, by which the length of parameters is
-            divided; 1 where it is unknown.
+        step_size: Learning rate x local steps of the round, or as much of it as is known. The
+            length of parameters is divided by it. Other than a positive number counts as 1.
 
     Attributes:
         clipped: Client -> how many times the usual length its update had, of those scaled down.
@@ -60,6 +60,7 @@ class UpdateFilter:
         norms = lengths[rows] / self._units
         verdict = judge(self._limits, self._past, norms, _stacked(self._norms))
         accepted: dict[int, FloatArray] = {}
+        clipped = verdict.clipped
         for at, row in enumerate(rows.tolist()):
             client = clients[row]
             if verdict.refused[at]:
@@ -67,7 +68,7 @@ class UpdateFilter:
                 self._too_long[client] = norms[at]
                 self.too_long[client] = float(verdict.ratios[at])
                 continue
-            if verdict.clipped[at]:
+            if clipped[at]:
                 self.clipped[client] = float(verdict.ratios[at])
             self._norms[client] = verdict.norms[at]
             accepted[client] = verdict.factors[at]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedcor.core.config import check_at_least, expand_home
+from fedcor.core.config import check_at_least, check_keys, expand_home
 from fedcor.core.describe import describe
 from fedcor.core.errors import ConfigError, FedcorError, RecordError
 from fedcor.core.text import listed
@@ -32,7 +32,7 @@ from fedcor.rounds.model_arrays import Arrays, form_of
 from fedcor.rounds.record_line import RoundRecord, run_header
 from fedcor.rounds.state import RoundState, arrays_below, unpack_state
 from fedcor.rounds.state_machine import MachineSettings, RoundMachine
-from fedcor.runs.answers import Question, as_number, check_answer, check_model, read_answer
+from fedcor.runs.answers import Question, check_answer, check_model, read_answer
 from fedcor.runs.loop_settings import (
     LoopSettings,
     as_clients,
@@ -84,6 +84,9 @@ class Rounds:
         folder: Where the record and the checkpoint are written. None: nowhere.
         settings: Every other field of `LoopSettings`.
 
+    Attributes:
+        record: A `RoundRecord` of each round that was finished by this object.
+
     Example:
         >>> def train(model, client):  # client k pulls the model to k
         ...     return model + 0.5 * (client - model)
@@ -117,6 +120,8 @@ class Rounds:
         self._form, self._clients = form_of(model), as_clients(sizes)
         first = self._form.read(model)
         check_model(first, first)
+        if any(np.isnan(array).any() for array in first.values()):
+            raise FedcorError("the initial model has numbers that are not a number (NaN)")
         self._machine = RoundMachine(
             MachineSettings(
                 selector=chosen,
@@ -130,10 +135,12 @@ class Rounds:
             ),
             _population(self._clients.values()),
             first,
+            name=lambda client: repr(self.clients[client]),
         )
+        self._absent: set[Any] = set()  # clients of an earlier start that this one does not name
         self._open: Question | None = None
         self._asked = 0
-        self._unsaved = False
+        self._unsaved = self._closed = self._failed = False
         self.record: list[RoundRecord] = []
         self._stack = ExitStack()
         self._writer: RunWriter | None = None
@@ -143,6 +150,8 @@ class Rounds:
         except BaseException:
             self._stack.close()
             raise
+        if self._is_over:
+            self.close()
 
     @property
     def number(self) -> int:
@@ -169,11 +178,10 @@ class Rounds:
         Raises:
             FedcorError: Nobody delivered in any attempt at the round.
         """
-        if self._planned is not None and self.number >= self._planned:
-            raise FedcorError(f"all {self._planned} rounds are over: there is nothing to ask")
+        self._check_running()
         if self._open is None:
             number = self.number
-            wanted = self._machine.advance(self._ids(available), self._rate(number))
+            wanted = self._machine.advance(self._ids(available), self.settings.rate_at(number))
             if isinstance(wanted, RoundRecord):
                 self._write(wanted)
                 return self.ask(available)
@@ -215,7 +223,8 @@ class Rounds:
         Args:
             question: The one that `ask` gave.
             losses: Client -> its loss of `question.model`; with "train", before it trained.
-            models: Client -> its model after training.
+            models: Client -> its model after training. Each must be an array, or a dictionary, of
+                its own: `module.state_dict()` alone gives the same tensors for every client.
             updates: Instead of `models`: client -> by how much its model changed.
             rms_losses: Client -> root mean square of its samples' losses, which Oort reads.
             steps: Client -> how many local steps it took.
@@ -232,6 +241,7 @@ class Rounds:
         """
         given = {key: value for key, value in locals().items() if key not in ("self", "question")}
         given = {key: value for key, value in given.items() if value is not None}
+        self._check_running()
         self._check_open(question)
         check_answer(question, given)
         answer = read_answer(question, given)
@@ -241,42 +251,51 @@ class Rounds:
             self._write(record)
 
     def run(
-        self, until: int | None = None, available: Callable[[], Iterable[Any]] | None = None
+        self,
+        until: int | None = None,
+        available: Callable[[], Iterable[Any]] | Iterable[Any] | None = None,
     ) -> Any:
         """Run rounds with your functions `train`, `evaluate` and `test`; returns the model.
 
         Args:
             until: The round before which to stop; None for all.
-            available: Gives the clients that can be reached, before each question. None: all.
+            available: The clients that can be reached, or a function that gives them before each
+                question. None: all.
         """
-        until = self._planned if until is None else until
-        if until is None:
+        ends = [number for number in (until, self._planned) if number is not None]
+        if not ends:
             raise ConfigError("until", None, "must be given, as Rounds has no number of rounds")
-        while self.number < until:
-            self._reply(self.ask(None if available is None else available()))
+        while self.number < min(ends):
+            self._reply(self.ask(available() if callable(available) else available))
         return self.model
 
     def join(self, sizes: Mapping[Any, int]) -> None:
         """New clients, by their names and numbers of training samples; between two rounds."""
-        known = {str(client) for client in self._clients}
-        again = [str(client) for client in sizes if str(client) in known]
+        if not isinstance(sizes, Mapping):
+            raise ConfigError("sizes", sizes, "must be a dictionary: client -> samples")
+        known = {str(client) for client in self._clients.keys() - self._absent}
+        again = [repr(client) for client in sizes if str(client) in known]
         if again:
-            raise ConfigError("sizes", again, "are there already")
+            raise ConfigError("sizes", listed(again), "are there already")
         together = {**self._clients, **as_clients(sizes)}
         self._machine.join(_population(together.values()))
-        self._clients = together
+        self._clients, self._absent = together, self._absent - sizes.keys()
         if self._writer is not None:
             write_client_names(self._writer.folder, self._texts)
 
     def close(self) -> None:
         """Write the checkpoint if it is not, and release the folder."""
-        self._save()
-        self._stack.close()
+        self._closed = True
+        try:
+            self._save()
+        finally:
+            self._stack.close()
 
     def __enter__(self) -> Rounds:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._failed = kind is not None
         self.close()
 
     def _reply(self, question: Question) -> None:
@@ -289,7 +308,8 @@ class Rounds:
             self.tell(question, losses=losses)
         elif kind == "train":
             train = _needed("train", self._train, "clients are asked to train")
-            sent = {client: _as_pair(train(question.model, client)) for client in clients}
+            # Copied at once: a user may use the same module for all clients.
+            sent = {client: self._copied(train(question.model, client)) for client in clients}
             came = {client: pair for client, pair in sent.items() if pair[0] is not None}
             more: dict[str, Any] = {
                 name: {client: about[key] for client, (_, about) in came.items() if key in about}
@@ -301,6 +321,26 @@ class Rounds:
             self.tell(question, **_as_scores(scores))
         else:
             raise FedcorError('run() does not average: use ask and tell with optimiser="own"')
+
+    @property
+    def _is_over(self) -> bool:
+        return self._planned is not None and self.number >= self._planned
+
+    def _check_running(self) -> None:
+        """Raise FedcorError where there is nothing to ask or to tell any more."""
+        if self._is_over:
+            raise FedcorError(f"all {self._planned} rounds are over: there is nothing to ask")
+        if self._closed:
+            raise FedcorError("close() was called: build Rounds again to go on")
+
+    def _copied(self, sent: Any) -> tuple[Any, Mapping[str, Any]]:
+        """What `train` returned: a copy of the model, and what it says of the training."""
+        pair = isinstance(sent, tuple) and len(sent) == 2 and isinstance(sent[1], Mapping)
+        model, about = sent if pair else (sent, {})
+        check_keys(about, list(_ABOUT.values()))
+        with suppress(FedcorError):  # whatever is wrong with it is told with the client's name
+            model = None if model is None else self._form.wrap(self._form.read(model))
+        return model, about
 
     def _check_open(self, question: Question) -> None:
         """Raise FedcorError for any question but the open one."""
@@ -315,13 +355,13 @@ class Rounds:
 
     def _ids(self, available: Iterable[Any] | None) -> IntArray:
         """Sorted numbers of the clients that can be reached."""
-        if available is None:
-            return np.arange(len(self._clients))
         numbers = {client: number for number, client in enumerate(self._clients)}
+        if available is None:
+            available = [client for client in numbers if client not in self._absent]
         given = list(available)
-        unknown = [str(client) for client in given if client not in numbers]
+        unknown = [repr(client) for client in given if client not in numbers]
         if unknown:
-            allowed = f"must be clients of this federation ({listed(self._texts)})"
+            allowed = f"must be clients of this federation ({listed(list(map(repr, numbers)))})"
             raise ConfigError("available", listed(unknown), allowed, "new ones come with join()")
         if not given:
             raise ConfigError("available", [], "must name at least one client: wait for one")
@@ -334,10 +374,6 @@ class Rounds:
     @property
     def _texts(self) -> list[str]:
         return [str(client) for client in self._clients]
-
-    def _rate(self, number: int) -> float:
-        rate = self.settings.learning_rate
-        return as_number("learning_rate", rate(number) if callable(rate) else rate)
 
     def _open_folder(self, given: str | Path | None, callbacks: Sequence[GivenCallback]) -> None:
         """Open the run's folder, and go on where its checkpoint ends."""
@@ -358,12 +394,16 @@ class Rounds:
         """Go on from a checkpoint. New clients of this start join those that it has."""
         first = self._machine.state.model
         try:
-            names, sizes = [str(name) for name in arrays["clients"]], arrays["sizes"].tolist()
+            names, sizes = json.loads(str(arrays["clients"])), arrays["sizes"].tolist()
 
             def model(name: str) -> Arrays | None:
                 found = arrays_below(arrays, f"{name}/")
-                if found and name == "model":
+                if found:
                     check_model(found, first)
+                    if [(k, v.dtype) for k, v in found.items()] != [
+                        (k, v.dtype) for k, v in first.items()
+                    ]:
+                        raise FedcorError("the model's arrays have another order or other types")
                 return found or None
 
             state: RoundState[Arrays] = RoundState(**unpack_state(arrays, model))
@@ -372,14 +412,16 @@ class Rounds:
                 f"the checkpoint in {writer.folder} does not fit this run ({error}); choose "
                 "another folder, or delete it to start over"
             ) from error
-        given = {str(client): client for client in self._clients}
-        earlier = {given.get(name, name): size for name, size in zip(names, sizes, strict=True)}
-        new = {client: size for client, size in self._clients.items() if client not in earlier}
-        population = _population(earlier.values())
-        self._machine = RoundMachine(self._machine.settings, population, first, state)
-        self._clients = earlier
-        if new:
-            self.join(new)
+        given, called = self._clients, {str(client): client for client in self._clients}
+        earlier = {
+            called.get(str(name), name): size for name, size in zip(names, sizes, strict=True)
+        }
+        self._machine.state, self._machine.population = state, _population(sizes)
+        self._absent = earlier.keys() - given.keys()
+        together = {**earlier, **given}  # new ones at the end, and sizes as they are now
+        if together != earlier:
+            self._machine.join(_population(together.values()))
+        self._clients = together
 
     def _header(self) -> dict[str, Any]:
         """The record's first line; the same folder must have an equal one."""
@@ -406,9 +448,11 @@ class Rounds:
             self._unsaved = True
             if self.number % self.settings.checkpoint_every == 0:
                 self._save()
-        self._session.round(record)
-        if self.number == self._planned:
-            self.close()
+        try:
+            self._session.round(record)
+        finally:
+            if self._is_over:
+                self.close()
 
     def _save(self) -> None:
         if self._writer is None or not self._unsaved:
@@ -416,25 +460,20 @@ class Rounds:
         arrays = self._machine.state.pack(
             lambda name, model: {f"{name}/{key}": array for key, array in model.items()}
         )
-        names = np.array(self._texts, dtype=np.str_)
+        plain = [client if isinstance(client, int) else str(client) for client in self._clients]
+        names = np.array(json.dumps(plain), dtype=np.str_)
         sizes = np.array(list(self._clients.values()), dtype=np.int64)
         self._writer.save({**arrays, "clients": names, "sizes": sizes})
         self._unsaved = False
 
     def _end(self) -> None:
         """Tell the callbacks that the run is over, if it is."""
-        if self._planned is None or self.number >= self._planned:
+        if self._is_over or (self._planned is None and not self._failed):
             self._session.end()
 
 
 def _population(sizes: Collection[int]) -> Population:
     return Population(np.array(list(sizes), dtype=np.int64))
-
-
-def _as_pair(sent: Any) -> tuple[Any, Mapping[str, Any]]:
-    """A model, and what a client says of its training."""
-    pair = isinstance(sent, tuple) and len(sent) == 2 and isinstance(sent[1], Mapping)
-    return sent if pair else (sent, {})
 
 
 def _as_scores(given: Any) -> dict[str, Any]:

@@ -8,7 +8,6 @@ They are drawn from streams of (seed, round), so that every selector meets the s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ from fedcor.core.describe import describe
 from fedcor.core.errors import ConfigError, errors_under
 from fedcor.core.rng import stream
 from fedcor.core.types import BoolArray, FloatArray, IntArray
+from fedcor.rounds.state_machine import over_selected
 from fedcor.simulation.clock import EVALUATION, Devices, Speeds, device_speeds, wait
 from fedcor.simulation.traces import AvailabilityTrace, DeviceTrace, read_availability, read_devices
 
@@ -129,9 +129,7 @@ class Faults:
 
     def choose(self, needed: int, clients: int) -> int:
         """C', how many of `clients` are chosen where C = `needed` must come back."""
-        # A product such as 1.1 x 10 must not become 12 by its last bit.
-        wanted = math.ceil(self.over_selection * needed * (1 - 1e-12))
-        return max(needed, min(wanted, clients))
+        return over_selected(needed, self.over_selection, clients)
 
     def check_for(self, clients: int, eligible: BoolArray | None = None) -> None:
         """Refuse lists and traces for another number of clients.
