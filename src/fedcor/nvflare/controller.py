@@ -90,11 +90,20 @@ class FedcorController(ModelController):  # type: ignore[misc]  # nvflare has no
             task_check_period=task_check_period,
         )
         # Mistakes are found where the job is written, not on the server.
-        if loop_optimiser(optimiser, as_selector(selector, clients_per_round)) is None:
+        chosen = as_selector(selector, clients_per_round)
+        aggregating = loop_optimiser(optimiser, chosen)
+        if aggregating is None:
             raise ConfigError("optimiser", optimiser, "must be one that fedcor has, or yours")
         if sizes is not None:
             as_clients(sizes)
-        LoopSettings(seed=seed, attempts=attempts, over_selection=over_selection)
+        LoopSettings(
+            selector=chosen,
+            optimiser=aggregating,
+            seed=seed,
+            attempts=attempts,
+            over_selection=over_selection,
+            defence=defence,
+        )
         check_at_least("num_rounds", num_rounds, 1)
         check_at_least("timeout", timeout, 0)
         check_at_least("validate_timeout", validate_timeout, 0)

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fedcor.core.errors import FedcorError
+from fedcor.core.config import LARGEST_SEED, check_at_least, check_between
+from fedcor.core.errors import ConfigError, FedcorError
 from fedcor.core.text import counted, listed
 from fedcor.core.types import IntArray, Optimiser, Population, Selector, State, selector_traits
 from fedcor.rounds.aggregation import init_optimiser, join_optimiser, state_bytes
 from fedcor.rounds.backoff import count_faults, grow, no_faults, offered_clients
 from fedcor.rounds.defence.guarded_federation import after_round, guard_federation, guard_outcome
-from fedcor.rounds.defence.settings import Defence
+from fedcor.rounds.defence.settings import Defence, as_defence
 from fedcor.rounds.defence.update_norms import NormLimits
 from fedcor.rounds.model_arrays import Arrays, layout_of
 from fedcor.rounds.questions import Answer, AskedRound, Pending, RoundTerms, Wanted
@@ -63,10 +64,11 @@ class MachineSettings:
         selector: Chooses who trains.
         optimiser: Puts the updates together; None where whoever answers does.
         seed: Random seed of the selector's draws.
-        attempts: How often a round in which nobody delivers is tried.
+        attempts: How often a round in which nobody delivers is tried, each time with other clients.
         over_selection: How many times as many clients are asked to train as are waited for.
-        defence: What is done against faulty and malicious clients.
-        record_losses: Whether single clients' losses are in the record.
+        defence: What is done against faulty and malicious clients: `fedcor.Defence`, or a table of
+            its settings.
+        record_losses: Whether the losses of single clients are in the record.
         tests: Whether each round ends with the question how good its model is.
     """
 
@@ -78,6 +80,15 @@ class MachineSettings:
     defence: Defence = field(default_factory=Defence)
     record_losses: bool = True
     tests: bool = False
+
+    def __post_init__(self) -> None:
+        check_at_least("seed", self.seed, 0, LARGEST_SEED)
+        check_at_least("attempts", self.attempts, 1)
+        check_between("over_selection", self.over_selection, 1.0, 100.0)
+        object.__setattr__(self, "defence", as_defence(self.defence))
+        for key in ("record_losses", "tests"):
+            if not isinstance(getattr(self, key), bool):
+                raise ConfigError(key, getattr(self, key), "must be True or False")
 
 
 @dataclass

@@ -27,11 +27,10 @@ from fedcor.core.types import (
     Selector,
     selector_traits,
 )
-from fedcor.rounds.defence.settings import as_defence
 from fedcor.rounds.model_arrays import Arrays, form_of
 from fedcor.rounds.record_line import RoundRecord, run_header
 from fedcor.rounds.state import RoundState, arrays_below, unpack_state
-from fedcor.rounds.state_machine import MachineSettings, RoundMachine
+from fedcor.rounds.state_machine import RoundMachine
 from fedcor.runs.answers import Question, check_answer, check_model, read_answer
 from fedcor.runs.loop_settings import (
     LoopSettings,
@@ -110,9 +109,11 @@ class Rounds:
         folder: str | Path | None = None,
         **settings: Any,
     ) -> None:
-        self.settings = LoopSettings(**settings)
         chosen = as_selector(selector, clients_per_round)
         aggregating = loop_optimiser(optimiser, chosen)
+        if test is not None:
+            settings = {"tests": True, **settings}
+        self.settings = LoopSettings(selector=chosen, optimiser=aggregating, **settings)
         if rounds is not None:
             check_at_least("rounds", rounds, 1)
         self._planned = rounds
@@ -123,16 +124,7 @@ class Rounds:
         if any(np.isnan(array).any() for array in first.values()):
             raise FedcorError("the initial model has numbers that are not a number (NaN)")
         self._machine = RoundMachine(
-            MachineSettings(
-                selector=chosen,
-                optimiser=aggregating,
-                seed=self.settings.seed,
-                attempts=self.settings.attempts,
-                over_selection=self.settings.over_selection,
-                defence=as_defence(self.settings.defence),
-                record_losses=self.settings.record_losses,
-                tests=self.settings.tests or test is not None,
-            ),
+            self.settings,
             _population(self._clients.values()),
             first,
             name=lambda client: repr(self.clients[client]),
@@ -340,7 +332,7 @@ class Rounds:
         model, about = sent if pair else (sent, {})
         check_keys(about, list(_ABOUT.values()))
         with suppress(FedcorError):  # whatever is wrong with it is told with the client's name
-            model = None if model is None else self._form.wrap(self._form.read(model))
+            model = None if model is None else self._form.read(model)
         return model, about
 
     def _check_open(self, question: Question) -> None:
@@ -426,7 +418,7 @@ class Rounds:
 
     def _header(self) -> dict[str, Any]:
         """The record's first line; the same folder must have an equal one."""
-        settings = self._machine.settings
+        settings = self.settings
         name, traits = selector_name(settings.selector), selector_traits(settings.selector)
         selector = describe(settings.selector)
         config: dict[str, Any] = {
@@ -439,7 +431,7 @@ class Rounds:
         }
         if settings.defence.describe():
             config["defence"] = settings.defence.describe()
-        return run_header(self.settings.name, name, self.settings.seed, config, {}, engine="own")
+        return run_header(settings.name, name, settings.seed, config, {}, engine="own")
 
     def _write(self, record: RoundRecord) -> None:
         """Write the line of a finished round, and the checkpoint if it is due."""

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedcor.core.config import (
-    LARGEST_SEED,
     check_at_least,
-    check_between,
     check_positive,
     plain_keywords,
 )
@@ -20,7 +18,7 @@ from fedcor.core.describe import describe
 from fedcor.core.errors import ConfigError
 from fedcor.core.types import Array, Optimiser, Selector, optimiser_traits, selector_traits
 from fedcor.optimisers import OPTIMISERS, as_optimiser, build_optimiser
-from fedcor.rounds.defence.settings import Defence
+from fedcor.rounds.state_machine import MachineSettings
 from fedcor.runs.tracking.callback import GivenCallback
 from fedcor.selectors import DEFAULT_SELECTOR, SELECTORS, build_selector
 
@@ -28,46 +26,27 @@ OWN = "own"  # as an optimiser: the user puts the updates together
 
 
 @plain_keywords
-@dataclass(frozen=True)
-class LoopSettings:
-    """The further settings of `Rounds`.
+@dataclass(frozen=True, kw_only=True)
+class LoopSettings(MachineSettings):
+    """The settings of `Rounds`: those of its rounds (`MachineSettings`), and these.
 
     Args:
-        seed: Random seed of the selector's draws.
         name: Name of the experiment in the record.
-        attempts: How often a round in which nobody delivers is tried, each time with other clients.
-        over_selection: Ask this many times as many clients to train as are waited for; a round
-            needs only `Question.enough` of them.
         learning_rate: Of local training, a number or a function of the round: for the record, and
             for selectors and optimisers that use it. NaN where it is unknown.
-        defence: What is done against faulty and malicious clients: `fedcor.Defence`, or a table of
-            its settings.
         callbacks: Called after every round; see `fedcor.Callback`. Names of trackers need a folder.
         checkpoint_every: Rounds from one checkpoint to the next. A killed loop repeats the rounds
             since.
-        record_losses: Whether the losses of single clients are in the record.
-        tests: Whether each round ends with a question of kind "test".
     """
 
-    seed: int = 0
     name: str = "own-loop"
-    attempts: int = 5
-    over_selection: float = 1.0
     learning_rate: float | Callable[[int], float] = math.nan
-    defence: Defence | Mapping[str, Any] | None = None
     callbacks: Iterable[GivenCallback] = ()
     checkpoint_every: int = 1
-    record_losses: bool = True
-    tests: bool = False
 
     def __post_init__(self) -> None:
-        check_at_least("seed", self.seed, 0, LARGEST_SEED)
-        check_at_least("attempts", self.attempts, 1)
-        check_between("over_selection", self.over_selection, 1.0, 100.0)
+        super().__post_init__()
         check_at_least("checkpoint_every", self.checkpoint_every, 1)
-        for key in ("record_losses", "tests"):
-            if not isinstance(getattr(self, key), bool):
-                raise ConfigError(key, getattr(self, key), "must be True or False")
 
     def rate_at(self, round: int) -> float:
         """The learning rate of a round; NaN where it is unknown."""
