@@ -39,7 +39,14 @@ from fedcor.flower.exchange import Exchange, send_and_receive
 from fedcor.flower.federation_state import FederationState, FlowerState, check_minima
 from fedcor.flower.logs import counted
 from fedcor.flower.optimiser_strategy import optimiser_strategy_in
-from fedcor.flower.protocol import LOG, NOTE, flower_round, identity_note, payload_bytes
+from fedcor.flower.protocol import (
+    LOG,
+    NOTE,
+    flower_round,
+    identity_note,
+    is_empty,
+    payload_bytes,
+)
 from fedcor.flower.replies import Reply, reply_fault, trees_fault
 from fedcor.flower.settings import RunSettings, SelectionSettings
 from fedcor.flower.strategy_memory import grows_trees, strategy_setting, wrapped
@@ -199,7 +206,7 @@ def preflight(
     plan = [questions for questions in planned if questions is not None]
     model = state.current.model
     _announce(settings, plan, clients, model, finished=state.finished)
-    if not model.count_bytes():
+    if is_empty(model):
         return  # trees, before the first: nobody is asked for a loss of nothing
     if state.finished or not any(asks.losses or asks.candidates for asks in plan):
         return

@@ -94,6 +94,11 @@ def version_of(arrays: ArrayRecord) -> str:
     return digest.hexdigest()
 
 
+def is_empty(arrays: ArrayRecord) -> bool:
+    """Whether a model has no numbers, as one of trees before its first: nobody evaluates it."""
+    return not any(math.prod(array.shape) for array in arrays.values())
+
+
 def payload_bytes(content: RecordDict) -> int:
     """The size of a message's content, without the transport's overhead."""
     arrays = sum(record.count_bytes() for record in content.array_records.values())

@@ -14,6 +14,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -100,6 +101,8 @@ class Recorder:
         self._settings, self._memory = settings, StrategyMemory(settings.strategy)
         self._writer: RunWriter | None = None
         self._unsaved: Mapping[str, Array] | None = None  # the last round, not in the checkpoint
+        self._thread: ThreadPoolExecutor | None = None  # writes checkpoints
+        self._saving: Future[None] | None = None  # the checkpoint that is being written
         self._session: Session | None = None
         self.is_open = False  # whether a run is under way
         self._given_header: dict[str, Any] = {}
@@ -121,6 +124,7 @@ class Recorder:
         with ExitStack() as stack:
             if folder is not None:
                 self._writer = stack.enter_context(open_run(folder, header, resume=True))
+                self._thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
             self._session = stack.enter_context(following(self._settings.selection.callbacks))
             self._given_header = header
             try:
@@ -132,8 +136,10 @@ class Recorder:
             finally:
                 try:
                     self._save()
+                    self._wait()
                 finally:
-                    self._writer, self._session, self.is_open = None, None, False
+                    self._writer = self._thread = self._session = None
+                    self.is_open = False
 
     @property
     def before(self) -> list[Mapping[str, Any]]:
@@ -203,6 +209,7 @@ class Recorder:
         """Tell the callbacks that all rounds are over, and in the checkpoint."""
         assert self._session is not None, "opened() comes first"
         self._save()
+        self._wait()
         self._session.end()
 
     def write(self, finished: FinishedRound, state: FederationState) -> None:
@@ -242,10 +249,21 @@ class Recorder:
             self._settings.selection.on_round(record)
 
     def _save(self) -> None:
-        """Write the last finished round to the checkpoint, unless it is there."""
+        """Write the last finished round to the checkpoint, unless it is there.
+
+        Another thread writes, while the next round runs. A server that is killed meanwhile repeats
+        this round; an error is raised at the next checkpoint, or at the end.
+        """
         arrays, self._unsaved = self._unsaved, None
-        if arrays is not None and self._writer is not None:
-            self._writer.save(arrays)
+        if arrays is not None and self._writer is not None and self._thread is not None:
+            self._wait()
+            self._saving = self._thread.submit(self._writer.saving(arrays))
+
+    def _wait(self) -> None:
+        """Wait for the checkpoint that is being written, and raise its error."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
 
     def _check_names(self, record: RoundRecord, scores: MetricRecord) -> None:
         """Log what the first evaluation does not hold, so that nobody waits for it in vain."""

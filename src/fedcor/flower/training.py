@@ -30,7 +30,7 @@ from fedcor.flower.federation_state import FlowerState, RoundStart, eligible_cli
 from fedcor.flower.logs import brief
 from fedcor.flower.optimiser_strategy import Company, introduced
 from fedcor.flower.preflight import check_model, no_loss
-from fedcor.flower.protocol import LOG, flower_round, version_of
+from fedcor.flower.protocol import LOG, flower_round, is_empty, version_of
 from fedcor.flower.replies import (
     SIZE,
     UNREACHABLE,
@@ -139,7 +139,7 @@ class FlowerRound(Round[ArrayRecord]):
         # Without a loss before, a loss after says nothing about the change. An empty model (of
         # trees, before the first) is evaluated by nobody.
         asked = clients if current else clients[np.isfinite(self._known[clients])]
-        asked = asked[: len(asked) if model.count_bytes() else 0]
+        asked = asked[: 0 if is_empty(model) else None]
         found = self._probe(name, model, asked.tolist())
         return np.array([found.get(client, np.nan) for client in clients.tolist()])
 
