@@ -260,7 +260,10 @@ def test_single_losses_can_be_kept_out_of_the_record(tmp_path):
     assert held & lines(tmp_path / "with")[0]["details"].keys() == {"told"}
     assert held & lines(tmp_path / "asked-with")[0]["details"].keys() == held
     for name in ("without", "asked-without"):
-        assert not any(held & line.get("details", {}).keys() for line in lines(tmp_path / name))
+        for line in lines(tmp_path / name):
+            assert not held & line.get("details", {}).keys()
+            assert "loss" not in line.get("why", {})
+    assert "loss" in lines(tmp_path / "asked-with")[0]["why"]
 
 
 def test_what_differential_privacy_does_not_cover_is_said(caplog):

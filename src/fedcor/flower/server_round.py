@@ -276,11 +276,12 @@ class ServerRound:
         exchange, decision, settings = self.exchange, self.decision, self.settings
         aggregating = optimiser_strategy_in(settings.strategy)
         evaluated = MetricRecord() if scores is None else scores
-        details = dict(decision.details)
+        why, details = dict(decision.why), dict(decision.details)
         if settings.selection.record_losses:
             _ = self.outcome.losses  # they came anyway, so they are read for the record
             details |= told_losses(self.outcome)
         else:
+            why = {key: reason for key, reason in why.items() if "loss" not in key}
             details = {key: v for key, v in details.items() if key not in ("known", "losses")}
         record = RoundRecord(
             round=exchange.round,
@@ -299,7 +300,7 @@ class ServerRound:
             bytes_down=exchange.bytes_down,
             bytes_up=exchange.bytes_up,
             seconds=round(time.perf_counter() - self.started, 6),
-            why=decision.why,
+            why=why,
             unmet=decision.unmet,
             details=details,
             memory_bytes=0 if aggregating is None else state_bytes(aggregating.memory),
