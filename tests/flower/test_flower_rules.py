@@ -230,7 +230,7 @@ def test_a_run_waits_while_nobody_is_eligible_and_says_so(tmp_path, caplog, monk
     monkeypatch.setattr(attendance_module.time, "sleep", sleep)
     with logged(caplog):
         run(Random(1), grid, rounds=1, folder=tmp_path, eligible={"site": "b"})
-    waiting = "round 1: no eligible client among 2 clients that can be reached: waiting"
+    waiting = "round 1: no eligible client among 2 clients that can be reached (0 s)"
     assert [r.getMessage() for r in caplog.records].count(waiting) == 1
     assert lines(tmp_path)[0]["selected"] == [2]
 

@@ -6,6 +6,7 @@ may be chosen, by the tags that the clients report.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -201,9 +202,14 @@ def reachable_clients(
             reachable = len(roster.connect(nodes))
             if reachable:
                 _check_eligible_tags(settings.selection.rules, roster, len(nodes))
-                waiting.nobody_eligible(reachable, flower_round(exchange.round))
+                text = (
+                    f"no eligible client among {counted(reachable, 'client')} that can be reached"
+                )
             else:
-                waiting.nobody_answers(len(nodes), flower_round(exchange.round))
+                nodes_text = counted(len(nodes), "node")
+                text = f"no answer to the question for the identity from {nodes_text}"
+            number = flower_round(exchange.round)
+            waiting.log(logging.ERROR, reachable or len(nodes), f"round {number}: {text}")
             roster.forget_unidentified()
         else:
             waiting.too_few(len(nodes))
@@ -214,45 +220,22 @@ class _Waiting:
     """Logs that nodes are waited for: at once, when their number changes, and every ten seconds."""
 
     def __init__(self, settings: RunSettings, wanted: int) -> None:
-        self._settings, self.wanted = settings, wanted
-        self._start = time.monotonic()
-        self._connected = -1  # that was said last
-        self._said = 0.0  # when, in seconds
-        self._advised = False
-
-    @property
-    def seconds(self) -> float:
-        """For which we have waited."""
-        return time.monotonic() - self._start
+        self._settings, self.wanted, self._start = settings, wanted, time.monotonic()
+        self._connected, self._said = -1, 0.0  # what was said last, and when, in seconds
 
     def too_few(self, connected: int) -> None:
         """Fewer nodes are connected than are needed."""
-        if not self._due(connected):
-            return
-        advice = ""
-        if self.seconds >= _SAY_AGAIN and connected and not self._advised:
-            self._advised, advice = True, self._advice(connected)
-        message = "waiting for nodes: %d connected, %d needed (%d s)%s"
-        LOG.info(message, connected, self.wanted, self.seconds, advice)
+        first_advice = self._said < _SAY_AGAIN <= time.monotonic() - self._start
+        advice = self._advice(connected) if connected and first_advice else ""
+        text = f"waiting for nodes: {connected} connected, {self.wanted} needed"
+        self.log(logging.INFO, connected, text, advice)
 
-    def nobody_answers(self, connected: int, number: int) -> None:
-        """Enough nodes are connected, but none reports its identity."""
-        if self._due(connected):
-            message = "round %d: no answer to the question for the identity from %s (%d s)"
-            LOG.error(message, number, counted(connected, "node"), self.seconds)
-
-    def nobody_eligible(self, reachable: int, number: int) -> None:
-        """Clients can be reached, but none is eligible by the rules."""
-        if self._due(reachable):
-            message = "round %d: no eligible client among %s that can be reached: waiting"
-            LOG.error(message, number, counted(reachable, "client"))
-
-    def _due(self, connected: int) -> bool:
-        """Whether it is time to say something."""
-        due = connected != self._connected or self.seconds - self._said >= _SAY_AGAIN
-        if due:
-            self._connected, self._said = connected, self.seconds
-        return due
+    def log(self, level: int, connected: int, text: str, advice: str = "") -> None:
+        """Log why there is nobody to choose, if it is time to say it again."""
+        seconds = time.monotonic() - self._start
+        if connected != self._connected or seconds - self._said >= _SAY_AGAIN:
+            self._connected, self._said = connected, seconds
+            LOG.log(level, "%s (%d s)%s", text, seconds, advice)
 
     def _advice(self, connected: int) -> str:
         """How to begin with those who are here."""

@@ -22,14 +22,14 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedcor.core import types
 from fedcor.core.text import listed, one_line
-from fedcor.flower.protocol import RATE, RMS_LOSS, SECONDS, STEPS, ErrorCode
+from fedcor.flower.protocol import RMS_LOSS, SECONDS, ErrorCode
 from fedcor.rounds.loss_screening import LARGEST_LOSS, screen_losses
 from fedcor.rounds.model_arrays import array_fault
 
@@ -97,9 +97,7 @@ class Reply:
         loss: NaN where there is no usable one.
         loss_fault: Why there is none; empty where there is one.
         rms_loss: The root mean square loss of its samples, else its loss.
-        steps: Local steps; NaN where it does not say them.
-        rate: Learning rate; likewise.
-        seconds: How long it trained; likewise.
+        seconds: How long it trained; NaN where it does not say it.
         parts: Its usable metrics, and its further records.
     """
 
@@ -112,8 +110,6 @@ class Reply:
     loss: float = np.nan
     loss_fault: str = ""
     rms_loss: float = np.nan
-    steps: float = np.nan
-    rate: float = np.nan
     seconds: float = np.nan
     parts: frozenset[_Part] = frozenset()
 
@@ -203,23 +199,23 @@ def read_evaluation(message: Message, terms: Terms) -> Reply:
         if key != name and (terms.several or not isinstance(one, ArrayRecord))
     }
     _check_others(others)
-    return _reply(message, (name,), metrics, None, others, terms)
+    return _reply(message, terms, names=(name,), metrics=metrics, others=others)
 
 
 def read_model(message: Message, model: Mapping[str, types.Array], terms: Terms) -> Reply:
     """A trained model with its metrics, or Unusable; names, shapes and types are `model`'s."""
-    name, record, key, metrics, others = _split(message.content, model, terms)
+    record, parts = _split(message.content, model, terms)
     arrays = ArrayRecord(
         {name: _clean_array(name, record[name], like) for name, like in model.items()}
     )
-    return _reply(message, (name, key), metrics, arrays, others, terms)
+    return _reply(message, terms, arrays=arrays, **parts)
 
 
 def read_trees(
     message: Message, names: Collection[str], terms: Terms, usual: float = np.inf
 ) -> Reply:
     """A reply's trees with their metrics, or Unusable. Others' replies have `usual` bytes."""
-    name, record, key, metrics, others = _split(message.content, names, terms)
+    record, parts = _split(message.content, names, terms)
     for array_name, array in record.items():
         size = len(array.data)
         if size > _ABSURD_RATIO * usual and size - usual > _ABSURD_BYTES:
@@ -228,16 +224,17 @@ def read_trees(
         wrong = trees_fault(array)
         if wrong:
             raise Unusable("malformed", f"{array_name} {wrong}")
-    return _reply(message, (name, key), metrics, record, others, terms)
+    return _reply(message, terms, arrays=record, **parts)
 
 
 def _reply(
     message: Message,
+    terms: Terms,
+    *,
     names: tuple[str, ...],
     metrics: MetricRecord,
-    arrays: ArrayRecord | None,
     others: Mapping[str, Record],
-    terms: Terms,
+    arrays: ArrayRecord | None = None,
 ) -> Reply:
     loss, fault = _read_loss(metrics, terms.loss_keys)
     rms = number(metrics, RMS_LOSS, *terms.loss_keys)
@@ -251,8 +248,6 @@ def _reply(
         loss=loss,
         loss_fault=fault,
         rms_loss=float(screen_losses(np.array([rms]))[0][0]),
-        steps=number(metrics, STEPS),
-        rate=number(metrics, RATE),
         seconds=number(metrics, SECONDS),
         parts=_parts(metrics, others, terms.loss_keys, trained=arrays is not None),
     )
@@ -271,8 +266,8 @@ def _read_loss(metrics: MetricRecord, keys: Sequence[str]) -> tuple[float, str]:
 
 def _split(
     content: RecordDict, names: Collection[str], terms: Terms
-) -> tuple[str, ArrayRecord, str, MetricRecord, dict[str, Record]]:
-    """A reply's model and metrics, each after what it is called, and the rest; or Unusable.
+) -> tuple[ArrayRecord, dict[str, Any]]:
+    """A reply's model, and the other parts of it as `_reply` takes them; or Unusable.
 
     The arrays of the model have the right `names`, and are not checked otherwise.
     """
@@ -288,7 +283,7 @@ def _split(
     chosen = terms.arrays_key if terms.arrays_key in fitting else fitting[0]
     others = {name: one for name, one in content.items() if name not in (key, chosen)}
     _check_others(others)
-    return chosen, records[chosen], key, metrics, others
+    return records[chosen], {"names": (chosen, key), "metrics": metrics, "others": others}
 
 
 def _weighted_record(content: RecordDict, terms: Terms) -> tuple[str, MetricRecord]:

@@ -58,6 +58,7 @@ class SelectingStrategy(Strategy):
         check_setup(strategy, selector, settings)
         self.strategy, self.selector, self.settings = strategy, selector, settings
         self._run = RunSettings(strategy, selector, settings)
+        self._selector_name = selectors.selector_name(selector)
         self._recorder = Recorder(self._run)
         self._state = FederationState(first_state(ArrayRecord()))
         self._round: ServerRound | None = None  # the one under way
@@ -206,8 +207,7 @@ class SelectingStrategy(Strategy):
         """Write the round, which ended with the model `arrays`, and log it."""
         finished = round.finish(arrays, scores)
         self._recorder.write(finished, self._state)
-        name = selectors.selector_name(self.selector)
-        log_round(finished.record, self._run.num_rounds, name)
+        log_round(finished.record, self._run.num_rounds, self._selector_name)
 
     def _log_nothing_to_do(self, num_rounds: int) -> None:
         """Log why no round is left."""
@@ -359,8 +359,8 @@ def select_with(
             where = "where no selector is" if selector is None else "with a selector's name"
             raise ConfigError("clients_per_round", None, f"must be given {where}")
         if first is not None and not counts:
-            allowed = f"is no setting of the selector {name}, which takes every client it can reach"
-            raise ConfigError("clients_per_round", clients_per_round, allowed)
+            message = "the selector %s takes every client that it can reach: clients_per_round = %s"
+            LOG.warning(f"{message} is not used", name, clients_per_round)
         chosen = build_selector(name, first or 1)
     elif clients_per_round is not None and schedule is None:
         allowed = "is set by the selector that you gave"
