@@ -13,7 +13,7 @@ FLOWER_TESTS := $(filter-out $(patsubst %, tests/flower/test_flower_%.py, simula
 AXE_VERSION := 4.14.0
 AXE := .venv/axe-core-$(AXE_VERSION).js
 
-.PHONY: demo test test-all coverage test-flower-versions test-browser test-trackers lint check format bench \
+.PHONY: demo test test-all coverage test-flower-versions test-browser test-trackers test-nvflare lint check format bench \
     torture licences docs package \
     package-test clean
 
@@ -59,6 +59,10 @@ test-browser: .venv/ready .venv/browser $(AXE)
 test-trackers: .venv-trackers/ready
 	FEDCOR_TRACKERS=1 .venv-trackers/bin/python -m pytest -n 2 --dist worksteal \
 	    tests/runs/test_trackers.py
+
+# Jobs in NVFlare's simulator, one file of tests per process. They mostly wait.
+test-nvflare: .venv-nvflare/ready
+	FEDCOR_NVFLARE=1 .venv-nvflare/bin/python -m pytest -n 4 --dist loadfile tests/nvflare
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .
@@ -107,7 +111,7 @@ package-test: package
 	cd "$$folder" && venv/bin/fedcor demo
 
 clean:
-	rm -rf .venv .venv-bench .venv-flower .venv-trackers build dist .coverage .coverage.* .pytest_cache .mypy_cache \
+	rm -rf .venv .venv-bench .venv-flower .venv-trackers .venv-nvflare build dist .coverage .coverage.* .pytest_cache .mypy_cache \
 	    .ruff_cache .hypothesis
 
 .venv/ready: pyproject.toml constraints.txt
@@ -132,6 +136,15 @@ $(AXE): .venv/ready
 	    > $$(echo .venv-trackers/lib/python3*/site-packages)/main.pth
 	.venv-trackers/bin/python -m pip install --quiet -c constraints.txt \
 	    tensorboard mlflow-skinny wandb
+	touch $@
+
+# NVFlare, for one folder of tests. All else is the main environment's, which is found last.
+.venv-nvflare/ready: .venv/ready
+	$(PYTHON) -m venv .venv-nvflare
+	$(BIN)/python -c "import sysconfig; \
+	    print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+	    > $$(echo .venv-nvflare/lib/python3*/site-packages)/main.pth
+	.venv-nvflare/bin/python -m pip install --quiet -c constraints.txt nvflare
 	touch $@
 
 # One Flower, and what it needs where the main environment has other versions. All else is the main

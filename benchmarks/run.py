@@ -37,6 +37,7 @@ BENCHMARKS = (
     "other_packages",
     "cifar",
     "own_module",
+    "own_loop",
     "grid",
     "growth",
     "selection",

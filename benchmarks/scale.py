@@ -33,8 +33,7 @@ from benchmarks.measure import DifferentResultsError, Result, best, peak_memory
 from fedcor import AFL, Aligned, Complement, FedCor, PowerOfChoice, Random, RoundRobin
 from fedcor.core.types import Array, FloatArray, Outcome, Population, Selector, State
 from fedcor.rounds.selection import decide, observe
-from fedcor.selectors import matching_blocks
-from fedcor.selectors.gp import posterior
+from fedcor.selectors import numba_passes
 from fedcor.selectors.gp.fit import Samples, fit
 from fedcor.selectors.gp.greedy import Prior, select, take_apart
 from fedcor.selectors.gp.posterior import blocks
@@ -131,24 +130,23 @@ def selection(large: int, repeats: int) -> list[Result]:
 
 def compiled_slope(large: int, repeats: int) -> float:
     """The slope if the compiled pass is taken for few clients, too."""
-    threshold, posterior.COMPILED_FROM = posterior.COMPILED_FROM, 0
+    threshold, numba_passes.COMPILED_FROM = numba_passes.COMPILED_FROM, 0
     try:
         problem, small = Problem.of(large), Problem.of(large // 100)
         small.select()
         work, few = best(repeats, problem.select, lambda: [small.select() for _ in range(10)])
     finally:
-        posterior.COMPILED_FROM = threshold
+        numba_passes.COMPILED_FROM = threshold
     return math.log(work / (few / 10), 100)
 
 
 def plainly(work: Callable[[], Array]) -> Array:
     """The result of NumPy's passes, however many clients there are."""
-    before = posterior.COMPILED_FROM, matching_blocks.COMPILED_FROM
-    posterior.COMPILED_FROM = matching_blocks.COMPILED_FROM = sys.maxsize
+    before, numba_passes.COMPILED_FROM = numba_passes.COMPILED_FROM, sys.maxsize
     try:
         return work()
     finally:
-        posterior.COMPILED_FROM, matching_blocks.COMPILED_FROM = before
+        numba_passes.COMPILED_FROM = before
 
 
 def refit(large: int, repeats: int) -> list[Result]:

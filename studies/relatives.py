@@ -20,7 +20,7 @@ import numpy as np
 
 from fedcor.core.config import check_at_least, check_fraction, check_positive
 from fedcor.core.types import Federation, FloatArray, IntArray, Outcome, Population, Reasons, State
-from fedcor.selectors.base import extend_clients, uniform
+from fedcor.selectors.base import extend_clients, ready, uniform
 from fedcor.selectors.complement import Complement
 from fedcor.selectors.gp.greedy import Prior, select
 from fedcor.selectors.gp_selector import ProcessSelector
@@ -195,18 +195,19 @@ class Combined(ProcessSelector):
         """The clients that match everyone best, of those who do not rest."""
         memory, available = _unnamed(state), federation.available
         count = min(self.clients_per_round, len(available))
-        ready = available[~self._memory.resting(memory)[available]]
-        chosen = ready
-        if len(ready) > count:
-            chosen = ready[self._matched(state, federation, ready, count)]
+        chosen = ready(memory, available)
+        if len(chosen) > count:
+            chosen = chosen[self._matched(state, federation, chosen, count)]
         more = np.setdiff1d(available, chosen)
         return np.concatenate([chosen, uniform(federation.rng, more, count - len(chosen))])
 
     def _matched(
-        self, state: State, federation: Federation, ready: IntArray, count: int
+        self, state: State, federation: Federation, clients: IntArray, count: int
     ) -> IntArray:
-        """Positions in `ready`: directions and embedding are centred and of one scale, so that the
-        population's mean is 0."""
+        """Positions in `clients`.
+
+        Directions and embedding are centred and of one scale: the population's mean is 0.
+        """
         memory = _unnamed(state)
         known = memory["seen"] >= 0
         # A client that is not known yet is taken to be average, in what it counts as well.
@@ -218,8 +219,8 @@ class Combined(ProcessSelector):
             directions[known] = _at_unit_scale(everyone[known] - mean)
         X = _at_unit_scale(state["embedding"] - federation.weights @ state["embedding"])
         both = np.concatenate([directions, X], axis=1)
-        first = federation.rng.integers(len(ready), size=1)
-        return match(both[ready], np.zeros(both.shape[1]), first, count, weights=shares[ready])
+        first = federation.rng.integers(len(clients), size=1)
+        return match(both[clients], np.zeros(both.shape[1]), first, count, weights=shares[clients])
 
     def observe(self, state: State, outcome: Outcome) -> State:
         """Remember the updates that came."""

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,7 @@ def run(
     checked = check_callbacks(callbacks, folder)
     check_at_least("seed", seed, 0, LARGEST_SEED)
     seed = int(seed)
-    run_on_engine = _engine(engine, address)
+    run_on_engine = _engine(engine, address, folder)
     with _bar(f"{resolved.name} {resolved.selector}", resolved.rounds, progress) as update:
 
         def show(record: RoundRecord) -> None:
@@ -89,9 +89,9 @@ def run(
         if engine == "simulator" and folder is None:
             from fedcor.runs.runner import run_in_memory
 
-            return Result([run_in_memory(resolved, seed, show, checked)])
+            return Result([run_in_memory(resolved, seed, [*checked, show])])
         with _or_temporary(folder) as where:
-            run_on_engine(resolved, seed, where, resume=resume, on_round=show, callbacks=checked)
+            run_on_engine(resolved, seed, where, resume=resume, callbacks=[*checked, show])
             return Result([_read(where, resolved.rounds, in_memory=folder is None)])
 
 
@@ -259,13 +259,10 @@ def _check_seeds(seeds: Iterable[int]) -> list[int]:
     return [int(seed) for seed in numbers]
 
 
-@contextmanager
-def _bar(title: str, total: int, progress: bool | None) -> Iterator[Callable[[int, str], None]]:
-    if progress is False:
-        yield lambda *_: None
-        return
-    with show_rounds(title, total) as update:
-        yield update
+def _bar(
+    title: str, total: int, progress: bool | None
+) -> AbstractContextManager[Callable[[int, str], None]]:
+    return nullcontext(lambda *_: None) if progress is False else show_rounds(title, total)
 
 
 def _read(folder: Path, rounds: int, *, in_memory: bool = False) -> RunRecord:
@@ -281,7 +278,7 @@ def _read(folder: Path, rounds: int, *, in_memory: bool = False) -> RunRecord:
     )
 
 
-def _engine(name: str, address: str | None) -> Callable[..., None]:
+def _engine(name: str, address: str | None, root: Path | None) -> Callable[..., None]:
     """The function that runs an experiment in a folder, on the engine of this name."""
     if name == "simulator":
         if address is not None:
@@ -289,7 +286,7 @@ def _engine(name: str, address: str | None) -> Callable[..., None]:
             raise ConfigError("address", address, allowed)
         from fedcor.runs.runner import run as run_on_simulator  # imports torch: after the checks
 
-        return run_on_simulator
+        return functools.partial(run_on_simulator, root=root)
     try:
         from fedcor.flower.bridge import run_on_flower
     except (MissingExtraError, ModuleNotFoundError) as error:

@@ -21,11 +21,10 @@ import pytest
 from fake_runs import fake_run, regression_run
 
 from fedcor.cli import main
-from fedcor.cli.commands import _how_long, print_finished
+from fedcor.cli.commands import print_finished
 from fedcor.data.cache import cache_dir
 from fedcor.runs.progress import score_note
 from fedcor.runs.record import RunRecord, json_line, read_run
-from fedcor.runs.runner import compare_jobs
 from fedcor.selectors import selector_names
 from fedcor.simulation.experiment_files import load_experiment, preset_names
 
@@ -313,17 +312,6 @@ def test_what_is_shown_on_an_ascii_stream_is_ascii():
     assert "▁▇█" in done.stdout.decode()
 
 
-def test_the_time_of_the_demo_depends_on_what_is_left():
-    jobs = compare_jobs(
-        load_experiment("digits"), selector_names()[:5], [1, 2, 3], Path("d"), resume=True
-    )
-    assert _how_long(jobs, 1) == ", on 1 process: about 20 seconds"
-    assert _how_long(jobs, 2) == ", on 2 processes: about 20 seconds"
-    assert _how_long(jobs * 3, 1) == ", on 1 process: about half a minute"
-    assert _how_long(jobs * 6, 1) == ", on 1 process: about a minute"
-    assert _how_long(jobs * 12, 1) == ", on 1 process: about 3 min"
-
-
 def test_an_error_in_a_worker_is_reported_as_it_is(capsys, small_data):
     options = f"{small_data} --set partition.clients=5000"
     assert fedcor(f"compare digits --selectors random --seeds 1 --out o {options}") == 2
@@ -396,20 +384,18 @@ def check_demo(out: str, rounds: int) -> None:
 
 
 def test_demo_with_fewer_rounds(capsys, monkeypatch):
-    def shorter(source: str):
-        experiment = load_experiment(source)
+    def shorter(*given):
+        experiment = load_experiment(*given)
         return dataclasses.replace(experiment, rounds=3)
 
     monkeypatch.setattr("fedcor.simulation.experiment_files.load_experiment", shorter)
     assert fedcor("demo --out d --jobs 2") == 0
     out = capsys.readouterr().out
     check_demo(out, 3)
-    assert "rounds each, on 2 processes: a few seconds." in out
     assert "The page, for a browser: d/report.html\n" in out
     assert b"</html>" in Path("d/report.html").read_bytes()
     assert fedcor("demo --out d --jobs 2 --plot") == 0
     assert Path("d/curves.png").exists()
-    assert "rounds each: all done before." in capsys.readouterr().out
 
 
 @pytest.mark.slow

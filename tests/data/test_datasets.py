@@ -24,7 +24,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
-import pooch
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -60,7 +59,9 @@ def stand_in(name: str, monkeypatch: pytest.MonkeyPatch) -> RawArrays:
     arrays, specs = {}, []
     for spec in SPECS[name]:
         shape = (20 if "train" in spec.key else 10, *spec.shape[1:])
-        array = rng.integers(0, 256 if len(shape) > 1 else 10, shape).astype(np.uint8)
+        array = rng.integers(0, 256, shape).astype(np.uint8)
+        if len(shape) == 1:  # every label occurs
+            array = rng.permutation(np.arange(shape[0]) % 10).astype(np.uint8)
         dims = len(shape).to_bytes(1, "big")
         header = (
             b"\0\0\x08" + dims + b"".join(n.to_bytes(4, "big") for n in shape)
@@ -464,7 +465,7 @@ def test_official_fmnist(
     assert leftovers(cache) == ["fmnist.npz"]
     size = len(site.files["train-images-idx3-ubyte.gz"])
     progress = [step[1:] for step in seen if step[0] == "downloading train-images-idx3-ubyte.gz"]
-    assert progress[-1] == ((size, size) if lengths else (downloads.CHUNK, None))
+    assert progress[-1] == ((size, size if lengths else None))
     assert len(site.served) == 4
     fetch("fmnist")
     assert len(site.served) == 4, "a cache file that is right is not fetched again"
@@ -478,7 +479,7 @@ def test_a_long_download_is_reported_as_it_grows(
     seen: list[tuple[str, int, int | None]] = []
     cache.mkdir()
     downloads.download(site.address, ["file"], cache, lambda *step: seen.append(step))
-    assert [done for _, done, _ in seen] == [1000, 2000, 3000, 3500, 3500]
+    assert [done for _, done, _ in seen] == [1000, 2000, 3000, 3500]
     assert (cache / "file").stat().st_size == 3500
 
 
@@ -586,7 +587,7 @@ def test_a_full_disk_is_not_taken_for_a_bad_source(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("shutil.move", full)
+    monkeypatch.setattr(Path, "open", full)
     with pytest.raises(DataError, match=r"cannot write .*No space left.* set FEDCOR_DATA"):
         fetch("fmnist")
     assert leftovers(cache) == []
@@ -620,26 +621,16 @@ def test_every_address_that_failed_is_listed_with_what_to_do(
     assert leftovers(cache) == []
 
 
-def test_without_pooch_the_error_says_what_to_install(
+def test_without_requests_the_error_says_what_to_install(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(MissingExtraError, match="pooch") as error:
+    monkeypatch.setitem(sys.modules, "requests", None)
+    with pytest.raises(MissingExtraError, match="requests") as error:
         fetch("fmnist")
     assert error.value.extra == "sim"
     arrays = stand_in("fmnist", monkeypatch)
     fetch("fmnist", folder_of(gz(idx_files(arrays)), cache.parent / "files"))
     assert same("fmnist", arrays), "local files need no download"
-
-
-def test_poochs_own_messages_do_not_disturb_the_progress_bar(
-    cache: Path, site: Site, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    level = pooch.get_logger().level
-    site.files = gz(idx_files(stand_in("fmnist", monkeypatch)))
-    fetch("fmnist")
-    assert capfd.readouterr() == ("", "")
-    assert pooch.get_logger().level == level
 
 
 # Interruptions and damage
@@ -828,7 +819,7 @@ def test_own_targets_of_a_regression(tmp_path: Path) -> None:
         ({"x_train": np.full((6, 4, 2), np.nan)}, "x_train has values that are missing"),
         ({"x_train": np.full((6, 4, 2), 1e300)}, "x_train has values that are missing"),
         ({"x_train": np.ones((5, 4, 2))}, "x_train has 5 samples, but y_train has 6"),
-        ({"x_test": np.ones((3, 8))}, r"\(4, 2\) in x_train, but \(8,\) in x_test"),
+        ({"x_test": np.ones((3, 8))}, r"\(4, 2\) in x_train, but float32 \(8,\) in x_test"),
         ({"y_train": np.array([0, 1, 2, 0, 1, np.inf])}, "not finite"),
         ({"y_test": np.array([0, 1, 2.5])}, "y_train has labels of type int64, but y_test float64"),
         ({"y_test": np.array([0, 1, 3])}, "y_test contains label 3, which never occurs in y_train"),

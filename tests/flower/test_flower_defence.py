@@ -310,10 +310,7 @@ def far_away_then(spoil, count, clients, folder, caplog, rounds=12, **settings):
 
 @pytest.mark.parametrize("count", [2, 3, 4, 6])
 def test_broken_nodes_that_are_chosen_together_do_not_freeze_the_model(count, tmp_path, caplog):
-    """Whoever never trained comes first, so they are chosen together; the others train on.
-
-    One that failed in its last round too says nothing against a model while others can be asked.
-    """
+    """Whoever never trained comes first, so they are chosen together; the others train on."""
     rounds, model = far_away_then(broken, count, 10, tmp_path, caplog, clients_per_round=2)
     assert not any(line.get("rolled_back") for line in rounds)
     assert all(set(line["participated"]) for line in rounds)
@@ -325,8 +322,8 @@ def test_broken_nodes_that_are_chosen_together_do_not_freeze_the_model(count, tm
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_nodes_that_break_together_undo_a_round_at_most(count, tmp_path):
-    """From round 6 on. With two of them, the strategy keeps its memory."""
+def test_nodes_that_break_together_undo_nothing_while_others_can_be_tried(count, tmp_path):
+    """From round 6 on. The strategy keeps its memory."""
 
     def later(message, reply):
         config = message.content.config_records.get("config", {})
@@ -337,10 +334,7 @@ def test_nodes_that_break_together_undo_a_round_at_most(count, tmp_path):
     strategy = OptimiserStrategy("fedavgm", fraction_evaluate=0.0)
     chosen = Listed([[0, 1], [2, 3], [4, 5]] if count == 4 else [[0, 1], [4, 5]])
     run(chosen, grid, 9, strategy=strategy, folder=tmp_path / "a")
-    undone = [line["round"] for line in lines(tmp_path / "a") if line.get("rolled_back")]
-    assert undone == ([5] if count == 4 else [])
-    if undone:
-        return
+    assert not any(line.get("rolled_back") for line in lines(tmp_path / "a"))
     # As if those who delivered had been chosen alone.
     alone = [line["participated"] for line in lines(tmp_path / "a")]
     plain = Listed(alone, by_round=True)

@@ -107,6 +107,17 @@ def test_values_that_are_missing_are_nan_in_the_frame():
     assert len(Result([fake_run([], planned=3)]).to_frame()) == 0
 
 
+def test_what_the_defence_did_is_in_the_frame_where_there_is_any():
+    run = fake_run([0.1, 0.2])
+    run.rounds[1].update(clipped=[3], refused_updates={"norm": [0]}, rolled_back=1)
+    frame = Result([run]).to_frame()
+    assert frame["clipped"].tolist()[1] == (3,)
+    assert frame["refused_updates"].tolist()[1] == {"norm": [0]}
+    assert np.array_equal(frame["rolled_back"], [np.nan, 1.0], equal_nan=True)
+    assert "capped" not in frame
+    assert "clipped" not in Result([fake_run([0.1])]).to_frame()
+
+
 def test_the_summary_is_that_of_the_report(result):
     frame = result.summary()
     assert list(frame.index) == ["fedcor", "random"]  # best first

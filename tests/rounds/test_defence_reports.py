@@ -19,13 +19,11 @@ from fedcor.data.datasets import load
 from fedcor.flower import answers_probes, select_with
 from fedcor.flower.bridge import run_on_flower
 from fedcor.rounds.defence.guarded_federation import (
+    Cap,
     after_round,
-    count_turns,
     guard_federation,
     guard_outcome,
     no_turns,
-    offered,
-    window_of,
 )
 from fedcor.rounds.defence.settings import Defence
 from fedcor.rounds.loss_screening import FEWEST_REPORTS, clip_reports
@@ -93,7 +91,8 @@ def test_nobody_has_more_than_its_share_of_any_window(clients, chosen, most, see
     """Held against the whole history, counted window by window, for a choice that is greedy."""
     chosen = min(clients, chosen)
     rng = np.random.default_rng(seed)
-    window = window_of(clients, chosen)
+    cap = Cap(clients, chosen, most)
+    window = cap.window
     fair = window * chosen / clients
     limit = max(1, int(np.floor(most * fair + 1e-9)))
     past, history = no_turns(), []
@@ -103,7 +102,7 @@ def test_nobody_has_more_than_its_share_of_any_window(clients, chosen, most, see
         before = [sum(k in old for old in history[-(window - 1) :]) for k in available.tolist()]
         if window == 1:
             before = [0] * size
-        may = offered(past, round, available, clients=clients, chosen=chosen, most_share=most)
+        may = cap.offered(past, round, available)
         under = [k for k, n in zip(available.tolist(), before, strict=True) if n < limit]
         if len(under) >= min(chosen, size):
             assert may.tolist() == under
@@ -114,12 +113,17 @@ def test_nobody_has_more_than_its_share_of_any_window(clients, chosen, most, see
         assert len(may) >= min(chosen, size)
         picked = may[:chosen]
         history.append(set(picked.tolist()))
-        past = count_turns(past, round, picked, clients, chosen)
+        past = cap.count(past, round, picked)
         assert len(past["rounds"]) <= window * chosen
 
 
 def test_the_window_has_four_turns_of_everyone():
-    assert [window_of(n, c) for n, c in ((50, 10), (100, 5), (7, 2), (5, 5))] == [20, 80, 14, 4]
+    assert [Cap(n, c, 1.0).window for n, c in ((50, 10), (100, 5), (7, 2), (5, 5))] == [
+        20,
+        80,
+        14,
+        4,
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +165,7 @@ def test_every_selector_works_behind_the_shield(name):
     if name == "full":
         assert all(len(chosen) == 12 for chosen in history)  # it cannot be capped
     else:
-        window = window_of(12, 3)
+        window = Cap(12, 3, 1.5).window
         for first in range(len(history) - window + 1):
             of_window = history[first : first + window]
             assert max(sum(k in one for one in of_window) for k in range(12)) <= 6
@@ -263,7 +267,7 @@ def test_flower_caps_too_and_resumes_with_the_counts(tmp_path):
         return [line["selected"] for line in lines(folder)]
 
     chosen = one(tmp_path / "whole", 10)
-    window = window_of(10, 5)
+    window = Cap(10, 5, 1.0).window
     for first in range(10 - window + 1):
         assert np.bincount(np.concatenate(chosen[first : first + window])).max() <= 4
     assert {k for one in chosen for k in one} == set(range(10))

@@ -641,7 +641,7 @@ def test_a_run_that_is_stopped_after_its_checkpoint_was_damaged_can_be_read(tmp_
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(small(small_data, "afl", 20), 1, tmp_path, resume=True, on_round=stop)
+        run(small(small_data, "afl", 20), 1, tmp_path, resume=True, callbacks=[stop])
     assert len(read_run(tmp_path).rounds) == 16
     run(small(small_data, "afl", 20), 1, tmp_path, resume=True)
     assert len(read_run(tmp_path).rounds) == 20

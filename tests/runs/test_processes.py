@@ -108,19 +108,14 @@ def test_workers_do_not_remember_an_earlier_call(tmp_path, monkeypatch):
         assert [path.read_text() for path in paths] == [value, value]
 
 
-def test_a_second_call_waits_for_the_first_or_is_refused(tmp_path):
+def test_calls_at_the_same_time_have_workers_of_their_own(tmp_path):
     first = for_each(note_process, [tmp_path / "a", tmp_path / "b"], 2)
     next(first)
-    with pytest.raises(RuntimeError, match="not finished"):
-        next(for_each(note_process, [tmp_path / "c", tmp_path / "d"], 2))
-    done = []
-    later = threading.Thread(
-        target=lambda: done.extend(for_each(note_process, [tmp_path / "e", tmp_path / "f"], 2))
-    )
-    later.start()
-    first.close()
-    later.join(60)
-    assert len(done) == 2
+    assert len(list(for_each(note_process, [tmp_path / "c", tmp_path / "d"], 2))) == 2
+    assert len(list(first)) == 1
+    assert not {(tmp_path / name).read_text() for name in "ab"} & {
+        (tmp_path / name).read_text() for name in "cd"
+    }
 
 
 def test_workers_are_in_the_callers_folder(tmp_path, monkeypatch):

@@ -91,7 +91,7 @@ def test_an_interrupted_run_resumes_to_the_same_record(tmp_path, selector, whole
     """Interrupted before the first checkpoint, just before and after one, and before the last."""
     for last in (3, 10, 17, 24):
         with pytest.raises(Interrupted):
-            run(digits(selector), 1, tmp_path, resume=True, on_round=interrupt_after(last))
+            run(digits(selector), 1, tmp_path, resume=True, callbacks=[interrupt_after(last)])
     run(digits(selector), 1, tmp_path, resume=True)
     assert lines_without_seconds(tmp_path) == lines_without_seconds(whole(selector))
 
@@ -216,7 +216,7 @@ def test_a_checkpoint_inside_the_warm_up_keeps_who_holds_and_what_is_known(tmp_p
     )
     run(experiment, 1, tmp_path / "whole")
     with pytest.raises(Interrupted):
-        run(experiment, 1, tmp_path / "broken", on_round=interrupt_after(11))
+        run(experiment, 1, tmp_path / "broken", callbacks=[interrupt_after(11)])
     run(experiment, 1, tmp_path / "broken", resume=True)
     assert lines_without_seconds(tmp_path / "broken") == lines_without_seconds(tmp_path / "whole")
     with np.load(tmp_path / "whole" / CHECKPOINT) as archive:

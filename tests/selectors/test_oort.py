@@ -430,7 +430,7 @@ def test_they_are_computed_when_they_are_read(monkeypatch):
     asked = []
     true = s.engine.rms_losses
     monkeypatch.setattr(s.engine, "rms_losses", lambda *given: asked.append(1) or true(*given))
-    _, found = s.open_round(s.start).close(np.arange(4), {})
+    _, found = s.open_round(s.start).finish(np.arange(4), {})
     assert not asked
     assert found.rms_losses.tolist() == true(s.start.model, np.arange(4)).tolist()
     assert asked == [1]
@@ -438,7 +438,7 @@ def test_they_are_computed_when_they_are_read(monkeypatch):
 
 def test_with_noise_on_losses_no_second_number_leaves_a_client():
     s = simulation_of("privacy.loss_noise=0.5")
-    _, found = s.open_round(s.start).close(np.arange(4), {})
+    _, found = s.open_round(s.start).finish(np.arange(4), {})
     assert found.rms_losses.tolist() == found.losses.tolist()
 
 
@@ -446,7 +446,7 @@ def test_byzantine_lie_about_them_and_a_defence_clips_them():
     lying = fedcor.Byzantine(0.25, "inflate")
     s = simulation_of(byzantine=lying)
     clients = np.arange(20)
-    _, found = s.open_round(s.start).close(clients, {})
+    _, found = s.open_round(s.start).finish(clients, {})
     true, byzantine = s.engine.rms_losses(s.start.model, clients), lying.who(1, 20)
     assert (found.rms_losses[byzantine] > 2 * true[byzantine]).all()
     assert found.rms_losses[~byzantine] == pytest.approx(true[~byzantine])

@@ -15,6 +15,7 @@ from fedcor.rounds.rules.seats import make_groups
 from fedcor.rounds.selection import decide, observe
 from fedcor.selectors.afl import AFL
 from fedcor.selectors.aligned import Aligned
+from fedcor.selectors.base import ready
 from fedcor.selectors.complement import Complement
 from fedcor.selectors.matching import replacements
 from fedcor.selectors.power_of_choice import PowerOfChoice
@@ -167,11 +168,11 @@ def test_each_step_and_each_runner_up_of_a_group(selector, ruled):
             steps = [quality(U, shares, target, chosen[:k], criterion) for k in range(1, 5)]
             assert_allclose(why[what], steps, atol=1e-9)
             assert why[before] == [None, *why[what][:-1]]
-            resting = selector.resting(state)
+            may = ready(state, np.arange(12))
             for place, client in enumerate(chosen.tolist()):
                 values = {}
                 for other in range(12):
-                    if other in chosen or resting[other]:
+                    if other in chosen or other not in may:
                         continue
                     if ruled and site[other] != site[client]:
                         continue

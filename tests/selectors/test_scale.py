@@ -18,7 +18,7 @@ from studies.relatives import Combined, Herding, UpdateProcess
 
 from fedcor import Aligned, Complement, FedCor
 from fedcor.rounds.selection import decide, observe
-from fedcor.selectors import matching_blocks, selector_class, selector_names
+from fedcor.selectors import selector_class, selector_names
 from fedcor.selectors.base import longest_ago, without
 from fedcor.selectors.fedcor import _annealing
 from fedcor.selectors.gp.forecast import covariance_similarity, forecast
@@ -94,7 +94,9 @@ REMEMBERING = [
 def test_a_memory_in_blocks_gives_the_same_choices(selector, compiled, monkeypatch):
     whole, _ = play(selector, FakeFederation.example(23, silent=[4, 9]), 25)
     in_blocks(monkeypatch, 5)
-    monkeypatch.setattr(matching_blocks, "COMPILED_FROM", 0 if compiled else sys.maxsize)
+    monkeypatch.setattr(
+        "fedcor.selectors.numba_passes.COMPILED_FROM", 0 if compiled else sys.maxsize
+    )
     chosen, state = play(selector, FakeFederation.example(23, silent=[4, 9]), 25)
     assert any(name.endswith("directions/4") for name in state)
     for ours, theirs in zip(chosen, whole, strict=True):
@@ -170,7 +172,7 @@ def test_matching_in_blocks_equals_matching(seed, n, count, firsts, criterion, b
     options = {"weights": weights, "criterion": criterion, "allowed": allowed}
     whole = match(U, target, first, count, swaps=20, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matching_blocks, "COMPILED_FROM", 0 if compiled else sys.maxsize)
+        patch.setattr("fedcor.selectors.numba_passes.COMPILED_FROM", 0 if compiled else sys.maxsize)
         chosen = match(blocks, target, first, count, swaps=20, **options)
         kinds = rng.integers(0, 2, size=n)
         rows, values = replacements(blocks, target, whole, kinds=kinds, **options)

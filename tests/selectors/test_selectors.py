@@ -367,9 +367,10 @@ def test_fedcor_chooses_its_picks_with_the_current_annealing():
     selector = FedCor(3, **SMALL)
     _, state = play(selector, federation, 7)
     picks = selector.picks(state, federation.weights, federation.available)
-    chosen, _ = selector.select(state, federation)
+    chosen, after = selector.select(state, federation)
     assert np.array_equal(chosen, picks.clients)
-    assert np.array_equal(picks.annealing, 0.95 ** state["picked"][picks.clients])
+    annealing = selector.reasons(after, federation, chosen)["annealing"]
+    assert np.array_equal(annealing, 0.95 ** state["picked"][chosen])
 
 
 def test_fedcor_learns_groups_of_clients_and_takes_one_of_each():

@@ -288,7 +288,7 @@ def test_training_a_users_module_does_not_change_torchs_global_stream():
 def test_a_users_module_that_fails_is_reported_with_client_and_round():
     # Batch normalisation does not accept batches of one.
     engine = engine_of("a user's module", LocalTraining(1, 2, 0.1))
-    message = "round 7, client 2: local training failed: Expected more than 1 value"
+    message = "round 7, client 2: local training failed: ValueError: Expected more than 1 value"
     with pytest.raises(FedcorError, match=message):
         engine.train(engine.initial_model, [2], 7, 0.1)
 
@@ -543,14 +543,18 @@ def test_dropout_without_a_stream_is_an_error():
         ("mlp", {"hidden": [-3]}, "hidden = .*at least 1"),
         ("mlp", {"dropout": float("nan")}, "dropout"),
         (f"{__name__}:dataset", {}, "must make a torch.nn.Module"),
-        (f"{__name__}:too_few_outputs", {}, "shape .batch, 3., but two samples gave .2, 2."),
+        (
+            f"{__name__}:too_few_outputs",
+            {},
+            "outputs of shape .2, 3. for 2 samples, but gave .2, 2.",
+        ),
         (f"{__name__}:wrong_inputs", {}, "cannot take samples of shape"),
         (f"{__name__}:failing", {}, "could not be built"),
     ],
 )
 def test_models_that_cannot_be_built_are_rejected(name, options, message):
     with pytest.raises(ConfigError, match=message):
-        build_model(name, (12,), 3, 1, options)
+        build_model(name, (12,), 3, 1, options, data=dataset())
 
 
 # --- aggregation and faults -----------------------------------------------------------------------

@@ -576,8 +576,6 @@ def test_the_number_of_clients_may_be_left_to_the_selectors():
     result = fedcor.compare(made, [fedcor.Random(3), Paired(3)], [1])
     names = [run.header["config"]["optimiser"]["name"] for run in result.runs]
     assert names == ["fedavg", MOMENTUM]
-    named = fedcor.Experiment("digits", fedcor.IID(20), selector=PAIRED, **settings)
-    assert named.build_optimiser() == Momentum()
 
 
 def test_an_objects_optimiser_is_described_as_its_table_is():

@@ -324,7 +324,7 @@ BAD_AVAILABILITY = {
     "client,first\n1e400,2": "client = '1e400'",
     "client,first,last\n1,5,4": "last = '4'",
     "client,first,every\n1,5,4": "goes with last",
-    "client,first,last,every\n1,5,9,4": "at least 5",
+    "client,first,last,every\n1,5,9,4": "at least the length of the stretch",
     "client,first,probability\n1,5,1.5": "from 0 to 1",
     "client,first,probability\n1,5,0": "no client could ever be reached",
     '{"client": 1, "first": 0}\n[1]': "line 2: must be an object",

@@ -19,10 +19,10 @@ SOURCE = Path(fedcor.__file__).parent
 # A room may import only rooms that stand before it (and itself).
 ORDER = [
     "core", "rounds", "selectors", "optimisers", "testing", "data", "simulation", "runs",
-    "reporting", "flower", "api", "cli", "__main__",
+    "reporting", "flower", "nvflare", "api", "cli", "__main__",
 ]  # fmt: skip
 # The Gaussian process is maths on arrays: it knows no federation.
-GP_MAY_IMPORT = {"fedcor.core.types", "fedcor.selectors.compiled"}
+GP_MAY_IMPORT = {"fedcor.core.types", "fedcor.selectors.numba_passes"}
 
 
 def parse(path: Path) -> ast.Module:
@@ -83,7 +83,7 @@ def test_no_module_is_long_and_no_function_is_long_or_takes_many_positional_argu
                 assert count <= 5, f"{path}: {node.name} takes {count} positional arguments"
 
 
-def test_only_their_rooms_import_flower_ray_and_dask():
+def test_only_their_rooms_import_flower_nvflare_ray_and_dask():
     for path in SOURCE.rglob("*.py"):
         nodes = list(ast.walk(parse(path)))
         modules = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
@@ -91,6 +91,8 @@ def test_only_their_rooms_import_flower_ray_and_dask():
         packages = {name.split(".")[0] for name in modules}
         if "flwr" in packages:
             assert path.parent.name == "flower", path
+        if "nvflare" in packages:
+            assert path.parent.name == "nvflare", path
         if packages & {"ray", "distributed"}:
             assert path.parent.name in ("flower", "cluster"), path
 
@@ -103,6 +105,14 @@ def test_without_flower_the_room_says_what_to_install(monkeypatch, capsys):
         import fedcor.flower  # noqa: F401
     assert main(["run", "digits", "--engine", "flower"]) == 2
     assert "pip install 'fedcor[flower-sim]'" in capsys.readouterr().err
+
+
+def test_without_nvflare_the_room_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("fedcor.nvflare")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(ImportError, match=r"pip install 'fedcor\[nvflare\]'"):
+        import fedcor.nvflare  # noqa: F401
 
 
 def test_modules_within_a_room_do_not_import_in_circles():

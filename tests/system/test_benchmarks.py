@@ -18,7 +18,7 @@ def test_the_benchmarks_run(monkeypatch, capsys, tmp_path):
         monkeypatch.setenv(name, "1")  # the processes that are started inherit them
     assert main(["--quick", "--json", "--out", str(tmp_path)]) == 0
     results = json.loads(capsys.readouterr().out)
-    assert len(results) == 22 + 9 + 6
+    assert len(results) == 22 + 3 + 9 + 6
     # So small a measurement may lose itself in the noise, and a difference come out below zero.
     assert all(math.isfinite(result["ratio"]) for result in results)
     written = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))

@@ -26,6 +26,7 @@ DOCUMENTS = [
     *sorted(DOCS.rglob("*.md")),
     ROOT / "examples" / "flower" / "README.md",
     ROOT / "examples" / "flower-quickstart" / "README.md",
+    ROOT / "examples" / "nvflare" / "README.md",
 ]
 
 

@@ -33,7 +33,7 @@ for command in json.loads(sys.argv[1]):
         code = main(command.split())
     print(json.dumps([code, err.getvalue()]))
 """
-OPTIONAL = "torch sklearn clarabel PIL threadpoolctl matplotlib pandas flwr ray pooch joblib"
+OPTIONAL = "torch sklearn clarabel PIL threadpoolctl matplotlib pandas flwr ray requests joblib"
 
 
 def run_without(hidden: str, commands: list[str], folder: Path) -> dict[str, tuple[int, str]]:

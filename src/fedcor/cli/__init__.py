@@ -24,16 +24,6 @@ from fedcor.core.errors import (
 )
 from fedcor.core.text import lines
 
-COMMANDS = {
-    "demo": commands.demo,
-    "run": commands.run,
-    "compare": commands.compare,
-    "data list": commands.data_list,
-    "data fetch": commands.data_fetch,
-    "report": commands.report,
-    "watch": commands.watch,
-    "explain": commands.explain,
-}
 # Modules whose requirement has another name.
 _REQUIREMENTS = {"sklearn": "scikit-learn", "PIL": "pillow", "ray": "flwr[simulation]"}
 
@@ -49,18 +39,6 @@ def interrupt_message(options: argparse.Namespace) -> str:
 
 def error_message(error: Exception, options: argparse.Namespace) -> str | None:
     """What was wrong and what to do about it; None for an error that is ours to fix."""
-    if isinstance(error, ModuleNotFoundError) and not isinstance(error, FedcorError):
-        missing = missing_package(error.name or "")
-        return None if missing is None else str(missing)
-    if isinstance(error, OSError):
-        runs = hasattr(options, "resume") or hasattr(options, "jobs")
-        return f"{error}; finished rounds are kept and can be resumed" if runs else str(error)
-    if isinstance(error, MemoryError):
-        return "not enough memory for these settings"
-    return _with_flags(error, options) if isinstance(error, FedcorError) else None
-
-
-def _with_flags(error: FedcorError, options: argparse.Namespace) -> str:
     if isinstance(error, RunExistsError):
         folder = f"{error.folder} already holds a run"
         return f"{folder}: add --resume to continue it, or choose another --out"
@@ -68,7 +46,15 @@ def _with_flags(error: FedcorError, options: argparse.Namespace) -> str:
         return f"{error}; if memory is short, choose fewer --jobs"
     if isinstance(error, ConfigError):
         return str(error.renamed(options.flags.get(error.key, error.key)))
-    return str(error)
+    if isinstance(error, FedcorError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        missing = missing_package(error.name or "")
+        return None if missing is None else str(missing)
+    if isinstance(error, OSError):
+        runs = hasattr(options, "resume") or hasattr(options, "jobs")
+        return f"{error}; finished rounds are kept and can be resumed" if runs else str(error)
+    return "not enough memory for these settings" if isinstance(error, MemoryError) else None
 
 
 def missing_package(module: str) -> FedcorError | None:
@@ -94,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: as typed after `fedcor`; None for those of this process.
     """
     options = build_parser().parse_args(arguments)
-    options.command = COMMANDS[options.command]
+    options.command = getattr(commands, options.command)
     return call(options)
 
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,43 +21,28 @@ from fedcor.core.errors import ConfigError, RecordError
 from fedcor.core.text import one_line
 from fedcor.core.types import selector_traits
 from fedcor.runs.progress import score_note, show_download
-from fedcor.runs.record import RunRecord, count_rounds, read_run, read_runs
+from fedcor.runs.record import RunRecord, read_run, read_runs
 from fedcor.runs.resume import folder_name
 from fedcor.runs.tracking.session import check_callbacks
 
 if TYPE_CHECKING:
-    from fedcor.reporting.page.watch import Follower
     from fedcor.reporting.summary import Summary
-    from fedcor.runs.runner import Job
     from fedcor.simulation.experiment import Experiment
-
-# Trackers with one store for all runs -> a variable that names a store elsewhere, and its value.
-_STORES = {
-    "mlflow": ("MLFLOW_TRACKING_URI", "the store's address"),
-    "wandb": ("WANDB_MODE", "online"),
-}
-
-
-# What the demo takes on a laptop's core: to start processes, and for a round.
-START_SECONDS, ROUND_SECONDS = 8.0, 0.008
 
 
 def demo(options: argparse.Namespace) -> None:
     """Six selectors on the embedded digits, three seeds."""
     from fedcor import api
-    from fedcor.runs.runner import compare_jobs
     from fedcor.selectors import DEFAULT_SELECTOR
     from fedcor.simulation.experiment_files import load_experiment
 
     check_plot(options.plot)
     selectors, seeds = [*PAPER_SELECTORS, "complement", DEFAULT_SELECTOR], [1, 2, 3]
     experiment = load_experiment("digits")
-    jobs = compare_jobs(experiment, selectors, seeds, options.out, resume=True)
-    rounds = jobs[0].experiment.rounds
-    plan = f"{len(selectors)} selectors on {len(seeds)} seeds, {rounds} rounds each"
-    print(f"{plan}{_how_long(jobs, options.jobs)}.")
     print(
-        f"50 clients have one digit each, 10 train per round. Records: {options.out}\n", flush=True
+        f"{len(selectors)} selectors on {len(seeds)} seeds, {experiment.rounds} rounds each.\n"
+        f"50 clients have one digit each, 10 train per round. Records: {options.out}\n",
+        flush=True,
     )
     api.compare(experiment, selectors, seeds, out=options.out, resume=True, jobs=options.jobs)
     show_comparison(options.out, options.plot, DEFAULT_PAGE)
@@ -117,8 +100,8 @@ def compare(options: argparse.Namespace) -> None:
         print()
         show_comparison(out, options.plot, options.html)
         return
-    if options.plot is not None:
-        plot_aside(out, options.plot)
+    if options.plot is not None:  # the output is for another program: paths go to the other stream
+        print(*_plot(_summary(out), out, options.plot), sep="\n", file=sys.stderr)
     if options.html is not None:
         print(write_page(out, options.html), file=sys.stderr)
 
@@ -162,50 +145,17 @@ def _changes(options: argparse.Namespace) -> list[str]:
     return [*options.changes, *rounds]
 
 
-def _how_long(jobs: Sequence[Job], processes: int) -> str:
-    """`, on 2 processes: about half a minute`: what is left of the demo."""
-    left = [job.experiment.rounds - count_rounds(job.out) for job in jobs]
-    left = [rounds for rounds in left if rounds > 0]
-    if not left:
-        return ": all done before"
-    used = max(min(processes, len(left)), 1)
-    seconds = START_SECONDS + ROUND_SECONDS * sum(left) / min(used, os.cpu_count() or 1)
-    words = (
-        (10, "a few seconds"),
-        (25, "about 20 seconds"),
-        (45, "about half a minute"),
-        (90, "about a minute"),
-    )
-    time = next((word for most, word in words if seconds <= most), f"about {seconds / 60:.0f} min")
-    return f", on {used} {'process' if used == 1 else 'processes'}: {time}"
-
-
-def check_dry_run(options: argparse.Namespace) -> None:
-    """Refuse options that need the results of the runs, or all runs in one command."""
-    for flag in ("plot", "html"):
-        given = getattr(options, flag)
-        if given is not None:
-            allowed = "cannot be made before the runs; use fedcor report when they are done"
-            raise ConfigError(flag, str(given), allowed)
-    for tracker in options.track:
-        variable, value = _STORES.get(tracker, ("", ""))
-        if variable and os.environ.get(variable, "offline") in ("", "offline"):
-            allowed = (
-                f"each line would make a store of its own: set {variable} to {value}, here and "
-                "where the lines run; or leave it out, and when the runs are done, give this "
-                "command with --resume in place of --dry-run"
-            )
-            raise ConfigError("callbacks", tracker, allowed)
-
-
 def print_runs(options: argparse.Namespace, experiment: Experiment, out: Path) -> None:
     """Print the command of each run of a comparison, for a job array.
 
     `--jobs`, `--backend` and `--address` are left out: the job array decides where runs go.
     `--resume` is added, so that a line can be run again.
     """
-    check_dry_run(options)
-    check_callbacks(options.track, Path())
+    for flag, file in (("plot", options.plot), ("html", options.html)):
+        if file is not None:
+            allowed = "cannot be made before the runs; use fedcor report when they are done"
+            raise ConfigError(flag, str(file), allowed)
+    check_callbacks(options.track, out)
     from fedcor.runs.runner import compare_jobs
 
     # Joined by `=`, a value may begin with a dash.
@@ -312,7 +262,7 @@ def report(options: argparse.Namespace) -> None:
     from fedcor.reporting.tables import to_csv, to_json
 
     summary = _summary(options.folder, options.baseline, options.metric)
-    pictures = [] if options.plot is None else _plot(summary, options.folder, options.plot)
+    pictures = _plot(summary, options.folder, options.plot)
     if options.html is not None:
         page = write_page(options.folder, options.html, options.baseline, options.metric)
         pictures.append(page)
@@ -347,7 +297,7 @@ def _print_faults(folder: Path) -> None:
 def show_comparison(folder: Path, plot: Path | None, page: Path | None = None) -> None:
     """What a comparison ends with."""
     summary = _summary(folder)
-    pictures = [] if plot is None else _plot(summary, folder, plot)
+    pictures = _plot(summary, folder, plot)
     print_screen(summary, curve=plot is None)
     if pictures:
         print("\n" + "\n".join(map(str, pictures)))
@@ -378,7 +328,10 @@ def watch(options: argparse.Namespace) -> None:
     if not options.folder.is_dir():
         raise RecordError(f"there is no folder {options.folder}")
     try:
-        _wait_for_run(follower, options.folder)
+        if follower.is_empty():
+            print(f"there is no run in {options.folder} yet; waiting for one", flush=True)
+        while follower.is_empty():
+            time.sleep(0.5)
         follower.data()  # refuses here what cannot be shown
         try:
             made = PageServer(follower, options.port)
@@ -390,14 +343,6 @@ def watch(options: argparse.Namespace) -> None:
             server.serve_forever(poll_interval=0.2)
     except KeyboardInterrupt:
         print()  # after the ^C that the terminal shows
-
-
-def _wait_for_run(follower: Follower, folder: Path) -> None:
-    if not follower.is_empty():
-        return
-    print(f"there is no run in {folder} yet; waiting for one", flush=True)
-    while follower.is_empty():
-        time.sleep(0.5)
 
 
 def check_plot(plot: Path | None) -> None:
@@ -414,11 +359,13 @@ def _summary(folder: Path, baseline: str | None = None, measure: str | None = No
     return summarise(read_runs(folder), baseline, measure)
 
 
-def _plot(summary: Summary, folder: Path, file: Path) -> list[Path]:
-    """Draw every experiment; returns the files. Several experiments get a file each.
+def _plot(summary: Summary, folder: Path, file: Path | None) -> list[Path]:
+    """Draw every experiment, if a file is given; returns the files, one for each experiment.
 
     One without anything to draw is left out, and said.
     """
+    if file is None:
+        return []
     from fedcor.reporting.plots import cannot_draw, plot_experiment, save_plot
 
     path = folder / "curves.png" if file == DEFAULT_PLOT else file
@@ -433,12 +380,6 @@ def _plot(summary: Summary, folder: Path, file: Path) -> list[Path]:
         save_plot(plot_experiment(experiment), target)
         written.append(target)
     return written
-
-
-def plot_aside(folder: Path, plot: Path) -> None:
-    """Draw, where the output is for another program: the paths go to the other stream."""
-    for path in _plot(_summary(folder), folder, plot):
-        print(path, file=sys.stderr)
 
 
 def explain(options: argparse.Namespace) -> None:

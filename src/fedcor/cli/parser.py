@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from fedcor.core.config import expand_home
 from fedcor.core.errors import ConfigError
 from fedcor.data.cache import SPECS
 from fedcor.runs.cluster.address import CLUSTERS
-from fedcor.runs.tracking.session import tracker_names
+from fedcor.runs.tracking.session import TRACKERS
 from fedcor.selectors import DEFAULT_SELECTOR, selector_names
 from fedcor.simulation.experiment_files import preset_names
 
@@ -63,18 +64,11 @@ _LARGEST = 2**31
 _MOST_SEEDS = 10_000
 
 
-def parse_count(text: str) -> int:
-    """A whole number from 0 on."""
-    if not text.isdecimal() or (value := int(text)) > _LARGEST:
-        allowed = f"is not a whole number from 0 to {_LARGEST}"
+def parse_count(text: str, least: int = 0) -> int:
+    """A whole number from `least` on."""
+    if not text.isdecimal() or not least <= (value := int(text)) <= _LARGEST:
+        allowed = f"is not a whole number from {least} to {_LARGEST}"
         raise argparse.ArgumentTypeError(f"{text!r} {allowed}")
-    return value
-
-
-def parse_jobs(text: str) -> int:
-    """A number of processes."""
-    if not text.isdecimal() or not 1 <= (value := int(text)) <= _LARGEST:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be at least 1 (a whole number)")
     return value
 
 
@@ -113,20 +107,17 @@ def parse_names(text: str) -> list[str]:
 
 
 # Parameters that errors of the library name -> what was typed.
-EXPERIMENT_FLAGS = {
+FLAGS = {
     "experiment": "EXPERIMENT",
     "override": "--set",
-    "plot": "--plot",
     "training.rounds": "--rounds",
-    "jobs": "--jobs",
     "callbacks": "--track",
-    "address": "--address",
-    "html": "--html",
+    **{name: f"--{name}" for name in ("address", "html", "jobs", "plot", "port")},
 }
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of `fedcor`. Its result has `command`, a key of `fedcor.cli.COMMANDS`."""
+    """The parser of `fedcor`. Its result has `command`, a function's name in `cli/commands.py`."""
     parser = argparse.ArgumentParser(
         prog="fedcor",
         description="Which clients train next in federated learning.",
@@ -134,7 +125,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"fedcor {version('fedcor')}")
-    parser.set_defaults(flags={})
+    parser.set_defaults(flags=FLAGS)
     actions = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
     _add_demo(actions)
     _add_run(actions)
@@ -168,7 +159,6 @@ def _add_demo(actions: Any) -> None:
     )
     add_jobs(parser, os.cpu_count() or 1, "all cores")
     _add_plot(parser, "OUT")
-    parser.set_defaults(flags={"plot": "--plot"})
 
 
 def _add_run(actions: Any) -> None:
@@ -239,7 +229,6 @@ def _add_experiment(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--resume", action="store_true", help="resume the runs in the folder")
     add_track(parser)
-    parser.set_defaults(flags=EXPERIMENT_FLAGS)
 
 
 def add_track(parser: argparse.ArgumentParser) -> None:
@@ -250,7 +239,7 @@ def add_track(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="TRACKER",
-        help=f"also log each round to {', '.join(tracker_names())}, or module:Class; can be "
+        help=f"also log each round to {', '.join(TRACKERS.names())}, or module:Class; can be "
         "repeated",
     )
 
@@ -273,7 +262,7 @@ def add_jobs(
     """Add `--jobs`."""
     parser.add_argument(
         "--jobs",
-        type=parse_jobs,
+        type=partial(parse_count, least=1),
         default=default,
         help=f"number of processes, one thread each (default: {default_name})",
     )
@@ -322,7 +311,6 @@ def _add_report(actions: Any) -> None:
         "--csv", action="store_true", help="print every number as CSV, one line per metric"
     )
     form.add_argument("--latex", action="store_true", help="print the table for a paper (booktabs)")
-    parser.set_defaults(flags={"plot": "--plot"})
 
 
 def _add_plot(parser: argparse.ArgumentParser, folder: str) -> None:
@@ -364,7 +352,6 @@ def _add_watch(actions: Any) -> None:
         default=0,
         help="port on 127.0.0.1, reachable from this machine only (default: any free port)",
     )
-    parser.set_defaults(flags={"port": "--port"})
 
 
 def _add_explain(actions: Any) -> None:
@@ -380,11 +367,10 @@ def _add_explain(actions: Any) -> None:
 
 
 def _add_data(actions: Any) -> None:
-    help = "list the data sets, or download one"
-    data = _add_command(actions, "data", help)
+    data = _add_command(actions, "data", "list the data sets, or download one")
     inner = data.add_subparsers(metavar="ACTION", required=True)
     listing = _add_command(inner, "list", "list the data sets, and whether they are present")
-    listing.set_defaults(command="data list")
+    listing.set_defaults(command="data_list")
     fetch = _add_command(inner, "fetch", "download a data set and verify its content")
     fetch.add_argument("name", metavar="NAME", help=" or ".join(SPECS))
     fetch.add_argument(
@@ -394,4 +380,4 @@ def _add_data(actions: Any) -> None:
         metavar="PATH",
         help="take it from this local file or folder instead",
     )
-    fetch.set_defaults(command="data fetch", flags={"data.name": "NAME"})
+    fetch.set_defaults(command="data_fetch", flags={"data.name": "NAME"})

@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from fedcor.core.errors import ConfigError, FedcorError, suggest
+from fedcor.core.text import bytes_text
 from fedcor.core.types import State
 
 T = TypeVar("T")
@@ -27,7 +28,6 @@ P = ParamSpec("P")
 LARGEST = 1e100
 LARGEST_COUNT = 2**31  # of rounds, clients, steps, ...
 LARGEST_SEED = 2**63 - 1
-_UNITS = ((1e18, "EB"), (1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _LARGEST_INT = 10**18 - 1  # an array of whole numbers can hold it, and JSON can be read anywhere
 _SCALARS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -83,11 +83,8 @@ def check_memory(key: str, given: object, needed: float) -> None:
     """Refuse a setting that needs more bytes than the machine has, before they are asked for."""
     memory = machine_memory()
     if memory is not None and needed > memory:
-        allowed = (
-            f"needs about {_bytes(needed)} of memory, and this machine has {_bytes(memory)}: "
-            "choose a smaller number"
-        )
-        raise ConfigError(key, given, allowed)
+        has = f"and this machine has {bytes_text(memory)}: choose a smaller number"
+        raise ConfigError(key, given, f"needs about {bytes_text(needed)} of memory, {has}")
 
 
 @functools.cache
@@ -131,12 +128,6 @@ def expand_home(key: str, given: object) -> Path:
     except RuntimeError:  # there is no such user
         raise ConfigError(key, text, "this user has no home folder") from None
     raise ConfigError(key, text, "a path cannot hold a NUL character")
-
-
-def _bytes(count: float) -> str:
-    """`1.2 GB`."""
-    scale, unit = next((pair for pair in _UNITS if count >= pair[0]), (1.0, "bytes"))
-    return f"{count / scale:.3g} {unit}"
 
 
 def _number(given: object) -> float:
@@ -236,9 +227,7 @@ def convert(key: str, value: Any, hint: Any) -> Any:
     elif origin is typing.Literal:
         if value in arguments:
             return value
-        words = [str(argument) for argument in arguments]
-        allowed = f"must be one of {', '.join(words)}"
-        raise ConfigError(key, value, allowed, suggest(str(value), words))
+        check_one_of(key, value, map(str, arguments))
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return float(value)

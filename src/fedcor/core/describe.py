@@ -61,11 +61,8 @@ def describe(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return (
-            type(value)(describe(item) for item in value)
-            if type(value) in (list, tuple)
-            else ([describe(item) for item in value])
-        )
+        items = [describe(item) for item in value]
+        return tuple(items) if type(value) is tuple else items
     if _is_array(value):
         return describe_array(value)
     if isinstance(value, functools.partial):
@@ -84,11 +81,6 @@ def reference(value: Any) -> str | None:
     for part in name.split("."):
         found = getattr(found, part, None)
     return f"{_module_of(value)}:{name}" if found is value else None
-
-
-def described_fields(value: Any) -> list[str]:
-    """The parameters of a dataclass object, which a record names."""
-    return [field.name for field in dataclasses.fields(value) if field.init]
 
 
 def describe_array(given: Any) -> dict[str, Any]:
@@ -118,7 +110,8 @@ def _numpy(value: Any) -> Array:
 
 def _describe_object(value: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(value):
-        parameters = {name: getattr(value, name) for name in described_fields(value)}
+        names = (field.name for field in dataclasses.fields(value) if field.init)
+        parameters = {name: getattr(value, name) for name in names}
     elif callable(getattr(value, "state_dict", None)):  # a module of torch
         weights = {key: describe_array(item) for key, item in value.state_dict().items()}
         digest = hashlib.sha256(repr(weights).encode()).hexdigest()

@@ -116,3 +116,13 @@ def seconds_text(seconds: float) -> str:
     """Three digits and a unit: `41.0 s`, `12.3 min`, `2.31 h`, `1.20 d`."""
     (number,), unit = in_units([seconds], TIME_UNITS)
     return f"{number} {unit}"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things.
+
+    Example:
+        >>> counted(1, "node"), counted(2, "node")
+        ('1 node', '2 nodes')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

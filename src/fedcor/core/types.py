@@ -19,7 +19,6 @@ Notation
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -281,7 +280,7 @@ class SelectorTraits:
 
 def selector_traits(selector: Selector) -> SelectorTraits:
     """The traits of `selector`, with the default of each that it does not declare."""
-    default = dataclasses.asdict(SelectorTraits())
+    default = vars(SelectorTraits())
     return SelectorTraits(**{name: getattr(selector, name, default[name]) for name in default})
 
 
@@ -436,5 +435,5 @@ class OptimiserTraits:
 
 def optimiser_traits(optimiser: Optimiser) -> OptimiserTraits:
     """The traits of `optimiser`, with the default of each that it does not declare."""
-    default = dataclasses.asdict(OptimiserTraits())
+    default = vars(OptimiserTraits())
     return OptimiserTraits(**{name: getattr(optimiser, name, default[name]) for name in default})

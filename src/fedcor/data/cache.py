@@ -13,7 +13,7 @@ import shutil
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -55,19 +55,12 @@ class ArraySpec:
 
     def verified(self, content: bytes | memoryview) -> npt.NDArray[np.uint8]:
         """The array in `content` (header and bytes), once its checksum has been compared."""
-        actual = _sha256(content)
+        actual = hashlib.sha256(content).hexdigest()
         if actual != self.sha256:
             raise DataError(
                 f"{self.file}: wrong content, SHA-256 is {actual} but should be {self.sha256}"
             )
         return np.frombuffer(content, np.uint8, offset=len(self.header)).reshape(self.shape)
-
-
-def _sha256(*contents: bytes | memoryview) -> str:
-    digest = hashlib.sha256()
-    for content in contents:
-        digest.update(content)
-    return digest.hexdigest()
 
 
 def _idx(key: str, file: str, shape: tuple[int, ...], sha256: str) -> ArraySpec:
@@ -116,20 +109,21 @@ def cache_file(name: str) -> Path:
     return cache_dir() / f"{name}.npz"
 
 
-def read_npz(path: Path) -> dict[str, Array]:
-    """The four arrays of an `.npz` in fedcor's layout, checked against the archive's own CRC."""
+@contextlib.contextmanager
+def open_npz(path: Path, keys: Sequence[str]) -> Iterator[Any]:
+    """An `.npz` file with the arrays `keys`. Raises DataError for what cannot be read of it."""
     try:
         # Opened here, since np.load does not close a file that turns out to be damaged.
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise DataError(
-                    f"{path}: a single array, but should be an .npz of {', '.join(KEYS)}"
+                    f"{path}: a single array, but should be an .npz of {', '.join(keys)}"
                 )
-            if missing := [key for key in KEYS if key not in archive.files]:
+            if missing := [key for key in keys if key not in archive.files]:
                 present = one_line(", ".join(archive.files)) or "nothing"
                 raise DataError(f"{path}: has no {', '.join(missing)}, only {present}")
-            return {key: archive[key] for key in KEYS}
+            yield archive
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except FedcorError:
@@ -137,6 +131,12 @@ def read_npz(path: Path) -> dict[str, Array]:
     # A damaged archive fails in zipfile, zlib or numpy, each with its own errors.
     except Exception as error:
         raise DataError(f"{path}: cannot be read ({one_line(error)})") from error
+
+
+def read_npz(path: Path) -> dict[str, Array]:
+    """The four arrays of an `.npz` in fedcor's layout, checked against the archive's own CRC."""
+    with open_npz(path, KEYS) as archive:
+        return {key: archive[key] for key in KEYS}
 
 
 def read_cache(name: str) -> RawArrays:
@@ -160,9 +160,11 @@ def is_intact(name: str) -> bool:
     """Whether the cache holds exactly this data set."""
     try:
         arrays = read_cache(name)
+        for spec in SPECS[name]:
+            spec.verified(spec.header + arrays[spec.key].tobytes())
     except DataError:
         return False
-    return all(_sha256(spec.header, arrays[spec.key].data) == spec.sha256 for spec in SPECS[name])
+    return True
 
 
 @contextlib.contextmanager

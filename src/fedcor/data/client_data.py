@@ -9,36 +9,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
-from numpy.lib import format as npy
 
 from fedcor.core.config import check_at_least, check_between, expand_home, plain_keywords
 from fedcor.core.describe import Described, describe, describe_array, reference
-from fedcor.core.errors import ConfigError, DataError
+from fedcor.core.errors import ConfigError, DataError, blame
 from fedcor.core.rng import stream
 from fedcor.core.types import Array, FloatArray, IntArray
+from fedcor.data.cache import open_npz
 from fedcor.data.datasets import Dataset
 from fedcor.data.own_samples import (
     Samples,
     are_pixels,
-    arrays_of,
     as_numbers,
     as_samples,
-    check_same_shapes,
+    check_same_form,
     count_of,
     to_array,
 )
 
 # Characters of a description in a record. Of a longer one, as of a list of files, it has a digest.
 _LONGEST = 10_000
-_ABSENT: Any = object()
 _MOST_DIFFERENT = 1e3  # of alpha and beta
 _TESTED = 20  # samples of each client that is tested on
 _TEST_FILE = "test"
@@ -89,29 +85,26 @@ def is_client_data(given: Any) -> bool:
     return (
         not isinstance(given, type)
         and callable(getattr(given, "load", None))
-        and _attribute(given, "sizes", _ABSENT) is not _ABSENT
+        and _attribute(given, "sizes") is not None
     )
 
 
-def as_client_data(
-    given: ClientData, test_data: Any = None, name: str = "own clients"
-) -> tuple[Dataset, ClientData]:
+def as_client_data(given: ClientData, test_data: Any = None) -> tuple[Dataset, ClientData]:
     """The data set that a model is made for and tested on, without training samples; and clients.
 
     Args:
         given: As the user gave it.
         test_data: `(x_test, y_test)`; None for that of `given`.
-        name: What the data is called in records.
 
     Raises:
         DataError: The sizes, the names, the classes or the test data cannot be used.
     """
-    sizes = np.asarray(to_array("sizes", _attribute(given, "sizes", None)))
+    sizes = np.asarray(to_array("sizes", _attribute(given, "sizes")))
     if sizes.ndim != 1 or not len(sizes) or sizes.dtype.kind not in "iu" or sizes.min() < 1:
         raise DataError(
             "sizes must be one whole number per client, at least 1: how many samples it has"
         )
-    test = _attribute(given, "test_data", None) if test_data is None else test_data
+    test = _attribute(given, "test_data") if test_data is None else test_data
     if not isinstance(test, tuple | list) or len(test) != 2:
         raise DataError(
             "there is no test data: give test_data=(x_test, y_test), or the attribute test_data"
@@ -126,7 +119,7 @@ def as_client_data(
     names = _names(given, len(sizes))
     empty = {k: a[:0] for k, a in x.items()} if isinstance(x, dict) else cast(Array, x)[:0]
     dataset = Dataset(
-        name=name,
+        name="own clients",
         train_x=empty,
         train_y=y[:0],
         test_x=x,
@@ -138,19 +131,14 @@ def as_client_data(
     return dataset, given
 
 
-def _attribute(given: ClientData, name: str, default: Any) -> Any:
-    try:
-        return getattr(given, name, default)
-    except DataError:
-        raise
-    except Exception as error:  # a user's own property may fail in any way
-        cause = f"{type(error).__name__}: {error}"
-        raise DataError(f"{name} of the clients could not be read: {cause}") from error
+def _attribute(given: ClientData, name: str) -> Any:
+    with blame(f"{name} of the clients could not be read"):
+        return getattr(given, name, None)
 
 
 def _classes(given: ClientData, labels: Array) -> int:
     """K; one more than the largest label where the clients do not say it."""
-    classes = _attribute(given, "classes", None)
+    classes = _attribute(given, "classes")
     if classes is None:
         return int(labels.max()) + 1
     if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 1:
@@ -160,7 +148,7 @@ def _classes(given: ClientData, labels: Array) -> int:
 
 def _names(given: ClientData, count: int) -> tuple[str, ...]:
     """What the clients are called; () where they do not say it."""
-    found = _attribute(given, "names", None)
+    found = _attribute(given, "names")
     if found is None:
         return ()
     names = tuple(map(str, found)) if isinstance(found, Iterable) else None
@@ -177,14 +165,7 @@ def check_loaded(
         if not isinstance(loaded, tuple | list) or len(loaded) != 2:
             raise DataError(f"load returned a {type(loaded).__name__}, not (x, y)")
         x, y = as_samples("x", loaded[0]), _targets("y", loaded[1])
-        check_same_shapes(x, data.test_x)
-        tested = arrays_of(data.test_x)
-        for name, array in arrays_of(x).items():
-            if array.dtype != tested[name].dtype:
-                raise DataError(
-                    f"{name or 'x'} is of type {array.dtype}, but {tested[name].dtype} in x_test: "
-                    "give both in one type"
-                )
+        check_same_form(x, data.test_x)
         if are_pixels(loaded[0]) != data.scaled:
             raise DataError(
                 "only one of x and x_test is of type uint8, which is scaled to 0-1: give both in "
@@ -238,15 +219,13 @@ class PerClient(Described):
 def describe_clients(given: ClientData) -> dict[str, Any]:
     """What a record says of them: what tells them from others, and the digest of the sizes."""
     own = getattr(given, "describe", None)
-    try:
+    # A user's own method may fail; attributes may go round in a circle.
+    with blame(
+        "the clients cannot be described in a record; their method describe() must return what "
+        "tells them from others, as numbers and texts"
+    ):
         made = describe(own() if callable(own) else given)
         text = json.dumps(made, sort_keys=True, default=repr)
-    except Exception as error:  # a user's own method may fail; attributes may go round in a circle
-        cause = f"{type(error).__name__}: {error}"
-        raise DataError(
-            f"the clients cannot be described in a record: {cause}; their method describe() must "
-            "return what tells them from others, as numbers and texts"
-        ) from error
     if len(text) > _LONGEST:
         kind = f"{type(given).__module__}:{type(given).__qualname__}"
         made = {"class": kind, "sha256": hashlib.sha256(text.encode()).hexdigest()}
@@ -351,8 +330,8 @@ class SyntheticPopulation:
 class FolderPopulation(Described):
     """Clients in a folder: one file `<id>.npz` each, with the arrays `x` and `y`, and `test.npz`.
 
-    A client is called as its file. The files' heads are read once, for the sizes and checksums; a
-    file is read when its client is needed.
+    A client is called as its file. The arrays `y` are read once, for the sizes, and the checksums
+    of the files; a whole file is read when its client is needed.
 
     Args:
         folder: Where the files are.
@@ -362,71 +341,52 @@ class FolderPopulation(Described):
     """
 
     folder: str
-    _found: dict[str, int] = field(init=False, repr=False, compare=False)
-    _checksum: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", str(self.folder))  # a Path is welcome
+        _ = self._found
+
+    @cached_property
+    def _found(self) -> tuple[dict[str, int], str]:
+        """The samples of each client by its name, and the checksum of all files."""
         folder = expand_home("folder", self.folder)
         paths = sorted(path for path in folder.glob("*.npz") if path.stem != _TEST_FILE)
         if not paths:
             raise DataError(f"{folder}: there is no file <id>.npz of a client")
         found, digest = {}, hashlib.sha256()
         for path in paths:
-            found[path.stem], content = _head(path)
+            with open_npz(path, ("x", "y")) as archive:
+                found[path.stem] = len(archive["y"])
+                entries = archive.zip.infolist()  # their checksums are those of the archive
+            content = [(entry.filename, entry.file_size, entry.CRC) for entry in entries]
             digest.update(repr((path.stem, content)).encode())
-        object.__setattr__(self, "_found", found)
-        object.__setattr__(self, "_checksum", digest.hexdigest())
+        return found, digest.hexdigest()
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The clients' ids, sorted."""
-        return tuple(self._found)
+        return tuple(self._found[0])
 
     @cached_property
     def sizes(self) -> IntArray:
         """(N,) samples of each client."""
-        return np.array(list(self._found.values()), dtype=np.int64)
+        return np.array(list(self._found[0].values()), dtype=np.int64)
 
     @property
     def test_data(self) -> tuple[Array, Array]:
         """The arrays of `test.npz`."""
-        return _read_arrays(self._path(_TEST_FILE))
+        return self._read(_TEST_FILE)
 
     def load(self, client: int) -> tuple[Array, Array]:
         """The arrays of a client's file."""
-        return _read_arrays(self._path(self.names[client]))
+        return self._read(self.names[client])
 
     def describe(self) -> dict[str, Any]:
         """The folder, and a checksum of the clients' files: their names, sizes and contents."""
         made_by = reference(FolderPopulation)
-        return {"class": made_by, "folder": self.folder, "checksum": self._checksum}
+        return {"class": made_by, "folder": self.folder, "checksum": self._found[1]}
 
-    def _path(self, name: str) -> Path:
-        return expand_home("folder", self.folder) / f"{name}.npz"
-
-
-def _read_arrays(path: Path) -> tuple[Array, Array]:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return arrays["x"], arrays["y"]
-    except Exception as error:  # a damaged file gives errors of zlib, zipfile, NumPy and others
-        cause = f"{type(error).__name__}: {error}"
-        raise DataError(f"{path}: has no arrays x and y that can be read: {cause}") from None
-
-
-def _head(path: Path) -> tuple[int, list[tuple[str, int, int]]]:
-    """The length of the array `y`, from the head of its file; and of each array in the archive, its
-    name, its bytes and the checksum that the archive has of them.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open("y.npy") as file:
-            read: Any = npy.read_array_header_1_0
-            if npy.read_magic(file)[0] != 1:
-                read = npy.read_array_header_2_0
-            shape = read(file)[0]
-            content = [(entry.filename, entry.file_size, entry.CRC) for entry in archive.infolist()]
-            return int(shape[0]), content
-    except Exception as error:  # as in _read_arrays
-        cause = f"{type(error).__name__}: {error}"
-        raise DataError(f"{path}: has no array y that can be read: {cause}") from None
+    def _read(self, name: str) -> tuple[Array, Array]:
+        path = expand_home("folder", self.folder) / f"{name}.npz"
+        with open_npz(path, ("x", "y")) as archive:
+            return archive["x"], archive["y"]

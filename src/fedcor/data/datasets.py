@@ -20,7 +20,7 @@ from fedcor.core.errors import ConfigError, DataError, MissingExtraError, sugges
 from fedcor.core.rng import stream
 from fedcor.core.types import Array
 from fedcor.data.cache import cache_file, read_cache, read_npz
-from fedcor.data.own_samples import Samples, as_samples, as_targets, check_same_shapes, count_of
+from fedcor.data.own_samples import Samples, as_samples, as_targets, check_same_form, count_of
 
 SPLIT_SEED = 0  # of the digits' fixed division into training and test data
 TEST_FRACTION = 0.2
@@ -153,7 +153,7 @@ def make_dataset(
     for key, x, y in (("train", train_x, targets.train), ("test", test_x, targets.test)):
         if count_of(x) != len(y):
             raise DataError(f"x_{key} has {count_of(x)} samples, but y_{key} has {len(y)}")
-    check_same_shapes(train_x, test_x)
+    check_same_form(train_x, test_x)
     names = label_names if len(label_names) == targets.classes else targets.names
     return Dataset(
         name=name,
@@ -210,14 +210,7 @@ def _digits() -> Dataset:
     for label in range(10):
         of_label = rng.permutation(np.flatnonzero(y == label))
         held_out[of_label[: round(TEST_FRACTION * len(of_label))]] = True
-    return Dataset(
-        name="digits",
-        train_x=x[~held_out],
-        train_y=y[~held_out],
-        test_x=x[held_out],
-        test_y=y[held_out],
-        classes=10,
-    )
+    return make_dataset("digits", (x[~held_out], y[~held_out]), (x[held_out], y[held_out]))
 
 
 def _images(
@@ -228,14 +221,8 @@ def _images(
 ) -> Dataset:
     """A fetched data set of images, in the shape that models take."""
     raw = read_cache(name)
-    return Dataset(
-        name=name,
-        train_x=_standardised(shaped(raw["x_train"]), mean, deviation),
-        train_y=raw["y_train"].astype(np.int64),
-        test_x=_standardised(shaped(raw["x_test"]), mean, deviation),
-        test_y=raw["y_test"].astype(np.int64),
-        classes=10,
-    )
+    x, x_test = (_standardised(shaped(raw[key]), mean, deviation) for key in ("x_train", "x_test"))
+    return make_dataset(name, (x, raw["y_train"]), (x_test, raw["y_test"]))
 
 
 def _standardised(

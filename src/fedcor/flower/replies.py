@@ -31,7 +31,7 @@ from fedcor.core import types
 from fedcor.core.text import listed, one_line
 from fedcor.flower.protocol import RMS_LOSS, SECONDS, ErrorCode
 from fedcor.rounds.loss_screening import LARGEST_LOSS, screen_losses
-from fedcor.rounds.model_arrays import array_fault
+from fedcor.rounds.model_arrays import numbers_fault, shape_fault
 
 Record: TypeAlias = ArrayRecord | MetricRecord | ConfigRecord
 Task: TypeAlias = Literal["train", "probe", "evaluate"]
@@ -323,21 +323,19 @@ def _check_others(records: Mapping[str, Record]) -> None:
 def _clean_array(name: str, array: Array, like: types.Array) -> Array:
     """The array in the type of the model's: another one would become that of the whole model."""
     values = _read(name, array)
-    wrong = array_fault(values, like)
+    wrong = shape_fault(values, like)
     if wrong:
-        bad_numbers = wrong.startswith("has")
-        kind = "unusable" if bad_numbers else "malformed"
-        raise Unusable(kind, f"{name} {wrong}", doubts_model=bad_numbers)
+        raise Unusable("malformed", f"{name} {wrong}")
+    wrong = numbers_fault(values, like)
+    if wrong:
+        raise Unusable("unusable", f"{name} {wrong}", doubts_model=True)
     if values.dtype == like.dtype:
         return array
-    if values.dtype.kind != "f" and like.dtype.kind == "f":
-        why = f"{name} is {values.dtype}, not {like.dtype}: its numbers were cut to whole ones"
-        raise Unusable("malformed", why)
     with np.errstate(over="ignore"):
         cast = values.astype(like.dtype)
     if like.dtype.kind != "f" and not np.array_equal(cast, values):
         raise Unusable("malformed", f"{name} has numbers that are not whole, for {like.dtype}")
-    if array_fault(cast, like):
+    if numbers_fault(cast, like):
         why = f"{name} has numbers that do not fit {like.dtype}"
         raise Unusable("unusable", why, doubts_model=True)
     return Array(cast)

@@ -203,7 +203,7 @@ class ServerRound:
             chosen = self.decision.chosen
             self.tried.update(chosen.tolist())
             self.attempt.receive(replies)
-            delivered = self.attempt.deliver(chosen, others=len(self._untried()) > 0)
+            delivered = self.attempt.deliver(chosen)
             self.tried |= {*self.attempt.refused_clients, *self.attempt.unusable}
             self.exchange.log_faults()
             others, back = len(self._untried()) > 0, self.attempt.can_return

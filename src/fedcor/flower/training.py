@@ -49,7 +49,7 @@ from fedcor.flower.strategy_memory import adopt, restore, snapshot, trial
 from fedcor.rounds.aggregation import members
 from fedcor.rounds.defence.update_norms import FEWEST
 from fedcor.rounds.ledger import CURRENT
-from fedcor.rounds.model_arrays import array_fault, layout_of
+from fedcor.rounds.model_arrays import layout_of, numbers_fault
 from fedcor.rounds.round import Candidate, Delivered, Round, Step, mean_weights
 from fedcor.rounds.update_filter import ArrayChanges, UpdateFilter
 
@@ -110,7 +110,7 @@ class FlowerRound(Round[ArrayRecord]):
         self._sent_at = 0.0
         self.enough: int | None = None
         self._doubted = doubted
-        self._others = self._closing = self._adopts = False
+        self._closing = self._adopts = False
         self.made: Made | None = None
 
     def losses(self, clients: IntArray) -> FloatArray:
@@ -310,7 +310,7 @@ class FlowerRound(Round[ArrayRecord]):
         """What replies are compared with: the model, but not where it may have gone bad."""
         trusted, good = dict(self.arrays), self.before.good
         for name, values in self.arrays.items():
-            if good is not None and array_fault(values, np.zeros_like(values)):
+            if good is not None and numbers_fault(values, np.zeros_like(values)):
                 before = good[name].numpy() if name in good else values
                 if before.shape == values.shape and before.dtype == values.dtype:
                     trusted[name] = before
@@ -365,17 +365,8 @@ class FlowerRound(Round[ArrayRecord]):
 
     @property
     def refused_clients(self) -> Collection[int]:
-        """Clients whose update was of unusable numbers, as far as it speaks against the model.
-
-        One that failed in its last round as well is taken to be broken, while others can be tried.
-        """
-        faults = self._state.backoff["faults"]
-        return {client for client in self._doubters if not (self._others and faults[client])}
-
-    def deliver(self, chosen: IntArray, *, others: bool = False) -> Delivered:
-        """Train the chosen clients; `others` tells whether more can be tried after them."""
-        self._others = others
-        return super().deliver(chosen)
+        """Clients whose update was of unusable numbers."""
+        return self._doubters
 
     def _delivered(self, selection: IntArray) -> tuple[IntArray, FloatArray]:
         """Clients of `selection` whose results can be averaged together, and their weights."""

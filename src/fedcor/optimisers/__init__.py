@@ -15,12 +15,13 @@ from typing import Any, cast
 from fedcor.core.config import check_at_least, check_between
 from fedcor.core.errors import ConfigError
 from fedcor.core.registry import Registry
-from fedcor.core.types import Array, Delivery, Optimiser, Population, State, optimiser_traits
+from fedcor.core.types import Array, Delivery, Optimiser, State, optimiser_traits
 from fedcor.optimisers.adaptive import FedAdagrad, FedAdam, FedYogi
 from fedcor.optimisers.averaging import FedAvg, FedAvgM, FedExP, FedNova, FedProx
 from fedcor.optimisers.corrections import FedDyn, Scaffold
 from fedcor.optimisers.fedrecall import FedRecall
 from fedcor.optimisers.last_updates import MIFA, FedStale, FedVARP
+from fedcor.optimisers.memory import StatelessOptimiser
 from fedcor.optimisers.robust import GeometricMedian, MultiKrum, TrimmedMean
 
 OPTIMISERS = Registry(
@@ -76,6 +77,12 @@ def as_optimiser(given: Any) -> Optimiser:
     OPTIMISERS.check(given)
     short = callable(getattr(given, "aggregate", None))
     optimiser = ShortForm(given) if short else cast(Optimiser, given)
+    check_traits(optimiser)
+    return optimiser
+
+
+def check_traits(optimiser: Optimiser) -> None:
+    """Refuse an optimiser with an attribute that has no possible value for an engine."""
     traits = optimiser_traits(optimiser)
     for key in ("weighted", "needs_updates", "remembers"):
         if not isinstance(getattr(traits, key), bool):
@@ -83,11 +90,10 @@ def as_optimiser(given: Any) -> Optimiser:
     check_between("proximal", traits.proximal, 0.0, 1e6)
     for key in ("extra_down", "extra_up"):
         check_at_least(key, getattr(traits, key), 0)
-    return optimiser
 
 
 @dataclass(frozen=True)
-class ShortForm:
+class ShortForm(StatelessOptimiser):
     """An object with `aggregate(model, results, weights)` as an `Optimiser`.
 
     `model` is (P,) w^t and `results` are (m, P) the clients' models after local training, both
@@ -118,10 +124,6 @@ class ShortForm:
     def proximal(self) -> float:
         """mu of the proximal term in local training; 0 for none."""
         return float(getattr(self.short_form, "proximal", 0.0))
-
-    def init(self, population: Population, model: Array) -> State:  # noqa: ARG002
-        """Nothing is remembered."""
-        return {}
 
     def step(self, state: State, delivery: Delivery) -> tuple[Array, State]:
         """What `aggregate` returns, as a NumPy array."""

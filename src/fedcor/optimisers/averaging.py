@@ -23,12 +23,12 @@ import numpy as np
 
 from fedcor.core.config import check_between, check_positive, plain_keywords
 from fedcor.core.types import Array, Delivery, FloatArray, IntArray, Population, State
-from fedcor.optimisers.memory import weighted_mean
+from fedcor.optimisers.memory import StatelessOptimiser, weighted_mean
 
 
 @plain_keywords
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(StatelessOptimiser):
     """Federated averaging (McMahan et al., 2017).
 
     Args:
@@ -42,10 +42,6 @@ class FedAvg:
     """
 
     weighted: bool = False
-
-    def init(self, population: Population, model: Array) -> State:  # noqa: ARG002
-        """Nothing is remembered."""
-        return {}
 
     def step(self, state: State, delivery: Delivery) -> tuple[Array, State]:
         """(P,) w^t + sum_k a_k Delta_k."""
@@ -118,7 +114,7 @@ class FedAvgM:
 
 @plain_keywords
 @dataclass(frozen=True)
-class FedNova:
+class FedNova(StatelessOptimiser):
     """Normalised averaging (Wang et al., 2020): who took more steps does not count more.
 
     Where all clients took equally many steps, this is FedAvg.
@@ -151,10 +147,6 @@ class FedNova:
         effective: FloatArray = (steps - rho * (1.0 - rho**steps) / (1.0 - rho)) / (1.0 - rho)
         return effective
 
-    def init(self, population: Population, model: Array) -> State:  # noqa: ARG002
-        """Nothing is remembered."""
-        return {}
-
     def step(self, state: State, delivery: Delivery) -> tuple[Array, State]:
         """(P,) w^t + tau_eff sum_k a_k Delta_k / s_k."""
         if np.all(delivery.steps == delivery.steps[0]):
@@ -167,7 +159,7 @@ class FedNova:
 
 @plain_keywords
 @dataclass(frozen=True)
-class FedExP:
+class FedExP(StatelessOptimiser):
     """Federated averaging with extrapolation (Jhunjhunwala et al., 2023).
 
     The paper evaluates the mean of the last two models, because single ones oscillate. Here the
@@ -194,10 +186,6 @@ class FedExP:
 
     def __post_init__(self) -> None:
         check_positive("epsilon", self.epsilon)
-
-    def init(self, population: Population, model: Array) -> State:  # noqa: ARG002
-        """Nothing is remembered."""
-        return {}
 
     def factor(self, delivery: Delivery) -> float:
         """eta_t, at least 1."""

@@ -24,16 +24,13 @@ from typing import ClassVar
 import numpy as np
 
 from fedcor.core.config import check_between, check_positive, plain_keywords
-from fedcor.core.types import Array, Delivery, IntArray, Population, State
-from fedcor.optimisers.memory import empty_memory, mean_of_all, recall, remember, resize
-
-_CONTROL = "control"
-_DRIFT = "gradient"
+from fedcor.core.types import Array, Delivery, IntArray, State
+from fedcor.optimisers.memory import RememberingOptimiser, mean_of_all, recall, remember
 
 
 @plain_keywords
 @dataclass(frozen=True)
-class Scaffold:
+class Scaffold(RememberingOptimiser):
     """SCAFFOLD with option II (Karimireddy et al., 2020).
 
     Each client receives c beside the model, and sends the change of its c_k beside its update. That
@@ -58,42 +55,33 @@ class Scaffold:
     learning_rate: float = 1.0
     weighted: bool = False
 
-    needs_updates: ClassVar[bool] = True
-    remembers: ClassVar[bool] = True
+    name: ClassVar[str] = "control"
     extra_down: ClassVar[int] = 1
     extra_up: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_positive("learning_rate", self.learning_rate)
 
-    def init(self, population: Population, model: Array) -> State:
-        """Nobody was seen: c and all c_k are zero."""
-        return empty_memory(population, model, weighted=self.weighted)
-
-    def join(self, state: State, population: Population) -> State:
-        """c as the mean over more clients."""
-        return resize(state, population, weighted=self.weighted, name=_CONTROL)
-
     def corrections(self, state: State, clients: IntArray) -> Array:
         """(m, P) c - c_k."""
-        own, _ = recall(state, clients, _CONTROL)
+        own, _ = recall(state, clients, self.name)
         difference: Array = mean_of_all(state).astype(np.float32) - own
         return difference
 
     def step(self, state: State, delivery: Delivery) -> tuple[Array, State]:
         """(P,) w^t + eta_s sum_k a_k Delta_k."""
-        own, _ = recall(state, delivery.clients, _CONTROL)
+        own, _ = recall(state, delivery.clients, self.name)
         paces = (delivery.steps * delivery.learning_rate).astype(np.float32)
         common = mean_of_all(state).astype(np.float32)
         controls = own - common - delivery.updates / paces[:, None]
         model = delivery.model + self.learning_rate * delivery.mean.astype(np.float64)
-        state = remember(state, delivery.clients, controls, name=_CONTROL)
+        state = remember(state, delivery.clients, controls, name=self.name)
         return model.astype(delivery.model.dtype), state
 
 
 @plain_keywords
 @dataclass(frozen=True)
-class FedDyn:
+class FedDyn(RememberingOptimiser):
     """Federated learning with dynamic regularisation (Acar et al., 2021).
 
     h_k estimates the gradient of client k at the optimum. The paper minimises exactly; with a few
@@ -116,8 +104,7 @@ class FedDyn:
     alpha: float = 0.1
     weighted: bool = False
 
-    needs_updates: ClassVar[bool] = True
-    remembers: ClassVar[bool] = True
+    name: ClassVar[str] = "gradient"
 
     def __post_init__(self) -> None:
         check_between("alpha", self.alpha, 1e-6, 1e6)
@@ -127,22 +114,16 @@ class FedDyn:
         """alpha."""
         return self.alpha
 
-    def init(self, population: Population, model: Array) -> State:
-        """Nobody was seen: h and all h_k are zero."""
-        return empty_memory(population, model, weighted=self.weighted)
-
-    def join(self, state: State, population: Population) -> State:
-        """h as the mean over more clients."""
-        return resize(state, population, weighted=self.weighted, name=_DRIFT)
-
     def corrections(self, state: State, clients: IntArray) -> Array:
         """(m, P) -h_k."""
-        own, _ = recall(state, clients, _DRIFT)
+        own, _ = recall(state, clients, self.name)
         return np.negative(own, out=own)
 
     def step(self, state: State, delivery: Delivery) -> tuple[Array, State]:
         """(P,) w^t + sum_k a_k Delta_k - h / alpha."""
-        own, _ = recall(state, delivery.clients, _DRIFT)
-        state = remember(state, delivery.clients, own - self.alpha * delivery.updates, name=_DRIFT)
+        own, _ = recall(state, delivery.clients, self.name)
+        state = remember(
+            state, delivery.clients, own - self.alpha * delivery.updates, name=self.name
+        )
         model = delivery.model + (delivery.mean - mean_of_all(state) / self.alpha)
         return model.astype(delivery.model.dtype), state

@@ -13,20 +13,19 @@ eta_t is the learning rate of the local steps in round t.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, get_args
+from typing import get_args
 
 import numpy as np
 
 from fedcor.core.config import check_fraction, check_one_of, check_positive, plain_keywords
-from fedcor.core.types import Array, Delivery, FloatArray, Population, State
+from fedcor.core.types import Array, Delivery, Population, State
 from fedcor.optimisers.memory import (
+    RememberingOptimiser,
     StoredAs,
     all_seen,
-    empty_memory,
     mean_of_all,
     recall,
     remember,
-    resize,
     weighted_mean,
 )
 
@@ -34,32 +33,24 @@ _STARTED = "started"  # in MIFA's state: everyone had been seen when another cli
 
 
 @dataclass(frozen=True)
-class _LastUpdates:
+class _LastUpdates(RememberingOptimiser):
     """What the three share: the memory."""
 
     weighted: bool = False
     dtype: StoredAs = "float32"
 
-    needs_updates: ClassVar[bool] = True
-    remembers: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         check_one_of("dtype", self.dtype, get_args(StoredAs))
 
-    def init(self, population: Population, model: Array) -> State:
-        """Nobody was seen: all y_k are zero."""
-        return empty_memory(population, model, weighted=self.weighted)
-
-    def join(self, state: State, population: Population) -> State:
-        """y as the mean over more clients; who joined counts as zero until seen."""
-        return resize(state, population, weighted=self.weighted)
-
-    def _blended(self, state: State, delivery: Delivery, beta: float) -> FloatArray:
-        """(P,) sum_k a_k (Delta_k - beta y_k) + beta y."""
+    def _blend(
+        self, state: State, delivery: Delivery, beta: float, rate: float
+    ) -> tuple[Array, State]:
+        """(P,) w^t + rate [sum_k a_k (Delta_k - beta y_k) + beta y], and the new memory."""
         last, _ = recall(state, delivery.clients)
         stale = mean_of_all(state) - weighted_mean(delivery.weights, last)
-        blended: FloatArray = delivery.mean + beta * stale
-        return blended
+        model = delivery.model + rate * (delivery.mean + beta * stale)
+        state = remember(state, delivery.clients, delivery.updates, self.dtype)
+        return model.astype(delivery.model.dtype), state
 
 
 @plain_keywords
@@ -93,9 +84,7 @@ class FedVARP(_LastUpdates):
 
     def step(self, state: State, delivery: Delivery) -> tuple[Array, State]:
         """(P,) w^t + eta_s [sum_k a_k (Delta_k - y_k) + y]."""
-        model = delivery.model + self.learning_rate * self._blended(state, delivery, 1.0)
-        state = remember(state, delivery.clients, delivery.updates, self.dtype)
-        return model.astype(delivery.model.dtype), state
+        return self._blend(state, delivery, 1.0, self.learning_rate)
 
 
 @plain_keywords
@@ -130,9 +119,7 @@ class FedStale(_LastUpdates):
 
     def step(self, state: State, delivery: Delivery) -> tuple[Array, State]:
         """(P,) w^t + eta_s [sum_k a_k (Delta_k - beta y_k) + beta y]."""
-        model = delivery.model + self.learning_rate * self._blended(state, delivery, self.beta)
-        state = remember(state, delivery.clients, delivery.updates, self.dtype)
-        return model.astype(delivery.model.dtype), state
+        return self._blend(state, delivery, self.beta, self.learning_rate)
 
 
 @plain_keywords

@@ -13,7 +13,7 @@ as it was. Everything here is a pure function.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,32 @@ from fedcor.core.types import Array, BoolArray, FloatArray, IntArray, Population
 
 # The type of a stored vector's numbers.
 StoredAs: TypeAlias = Literal["float32", "float16"]
+
+
+class StatelessOptimiser:
+    """Base of optimisers that remember nothing."""
+
+    def init(self, population: Population, model: Array) -> State:  # noqa: ARG002
+        """Nothing is remembered."""
+        return {}
+
+
+class RememberingOptimiser:
+    """Base of optimisers that keep one vector per client. `name` is what it is in the state."""
+
+    weighted: bool
+
+    name: ClassVar[str] = "update"
+    needs_updates: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True
+
+    def init(self, population: Population, model: Array) -> State:
+        """Nobody was seen: all vectors and their mean are zero."""
+        return empty_memory(population, model, weighted=self.weighted)
+
+    def join(self, state: State, population: Population) -> State:
+        """The mean over more clients; who joined counts as zero until seen."""
+        return resize(state, population, weighted=self.weighted, name=self.name)
 
 
 def empty_memory(population: Population, model: Array, *, weighted: bool = False) -> State:

@@ -19,15 +19,15 @@ from typing import ClassVar
 import numpy as np
 
 from fedcor.core.config import check_at_least, check_between, plain_keywords
-from fedcor.core.types import Array, Delivery, FloatArray, Population, State
-from fedcor.optimisers.memory import weighted_mean
+from fedcor.core.types import Array, Delivery, FloatArray, State
+from fedcor.optimisers.memory import StatelessOptimiser, weighted_mean
 
 _COLUMNS = 1 << 16  # parameters that are worked on at once, so that copies stay small
 _SLACK = 1e-3  # of a usual distance, by which two sums of distances may differ and be about equal
 _SMALLEST = 1e-5  # distance, relative to the longest one, that is far above rounding errors
 
 
-class _RobustMean(ABC):
+class _RobustMean(StatelessOptimiser, ABC):
     """The model moves by a robust mean of the updates. Nothing is remembered."""
 
     needs_updates: ClassVar[bool] = True
@@ -35,10 +35,6 @@ class _RobustMean(ABC):
     @abstractmethod
     def mean(self, delivery: Delivery) -> Array:
         """(P,) the robust mean."""
-
-    def init(self, population: Population, model: Array) -> State:  # noqa: ARG002
-        """Nothing is remembered."""
-        return {}
 
     def step(self, state: State, delivery: Delivery) -> tuple[Array, State]:
         """(P,) w^t + the robust mean of the updates."""
@@ -171,10 +167,7 @@ class MultiKrum(_RobustMean):
         """Sorted positions of the updates that are averaged; of equals, the first ones."""
         count = len(delivery.clients)
         byzantine = _share(self.byzantine, count)
-        products = _products(delivery.updates)
-        squares = np.diag(products)
-        distances = squares[:, None] + squares[None, :] - 2.0 * products
-        np.fill_diagonal(distances, 0.0)
+        distances = _squared_distances(_products(delivery.updates))
         # Its own distance, 0, stands first; at least one neighbour counts where there is one.
         near = np.sort(distances, axis=1)[:, 1 : 1 + max(1, count - byzantine - 2)]
         order = np.argsort(near.sum(axis=1), kind="stable")
@@ -215,6 +208,14 @@ def _products(updates: Array, weights: FloatArray | None = None) -> FloatArray:
     return products
 
 
+def _squared_distances(products: FloatArray) -> FloatArray:
+    """(m, m) of the updates from each other; a rounding error may be below zero."""
+    squares = np.diag(products)
+    distances: FloatArray = squares[:, None] + squares[None, :] - 2.0 * products
+    np.fill_diagonal(distances, 0.0)
+    return distances
+
+
 def _nearest_half(weights: FloatArray, products: FloatArray) -> tuple[FloatArray, float, bool]:
     """The half of the updates nearest to the best single one: a minority cannot move its mean away.
 
@@ -224,9 +225,7 @@ def _nearest_half(weights: FloatArray, products: FloatArray) -> tuple[FloatArray
         (m,) shares of each in the mean of that half; the largest distance in it; and whether that
         is far above the rounding errors that the longest update causes.
     """
-    squares = np.diag(products)
-    distances = np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2.0 * products, 0.0))
-    np.fill_diagonal(distances, 0.0)
+    distances = np.sqrt(np.maximum(_squared_distances(products), 0.0))
     to_best = distances[int(np.argmin(distances @ weights))]
     usual = float(_weighted_median(to_best, weights))
     near = np.where(to_best <= usual, weights, 0.0)

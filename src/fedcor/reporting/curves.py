@@ -11,20 +11,16 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from fedcor.core.errors import RecordError
 from fedcor.core.types import FloatArray, IntArray
-from fedcor.reporting.series import (
-    is_flower_app,
-    optimiser_settings,
-    shared_settings,
-    was_renamed,
-)
-from fedcor.runs.record import RunRecord, first_round
+from fedcor.reporting.series import is_flower_app
+from fedcor.runs.record import RunRecord
 
+Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 # Metrics of a Flower app: `evaluate/accuracy`, `train/val_loss`.
 _APP_METRIC = re.compile(r"(?:train|evaluate|server)/(?:.*[-_])?(accuracy|acc|loss)")
 
@@ -34,41 +30,35 @@ class Curve:
     """One run as arrays over its T finished rounds.
 
     Attributes:
-        experiment: name of the experiment
+        run: its record
         selector: name of the selector
         seed: of the run
         planned: rounds that the run is meant to have
         target: accuracy to reach; None without one
-        settings: what runs must share to be compared
-        options: the selector's own settings, which its runs must share to count as one selector
-        optimiser: the settings of who aggregates, with a name; empty where the record has none
-        renamed: whether it was given another name than its selector's
         measures: name -> (T,) values: `accuracy`, `loss` and the user's own; NaN where a round was
             not measured, infinite where the loss was not finite because the model diverged
-        lists: names of metrics that are lists of numbers, which are no measure
-        first_round: number of the first round where a person reads it: 1 on Flower, else 0
         down: (T,) bytes sent to clients in each round
         up: (T,) bytes that came back
         seconds: (T,) duration of each round; NaN where the record does not tell
         simulated: (T,) simulated seconds of each round; NaN without a simulated clock
     """
 
-    experiment: str
+    run: RunRecord
     selector: str
     seed: int
     planned: int
     target: float | None
-    settings: Mapping[str, Any]
-    options: Mapping[str, Any]
-    optimiser: Mapping[str, Any]
-    renamed: bool
     measures: Mapping[str, FloatArray]
-    lists: tuple[str, ...]
-    first_round: int
     down: FloatArray
     up: FloatArray
     seconds: FloatArray
     simulated: FloatArray
+
+    @property
+    def declared_metrics(self) -> Mapping[str, Any]:
+        """The metrics that the settings name, where a direction can be declared."""
+        metrics = self.run.header["config"].get("metrics")
+        return metrics if isinstance(metrics, Mapping) else {}
 
     def better(self, measure: str) -> Literal["lower", "higher"] | None:
         """Which direction of a user's metric is better; None if it was not declared.
@@ -77,20 +67,12 @@ class Curve:
         """
         if match := _APP_METRIC.fullmatch(measure):
             return "lower" if match[1] == "loss" else "higher"
-        declared = self._own_metrics.get(measure)
-        if not isinstance(declared, Mapping) or "function" not in declared:
-            return None
-        better = declared.get("better")
-        return better if better in ("lower", "higher") else None
-
-    def can_say_better(self, measure: str) -> bool:
-        """Whether the settings name this metric, so that its direction can be declared there."""
-        return measure in self._own_metrics
-
-    @property
-    def _own_metrics(self) -> Mapping[str, Any]:
-        metrics = self.settings.get("metrics")
-        return metrics if isinstance(metrics, Mapping) else {}
+        match self.declared_metrics.get(measure):
+            case {"function": _, "better": "lower"}:
+                return "lower"
+            case {"function": _, "better": "higher"}:
+                return "higher"
+        return None
 
     @property
     def done(self) -> int:
@@ -111,49 +93,44 @@ class Curve:
         """(T,) the values of a measure; all NaN if this run does not have it."""
         return self.measures.get(measure, np.full(self.done, np.nan))
 
+    def known(self, measure: str | None) -> Mask:
+        """(T,) in which rounds a measure has a value; in all for None."""
+        return np.ones(self.done, dtype=bool) if measure is None else ~np.isnan(self.of(measure))
+
     def first(self, rounds: int) -> Curve:
         """The curve of the first `rounds` rounds."""
-        cut = {name: values[:rounds] for name, values in self.measures.items()}
-        return replace(
-            self,
-            measures=cut,
-            down=self.down[:rounds],
-            up=self.up[:rounds],
-            seconds=self.seconds[:rounds],
-            simulated=self.simulated[:rounds],
-        )
+        measures = {name: values[:rounds] for name, values in self.measures.items()}
+        spent = ("down", "up", "seconds", "simulated")
+        cut = {name: getattr(self, name)[:rounds] for name in spent}
+        return replace(self, measures=measures, **cut)
 
-    def only_where(self, measure: str, known: np.ndarray[Any, np.dtype[np.bool_]]) -> Curve:
+    def only_where(self, measure: str | None, known: Mask) -> Curve:
         """The curve with a measure known in some rounds only; (T,) `known` says in which."""
+        if measure is None:
+            return self
         values = np.where(known, self.of(measure), np.nan)
         return replace(self, measures={**self.measures, measure: values})
 
 
 def read_curve(run: RunRecord) -> Curve:
     """The curve of a recorded run; a record with missing or unusable values is refused."""
-    header = run.header
+    header, rounds = run.header, run.rounds
     name = f"run {header.get('experiment')}, {header.get('selector')}, seed {header.get('seed')}"
     try:
-        config, target = header["config"], header["config"].get("target_accuracy")
+        target = header["config"].get("target_accuracy")
         curve = Curve(
-            experiment=str(header["experiment"]),
+            run=run,
             selector=str(header["selector"]),
             seed=int(header["seed"]),
-            planned=int(config["training"]["rounds"]),
+            planned=int(header["config"]["training"]["rounds"]),
             target=None if target is None else float(target),
-            settings=shared_settings(run),
-            options=config.get("selectors") or {},
-            optimiser=optimiser_settings(run),
-            renamed=was_renamed(run),
             measures=_measures(run),
-            lists=_lists(run),
-            first_round=first_round(run),
-            down=_column(run, "bytes_down"),
-            up=_column(run, "bytes_up"),
-            seconds=np.array([_finite_or(row.get("seconds"), math.nan) for row in run.rounds]),
-            simulated=np.array([_finite_or(row.get("duration"), math.nan) for row in run.rounds]),
+            down=_array(row["bytes_down"] for row in rounds),
+            up=_array(row["bytes_up"] for row in rounds),
+            seconds=_array(row.get("seconds") for row in rounds),
+            simulated=_array(row.get("duration") for row in rounds),
         )
-        order = [row["round"] for row in run.rounds]
+        order = [row["round"] for row in rounds]
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         what = f"no usable {error}" if isinstance(error, KeyError) else f"unusable values ({error})"
         raise RecordError(f"{name}: the record has {what}; run it again or leave it out") from error
@@ -166,40 +143,34 @@ def read_curve(run: RunRecord) -> Curve:
 
 
 def _measures(run: RunRecord) -> dict[str, FloatArray]:
-    """Everything that was measured of the model, round by round.
+    """Everything that was measured of the model, round by round; lists of numbers are no measure.
 
     The record has null for a number that is not finite and for one that was never there. An
     accuracy and a user's own metric are finite where they were measured at all. A loss is not
     finite when the model has diverged; only a user's Flower app may leave rounds without one.
     """
-    accuracy = _column(run, "test_accuracy")
-    accuracy[~np.isfinite(accuracy)] = np.nan
-    unusable = math.nan if is_flower_app(run) else math.inf
-    losses = [_finite_or(row.get("test_loss"), unusable) for row in run.rounds]
-    known = np.array(["test_loss" in row for row in run.rounds], dtype=bool)
-    measures = {"accuracy": accuracy, "loss": np.where(known, losses, np.nan)}
-    lists = _lists(run)
-    for name in dict.fromkeys(key for row in run.rounds for key in row.get("metrics") or {}):
-        if name in lists or not np.isnan(measures.get(name, np.nan)).all():
-            continue
-        values = [(row.get("metrics") or {}).get(name) for row in run.rounds]
-        measures[name] = np.array([_finite_or(value, math.nan) for value in values])
+    rounds = run.rounds
+    losses = _array(
+        (row.get("test_loss") for row in rounds), math.nan if is_flower_app(run) else math.inf
+    )
+    known = np.array(["test_loss" in row for row in rounds], dtype=bool)
+    measures = {
+        "accuracy": _array(row["test_accuracy"] for row in rounds),
+        "loss": np.where(known, losses, np.nan),
+    }
+    metrics = [row.get("metrics") or {} for row in rounds]
+    for name in dict.fromkeys(key for of_round in metrics for key in of_round):
+        values = [of_round.get(name) for of_round in metrics]
+        is_taken = not np.isnan(measures.get(name, np.nan)).all()
+        if not is_taken and not any(isinstance(value, list) for value in values):
+            measures[name] = _array(values)
     return measures
 
 
-def _lists(run: RunRecord) -> tuple[str, ...]:
-    """The metrics that are a list in any round."""
-    metrics = [item for row in run.rounds for item in (row.get("metrics") or {}).items()]
-    return tuple(dict.fromkeys(name for name, value in metrics if isinstance(value, list)))
-
-
-def _finite_or(value: float | None, other: float) -> float:
-    return float(value) if value is not None and math.isfinite(value) else other
-
-
-def _column(run: RunRecord, key: str) -> FloatArray:
-    values = [np.nan if row[key] is None else row[key] for row in run.rounds]
-    return np.array(values, dtype=np.float64)
+def _array(values: Iterable[float | None], unusable: float = math.nan) -> FloatArray:
+    """Numbers of a record; `unusable` where there is none, or it is not finite."""
+    given = [math.nan if value is None else float(value) for value in values]
+    return np.where(np.isfinite(given), given, unusable)
 
 
 # --- the mean over seeds --------------------------------------------------------------------------
@@ -227,6 +198,11 @@ class SeedMeans:
     time: FloatArray
     seeds: int
 
+    @property
+    def rounds(self) -> FloatArray:
+        """(T,) the rounds, from 1."""
+        return np.arange(1, len(self.mean) + 1, dtype=np.float64)
+
 
 def seed_means(curves: Mapping[int, Curve], measure: str, window: int = 1) -> SeedMeans:
     """The mean over seeds, round by round.
@@ -236,11 +212,8 @@ def seed_means(curves: Mapping[int, Curve], measure: str, window: int = 1) -> Se
         measure: `accuracy`, `loss`, or a metric of the user's
         window: rounds in each point: itself and those before it
     """
-    begun = [curve for curve in curves.values() if curve.done]
-    length = min((curve.done for curve in begun), default=0)
-    if not length:
-        nothing = np.empty(0)
-        return SeedMeans(nothing, nothing, nothing, nothing, nothing, nothing, 0)
+    begun = [curve for curve in curves.values() if curve.done] or list(curves.values())
+    length = min(curve.done for curve in begun)
     values = np.array([curve.of(measure)[:length] for curve in begun])  # (seeds, rounds)
     values[np.isinf(values)] = np.nan
     with warnings.catch_warnings():
@@ -295,21 +268,16 @@ def downsample(means: SeedMeans, most: int = MOST_POINTS) -> tuple[IntArray, See
     if len(ends) == len(means.mean):
         return ends, means
     starts = np.concatenate(([0], ends[:-1]))
-
-    def each(values: FloatArray, reduce: np.ufunc) -> FloatArray:
-        reduced: FloatArray = reduce.reduceat(values, starts)
-        return reduced
-
     known = np.isfinite(means.mean)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # buckets without any value
-        sums = each(np.where(known, means.mean, 0.0), np.add)
-        mean = sums / each(known.astype(np.float64), np.add)
+        sums = np.add.reduceat(np.where(known, means.mean, 0.0), starts)
+        mean = sums / np.add.reduceat(known.astype(np.float64), starts)
     return ends, replace(
         means,
         mean=mean,
-        low=each(means.low, np.fmin),
-        high=each(means.high, np.fmax),
+        low=np.fmin.reduceat(means.low, starts),
+        high=np.fmax.reduceat(means.high, starts),
         bytes=means.bytes[ends - 1],
         seconds=means.seconds[ends - 1],
         time=means.time[ends - 1],

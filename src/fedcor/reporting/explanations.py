@@ -6,7 +6,6 @@ The words are in `fedcor.reporting.reason_texts`.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,10 +27,8 @@ class LossHistory:
     """
 
     def __init__(self, rounds: Sequence[Mapping[str, Any]]) -> None:
-        # source -> client -> rounds, and the loss in each
-        self._known: dict[str, dict[int, tuple[list[int], list[float]]]] = {
-            source: defaultdict(lambda: ([], [])) for source in ("asked", "told")
-        }
+        # (source, client) -> rounds, and the loss in each
+        self._known: dict[tuple[str, int], tuple[list[int], list[float]]] = {}
         for number, entry in enumerate(rounds):
             details = entry.get("details") or {}
             self._add("asked", number, details.get("known"), details.get("losses"))
@@ -40,15 +37,9 @@ class LossHistory:
     def _add(self, source: str, number: int, clients: Any, losses: Any) -> None:
         for client, loss in zip(clients or (), losses or (), strict=False):
             if loss is not None and client is not None:
-                rounds, values = self._known[source][int(client)]
+                rounds, values = self._known.setdefault((source, int(client)), ([], []))
                 rounds.append(number)
                 values.append(float(loss))
-
-    def at(self, client: int, round: int) -> float | None:
-        """The client's loss of the model before `round`, if it was asked for; else None."""
-        rounds, values = self._known["asked"].get(client, ([], []))
-        place = bisect_right(rounds, round) - 1
-        return values[place] if place >= 0 and rounds[place] == round else None
 
     def change(self, client: int, round: int) -> dict[str, Any] | None:
         """How the client's loss changed from before `round` to after it; None if that is unknown.
@@ -61,8 +52,8 @@ class LossHistory:
             measured: (t, t + 1) for the change of round t alone; and `source`, "asked" or "told".
         """
         changes: list[dict[str, Any]] = []
-        for source, clients in self._known.items():
-            rounds, values = clients.get(client, ([], []))
+        for source in ("asked", "told"):
+            rounds, values = self._known.get((source, client), ([], []))
             after = bisect_right(rounds, round)
             if 0 < after < len(rounds):
                 change = values[after] - values[after - 1]
@@ -157,17 +148,16 @@ class _Explainer:
                 "other reasons than clients; it was edited or damaged"
             )
         details = entry.get("details") or {}
+        further = {name: details[name] for name in PICK_DETAILS if name in details}
         # Each reason has one number per pick.
-        reasons = {**why, **{name: details[name] for name in PICK_DETAILS if name in details}}
-        by_what = next((name for name in ("gain", "distance", "cosine") if name in why), "")
+        reasons = {k: v for k, v in {**why, **further}.items() if len(v) == len(selected)}
+        candidates = self._candidates(details, selected)
+        loser = next((c for c in candidates if not c["chosen"] and c["loss"] is not None), None)
         rows = [
-            self._row(number, entry, place, _at(reasons, place, len(selected)))
+            self._row(number, place, {name: v[place] for name, v in reasons.items()}, loser)
             for place in range(len(selected))
         ]
-        candidates = self._candidates(number, details.get("candidates") or (), selected)
-        if candidates:
-            by_what = "loss"
-            _add_losers(rows, candidates)
+        by_what = next((name for name in ("gain", "distance", "cosine") if name in why), "")
         gains = why.get("gain")
         explained = {
             "run": self.where,
@@ -176,14 +166,14 @@ class _Explainer:
             **({"server_round": number + self.first} if self.first else {}),
             "probed": entry.get("probed"),
             "reasons": {name: MEANINGS.get(name, "") for name in reasons if name not in _APART},
-            "note": round_note(self.run.header, entry),
+            "note": round_note(self.run, entry),
             "predicted_change": None if not gains or None in gains else -float(sum(gains)),
             "chosen": rows,
-            "by_what": by_what,
+            "by_what": "loss" if candidates else by_what,
             "candidates": candidates,
             "before_rules": [c for c in details.get("before_rules") or () if c is not None],
-            "unmet": _or_empty(entry.get("unmet"), dict),
-            "left_alone": _or_empty(entry.get("quarantined"), list),
+            "unmet": or_empty(entry.get("unmet"), dict),
+            "left_alone": or_empty(entry.get("quarantined"), list),
             "unreachable": entry.get("unreachable") or 0,
             **{key: entry[key] for key in ("duration", "clock") if entry.get(key) is not None},
         }
@@ -192,22 +182,26 @@ class _Explainer:
         return explained
 
     def _row(
-        self, number: int, entry: Mapping[str, Any], place: int, values: Mapping[str, Any]
+        self,
+        number: int,
+        place: int,
+        reasons: Mapping[str, Any],
+        loser: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
-        client = entry["selected"][place]
-        missing = entry.get("missing") or {}
-        identity = {
+        """One pick; `loser` is the best candidate that was left out, where there are candidates."""
+        entry = self.run.rounds[number]
+        client, missing = entry["selected"][place], entry.get("missing") or {}
+        rival, by = reasons.get("runner_up"), reasons.get("margin")
+        if loser is not None and reasons.get("loss") is not None:
+            rival, by = loser["client"], reasons["loss"] - loser["loss"]
+        return {
+            # First, as a reason of a user's own selector may have any name.
+            **{name: value for name, value in reasons.items() if name not in _APART},
             "place": place + 1,
             **self._named(client),
             "delivered": client in (entry.get("participated") or ()),
             "why_not": next((str(why) for why, ids in missing.items() if client in ids), ""),
-        }
-        rival, by = values.get("runner_up"), values.get("margin")
-        return {
-            **identity,
-            **{name: value for name, value in values.items() if name not in _APART},
-            **identity,  # a reason of a user's own selector may have any name
-            "parts": _parts(values),
+            "parts": _parts(reasons),
             "runner_up": None if rival is None else {**self._named(int(rival)), "by": by},
             "came": self.history.change(client, number),
         }
@@ -217,28 +211,21 @@ class _Explainer:
         return {"client": client, **name}
 
     def _candidates(
-        self, number: int, candidates: Sequence[Any], selected: Sequence[int]
+        self, details: Mapping[str, Any], selected: Sequence[int]
     ) -> list[dict[str, Any]]:
+        pairs = zip(details.get("known") or (), details.get("losses") or (), strict=False)
+        losses = dict(pairs)
         return [
-            {
-                **self._named(int(client)),
-                "loss": self.history.at(int(client), number),
-                "chosen": client in selected,
-            }
-            for client in candidates
-            if client is not None
+            {**self._named(int(c)), "loss": losses.get(c), "chosen": c in selected}
+            for c in details.get("candidates") or ()
+            if c is not None
         ]
 
 
 _APART = ("runner_up", "margin")  # shown in a form of their own
 
 
-def _at(reasons: Mapping[str, Sequence[Any]], place: int, picks: int) -> dict[str, Any]:
-    """The numbers of one pick."""
-    return {name: values[place] for name, values in reasons.items() if len(values) == picks}
-
-
-def _or_empty(value: Any, kind: type) -> Any:
+def or_empty(value: Any, kind: type) -> Any:
     """`value`, if it is what a whole record holds; else an empty one of its kind."""
     return value if isinstance(value, kind) else kind()
 
@@ -255,12 +242,3 @@ def _parts(values: Mapping[str, Any]) -> dict[str, float]:
         "annealed": values["annealing"] * whole - whole,
         "redundant": -values["redundancy"],
     }
-
-
-def _add_losers(rows: list[dict[str, Any]], candidates: list[dict[str, Any]]) -> None:
-    """Name the best candidate that was left out as the runner-up of each pick."""
-    best = next((c for c in candidates if not c["chosen"] and c["loss"] is not None), None)
-    for row in rows if best else ():
-        if best and row.get("loss") is not None:
-            identity = {key: best[key] for key in ("client", "name") if key in best}
-            row["runner_up"] = {**identity, "by": row["loss"] - best["loss"]}

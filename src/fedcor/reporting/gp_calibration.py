@@ -48,9 +48,9 @@ def health(run: RunRecord) -> dict[str, Any]:
     predicted = [row for row in rows if row["clients"]]
     bins = [row["bins"] for row in predicted if row["bins"]]
     refits = sum(_is_refit(entry) for entry in probes)
-    note = "the Gaussian process has been fitted, but has not predicted anything yet"
-    if not refits:
-        note = "this selector learns no Gaussian process, or has not fitted it yet"
+    note = "this selector learns no Gaussian process, or has not fitted it yet"
+    if refits:
+        note = "the Gaussian process has been fitted, but has not predicted anything yet"
     return {
         "run": run_name(run),
         "selector": run.header.get("selector"),
@@ -59,8 +59,8 @@ def health(run: RunRecord) -> dict[str, Any]:
         "calibration": calibration([sum(column) for column in zip(*bins, strict=True)]),
         **{name: _weighted(predicted, name) for name in ("log_score", "each", "independent")},
         "forecasts": len(predicted),
-        "better": sum(_is_better(row, "log_score") for row in predicted),
-        "better_each": sum(_is_better(row, "each") for row in predicted),
+        "better": _count_better(predicted, "log_score"),
+        "better_each": _count_better(predicted, "each"),
         "refits": refits,
         "probed": sum(row["probed"] for row in rows),
         "probe_rounds": len(rows),
@@ -108,10 +108,9 @@ def health_sentence(found: Mapping[str, Any]) -> str:
     total = found["forecasts"]
     if not total:
         return ""
-    rounds = "prediction" if total == 1 else "predictions"
     parts = [
         f"Client by client, the Gaussian process beats independent clients in "
-        f"{_of(found['better_each'], total)} {rounds}",
+        f"{_of(found['better_each'], total)} prediction{'s' if total > 1 else ''}",
         _width(found["calibration"]),
         f"for all clients jointly, with their correlations, in {_of(found['better'], total)}",
     ]
@@ -221,9 +220,9 @@ def _weighted(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return _mean([row[name] for row in known], [row["clients"] for row in known])
 
 
-def _is_better(row: Mapping[str, Any], name: str) -> bool:
-    scores = row[name], row["independent"]
-    return None not in scores and scores[0] > scores[1]
+def _count_better(rows: Sequence[Mapping[str, Any]], name: str) -> int:
+    scores = [(row[name], row["independent"]) for row in rows]
+    return sum(None not in pair and pair[0] > pair[1] for pair in scores)
 
 
 def _is_refit(entry: Mapping[str, Any]) -> bool:

@@ -13,16 +13,17 @@ that is fixed once the target is reached includes the later rounds of the longer
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from typing import Literal
 
 import numpy as np
-from scipy import stats
 
 from fedcor.core.text import BYTE_UNITS, TIME_UNITS, in_units
 from fedcor.core.types import FloatArray
-from fedcor.reporting.curves import Curve
+from fedcor.reporting.curves import Curve, Mask
 
 WINDOW = 10  # rounds in the smoothed accuracy and in the mean of the last rounds
 TAIL = 50  # rounds in the spread
@@ -30,9 +31,9 @@ CONFIDENCE = 0.95
 ROUNDING = 1e-7  # an accuracy is a count divided by the test size: closer values are equal
 
 Better = Literal["lower", "higher"]
+Unit = Literal["rounds", "accuracy", "bytes", "seconds", "number"]
 Measure = Callable[[Curve], float | None]
 Curves = Mapping[int, Curve]  # of one selector, by seed
-Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 Verdict = Literal["better", "worse", "higher", "lower", "unclear", "equal"]
 
 
@@ -54,7 +55,7 @@ class Metric:
 
     key: str
     title: str
-    unit: Literal["rounds", "accuracy", "bytes", "seconds", "number"]
+    unit: Unit
     better: Better | None
     measure: Measure
     to_target: bool = False
@@ -72,53 +73,16 @@ class Metric:
 
 def _known(curve: Curve, measure: str = "accuracy") -> FloatArray:
     """The values of the rounds that were measured."""
-    values = curve.of(measure)
-    known: FloatArray = values[~np.isnan(values)]
-    return known
-
-
-def _mean(values: FloatArray) -> float | None:
-    return float(values.mean()) if values.size else None
+    values: FloatArray = curve.of(measure)[curve.known(measure)]
+    return values
 
 
 def _sum(values: FloatArray) -> float | None:
     return float(values.sum()) if values.size else None
 
 
-def _first_reach(rounds: np.ndarray[Any, Any], values: FloatArray, target: float) -> float | None:
-    """The first of `rounds` whose value is at or above the target."""
-    hits = np.flatnonzero(values >= target - ROUNDING)
-    return float(rounds[hits[0]]) if hits.size else None
-
-
-def _measured_rounds(curve: Curve) -> np.ndarray[Any, Any]:
-    """The rounds with an accuracy, counted from 1."""
-    return np.flatnonzero(~np.isnan(curve.accuracy)) + 1
-
-
-def _rounds_to_target(curve: Curve) -> float | None:
-    if curve.target is None:
-        return None
-    return _first_reach(_measured_rounds(curve), _known(curve), curve.target)
-
-
-def _smooth_rounds_to_target(curve: Curve) -> float | None:
-    accuracy = _known(curve)
-    if len(accuracy) < WINDOW or curve.target is None:
-        return None
-    windows = np.lib.stride_tricks.sliding_window_view(accuracy, WINDOW)
-    ends = _measured_rounds(curve)[WINDOW - 1 :]
-    return _first_reach(ends, windows.mean(axis=1), curve.target)
-
-
-def _bytes_to_target(curve: Curve) -> float | None:
-    rounds = _rounds_to_target(curve)
-    return None if rounds is None else float((curve.down + curve.up)[: int(rounds)].sum())
-
-
-def _time_to_target(curve: Curve) -> float | None:
-    rounds = _rounds_to_target(curve)
-    return None if rounds is None else _time(curve.first(int(rounds)))
+def _bytes(curve: Curve) -> float | None:
+    return _sum(curve.down + curve.up)
 
 
 def _time(curve: Curve) -> float | None:
@@ -130,47 +94,78 @@ def _spread(curve: Curve) -> float | None:
     return float(values[-TAIL:].std(ddof=1)) if len(values) > 1 else None
 
 
-def _mean_of_last(measure: str, rounds: int = 0) -> Measure:
+def _mean_of_last(curve: Curve, measure: str, rounds: int) -> float | None:
     """The mean of a measure over the last `rounds` rounds; over all rounds for 0."""
-    return lambda curve: _mean(_known(curve, measure)[-rounds:])
+    values = _known(curve, measure)[-rounds:]
+    return float(values.mean()) if values.size else None
+
+
+def _rounds_to_target(curve: Curve, window: int = 1) -> float | None:
+    """The first round, from 1, at which the mean of the last `window` accuracies is at the target
+    or above it."""
+    accuracy = _known(curve)
+    if curve.target is None or len(accuracy) < window:
+        return None
+    means = np.lib.stride_tricks.sliding_window_view(accuracy, window).mean(axis=1)
+    rounds = np.flatnonzero(curve.known("accuracy"))[window - 1 :] + 1
+    hits = rounds[means >= curve.target - ROUNDING]
+    return float(hits[0]) if hits.size else None
+
+
+def _until_target(curve: Curve, spent: Measure) -> float | None:
+    """What was spent up to the first round that is at the target."""
+    rounds = _rounds_to_target(curve)
+    return None if rounds is None else spent(curve.first(int(rounds)))
 
 
 # --- the metrics ----------------------------------------------------------------------------------
 
 
-def _to_target(
-    key: str, title: str, unit: Literal["rounds", "bytes", "seconds"], measure: Measure
-) -> Metric:
-    return Metric(key, title, unit, "lower", measure, to_target=True, of="accuracy")
+def _to_target(key: str, title: str, unit: Unit, measure: Measure, headline: bool = True) -> Metric:
+    return Metric(key, title, unit, "lower", measure, True, headline, of="accuracy")
 
 
-def _accuracy(key: str, title: str, measure: Measure, better: Better = "higher") -> Metric:
-    return Metric(key, title, "accuracy", better, measure, of="accuracy")
+def _means(measure: str, unit: Unit, better: Better | None) -> list[Metric]:
+    """The mean of a measure over all rounds, over the last ten, and its last value."""
+    return [
+        Metric(
+            key=f"{name}_{measure}",
+            title=title,
+            unit=unit,
+            better=better,
+            measure=partial(_mean_of_last, measure=measure, rounds=rounds),
+            headline=rounds != 1,
+            of=measure,
+        )
+        for name, title, rounds in (
+            ("mean", f"mean {measure}", 0),
+            ("final", f"mean of the last {WINDOW}", WINDOW),
+            ("last", f"last {measure}", 1),
+        )
+    ]
 
 
-def _not_shown(metric: Metric) -> Metric:
-    """The metric in files only."""
-    return replace(metric, headline=False)
-
-
-BYTES = (
+_BYTES = (
     Metric("bytes_down", "bytes down", "bytes", "lower", lambda c: _sum(c.down)),
     Metric("bytes_up", "bytes up", "bytes", "lower", lambda c: _sum(c.up)),
 )
+_SMOOTH = partial(_rounds_to_target, window=WINDOW)
+_BYTES_TO, _TIME_TO = (partial(_until_target, spent=spent) for spent in (_bytes, _time))
+_MEAN, _FINAL, _LAST = _means("accuracy", "accuracy", "higher")
 # Of runs with a simulated clock.
-TIME = _not_shown(Metric("simulated_seconds", "simulated time", "seconds", "lower", _time))
-TIME_TO_TARGET = _to_target("seconds_to_target", "time to target", "seconds", _time_to_target)
-_SMOOTH = f"{WINDOW}-round mean to target"
+TIME = Metric("simulated_seconds", "simulated time", "seconds", "lower", _time, headline=False)
 # Every metric of a classifier, in the order of tables and files.
 METRICS: tuple[Metric, ...] = (
     _to_target("rounds_to_target", "rounds to target", "rounds", _rounds_to_target),
-    _to_target("smooth_rounds_to_target", _SMOOTH, "rounds", _smooth_rounds_to_target),
-    _accuracy("mean_accuracy", "mean accuracy", _mean_of_last("accuracy")),
-    _accuracy("final_accuracy", f"mean of the last {WINDOW}", _mean_of_last("accuracy", WINDOW)),
-    *BYTES,
-    _not_shown(_to_target("bytes_to_target", "bytes to target", "bytes", _bytes_to_target)),
-    _not_shown(_accuracy("last_accuracy", "last accuracy", _mean_of_last("accuracy", 1))),
-    _not_shown(_accuracy("spread", f"spread of the last {TAIL}", _spread, "lower")),
+    _to_target("smooth_rounds_to_target", f"{WINDOW}-round mean to target", "rounds", _SMOOTH),
+    _MEAN,
+    _FINAL,
+    *_BYTES,
+    _to_target("bytes_to_target", "bytes to target", "bytes", _BYTES_TO, headline=False),
+    _LAST,
+    replace(
+        _LAST, key="spread", title=f"spread of the last {TAIL}", better="lower", measure=_spread
+    ),
 )
 
 
@@ -184,19 +179,12 @@ def metrics_of(
         better: which direction of the user's metric is better; None if it was not declared
         clock: whether the runs have a simulated clock
     """
+    time = (TIME,) if clock else ()
     if measure == "accuracy":
-        return (*METRICS, TIME_TO_TARGET, TIME) if clock else METRICS
-    better = "lower" if measure == "loss" else better
-    mean, final, last = (
-        Metric(key, title, "number", better, _mean_of_last(measure, rounds), of=measure)
-        for key, title, rounds in (
-            (f"mean_{measure}", f"mean {measure}", 0),
-            (f"final_{measure}", f"mean {measure} of the last {WINDOW}", WINDOW),
-            (f"last_{measure}", f"last {measure}", 1),
-        )
-    )
-    metrics = (mean, final, *BYTES, _not_shown(last))
-    return (*metrics, TIME) if clock else metrics
+        to_target = _to_target("seconds_to_target", "time to target", "seconds", _TIME_TO)
+        return (*METRICS, to_target, *time) if clock else METRICS
+    mean, final, last = _means(measure, "number", "lower" if measure == "loss" else better)
+    return (mean, final, *_BYTES, last, *time)
 
 
 # --- means over seeds -----------------------------------------------------------------------------
@@ -221,6 +209,11 @@ class Estimate:
     high: float | None
     n: int
     of: int
+
+    @property
+    def known(self) -> list[float]:
+        """The mean, and the ends of the interval: those that there are."""
+        return [value for value in (self.mean, self.low, self.high) if value is not None]
 
     @property
     def half_width(self) -> float | None:
@@ -269,6 +262,8 @@ def mean_estimate(values: Iterable[float | None], all_needed: bool = False) -> E
 
 def critical_t(n: int) -> float:
     """Student's t of a two-sided interval for the mean of `n` values."""
+    from scipy import stats  # takes long to import
+
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1))
 
 
@@ -313,22 +308,20 @@ def paired_values(metric: Metric, ours: Curves, theirs: Curves) -> dict[int, flo
 def drops_values(metric: Metric, ours: Curves, theirs: Curves) -> bool:
     """Whether rounds are left out of a comparison although one of the two runs was measured."""
     return any(
-        not np.isnan(curve.of(metric.of)[: len(both)][~both]).all()
-        for a, b in _pairs(ours, theirs).values()
-        for both in [_both(metric, a, b)]
-        for curve in (a, b)
-        if metric.of is not None
+        (curve.known(metric.of)[: len(both)] & ~both).any()
+        for pair in _pairs(ours, theirs).values()
+        for both in [_both(metric, *pair)]
+        for curve in pair
     )
 
 
 def bytes_ratio(ours: Curves, theirs: Curves) -> float | None:
     """Our bytes, down and up, divided by theirs, over the rounds that both have; None without."""
-    totals = [0.0, 0.0]
+    totals = np.zeros(2)
     for pair in _pairs(ours, theirs).values():
         rounds = min(curve.done for curve in pair)
-        for place, curve in enumerate(pair):
-            totals[place] += float((curve.down + curve.up)[:rounds].sum())
-    return totals[0] / totals[1] if totals[1] > 0 else None
+        totals += [(curve.down + curve.up)[:rounds].sum() for curve in pair]
+    return float(totals[0] / totals[1]) if totals[1] > 0 else None
 
 
 def _pairs(ours: Curves, theirs: Curves) -> dict[int, tuple[Curve, Curve]]:
@@ -339,24 +332,18 @@ def _pairs(ours: Curves, theirs: Curves) -> dict[int, tuple[Curve, Curve]]:
 def _both(metric: Metric, a: Curve, b: Curve) -> Mask:
     """In which of the rounds that both have a metric counts: those that both have measured."""
     rounds = min(a.done, b.done)
-    if metric.of is None:
-        return np.ones(rounds, dtype=bool)
-    return ~(np.isnan(a.of(metric.of)[:rounds]) | np.isnan(b.of(metric.of)[:rounds]))
+    both: Mask = a.known(metric.of)[:rounds] & b.known(metric.of)[:rounds]
+    return both
 
 
 def _cut(metric: Metric, curve: Curve, both: Mask) -> Curve:
     """The part of a run that is compared."""
-    later = 0 if not metric.to_target else curve.done - len(both)
-    curve = curve.first(len(both) + later)
-    if metric.of is None:
-        return curve
-    return curve.only_where(metric.of, np.concatenate([both, np.ones(later, dtype=bool)]))
+    later = curve.done - len(both) if metric.to_target else 0
+    kept = np.append(both, np.ones(later, dtype=bool))
+    return curve.first(len(kept)).only_where(metric.of, kept)
 
 
 # --- numbers as text ------------------------------------------------------------------------------
-
-DIGITS = 3
-MOST_DIGITS = 7
 
 
 def numbers(metric: Metric, values: Sequence[float], *, signed: bool = False) -> list[str]:
@@ -372,15 +359,26 @@ def numbers(metric: Metric, values: Sequence[float], *, signed: bool = False) ->
         signed: whether a plus is written too
     """
     sign = "+" if signed else ""
-    ends = values[1:] or values
     if metric.unit == "accuracy":
-        digits = DIGITS
-        while digits < MOST_DIGITS and any(_vanishes(value, digits) for value in ends):
-            digits += 1
-        return [_without_zero(f"{value:{sign}z.{digits}f}") for value in values]
-    if metric.unit == "number":
-        return _significant(values, ends, sign)
-    return [f"{value:{sign}.1f}".removesuffix(".0") for value in values]
+        fraction = f"{sign}z.{_digits(values, 3, 7) or 7}f"
+        # `0.701` as `.701`; `1.000` stays.
+        return [re.sub(r"^([+-]?)0\.", r"\1.", f"{value:{fraction}}") for value in values]
+    if metric.unit != "number":
+        return [f"{value:{sign}.1f}".removesuffix(".0") for value in values]
+    largest = max((abs(value) for value in values), default=0.0)
+    if largest == 0 or 1e-3 <= largest < 1e5:
+        # Three digits of the largest, and as many places for the others.
+        places = max(2 - math.floor(math.log10(largest)), 0) if largest else 2
+        if (digits := _digits(values, places, places + 3)) is not None:
+            return [f"{value:{sign}z.{digits}f}" for value in values]
+    return [f"{value:{sign}.2e}" for value in values]
+
+
+def _digits(values: Sequence[float], first: int, stop: int) -> int | None:
+    """The fewest digits of `range(first, stop)` with which no end of an interval but zero is
+    written as zero; None if there are none."""
+    ends = [value for value in values[1:] or values if value != 0]
+    return next((n for n in range(first, stop) if all(round(end, n) for end in ends)), None)
 
 
 def numbers_with_unit(
@@ -393,39 +391,12 @@ def numbers_with_unit(
     return [f"{value:{sign}{style}}" for value in values], ""
 
 
-def gap_text(metric: Metric, estimate: Estimate) -> str:
+def with_interval(texts: Sequence[str]) -> str:
     """`+.052 [+.041, +.063]`; without the bracket where there is no interval."""
-    values = [value for value in (estimate.mean, estimate.low, estimate.high) if value is not None]
-    mean, *ends = numbers(metric, values, signed=True)
+    mean, *ends = texts
     return f"{mean} [{', '.join(ends)}]" if ends else mean
-
-
-def rounds_text(rounds: float) -> str:
-    """`17.3`, or `17` where it is whole."""
-    return f"{rounds:.1f}".removesuffix(".0")
 
 
 def percent(fraction: float) -> str:
     """`80 %`."""
     return f"{100 * fraction:.6g} %"
-
-
-def _significant(values: Sequence[float], ends: Sequence[float], sign: str) -> list[str]:
-    """Three digits of the largest, and as many places for the others; powers of ten if need be."""
-    largest = max((abs(value) for value in values), default=0.0)
-    if largest == 0 or 1e-3 <= largest < 1e5:
-        places = 2 - math.floor(math.log10(largest)) if largest else 2
-        for digits in range(max(places, 0), max(places, 0) + 3):
-            if not any(_vanishes(value, digits) for value in ends):
-                return [f"{value:{sign}z.{digits}f}" for value in values]
-    return [f"{value:{sign}.2e}" for value in values]
-
-
-def _vanishes(value: float, digits: int) -> bool:
-    return value != 0 and math.isclose(round(value, digits), 0.0, abs_tol=0.0)
-
-
-def _without_zero(text: str) -> str:
-    """`0.701` as `.701`; `1.000` stays."""
-    sign, number = ("", text) if text[0].isdigit() else (text[0], text[1:])
-    return sign + (number[1:] if number.startswith("0.") else number)

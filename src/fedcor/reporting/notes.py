@@ -14,29 +14,21 @@ import numpy as np
 from fedcor.core.config import build_dataclass
 from fedcor.core.errors import ConfigError
 from fedcor.core.text import listed
-from fedcor.reporting.series import group_names, run_name, series_names
+from fedcor.reporting.series import named_runs, run_name, selector_options
 from fedcor.reporting.summary import ExperimentSummary
-from fedcor.runs.record import RunRecord, client_names
+from fedcor.runs.record import RunRecord, client_names, first_round
 from fedcor.simulation.byzantine import Byzantine
 
 # --- notes on an experiment -----------------------------------------------------------------------
 
 
-def span(bounds: tuple[int, int]) -> str:
-    """`40`, or `7-40` where the bounds differ."""
-    return str(bounds[0]) if bounds[0] == bounds[1] else f"{bounds[0]}-{bounds[1]}"
-
-
 def seeds_text(experiment: ExperimentSummary) -> str:
     """`seeds 1, 2, 3` where all selectors have the same, else the seeds of each."""
-    by_selector = {
-        selector.name: ", ".join(str(run.seed) for run in selector.runs)
-        for selector in experiment.selectors
-    }
-    if len(set(by_selector.values())) > 1:
-        return "seeds " + ", ".join(f"{name} ({seeds})" for name, seeds in by_selector.items())
-    seeds = by_selector.popitem()[1]
-    return f"seeds {seeds}" if "," in seeds else f"seed {seeds}"
+    seeds = {s.name: ", ".join(str(run.seed) for run in s.runs) for s in experiment.selectors}
+    first, *others = {*seeds.values()}
+    if others:
+        return "seeds " + ", ".join(f"{name} ({own})" for name, own in seeds.items())
+    return f"seeds {first}" if "," in first else f"seed {first}"
 
 
 def all_notes(experiment: ExperimentSummary) -> list[str]:
@@ -57,36 +49,28 @@ def unfinished_note(experiment: ExperimentSummary) -> str:
 
 
 def missing_note(experiment: ExperimentSummary) -> str:
-    """Which runs never have the measure, in how many rounds the others do, and where a loss was not
-    finite; empty where all is there."""
+    """Which runs never have the measure, and in how many rounds the others do; empty where all is
+    there."""
     measure = experiment.measure
-    runs = {
-        f"{name} seed {seed}": curve
+    counts = {  # known and finished rounds
+        f"{name} seed {seed}": (int(curve.known(measure).sum()), curve.done)
         for name, by_seed in experiment.curves.items()
         for seed, curve in sorted(by_seed.items())
         if curve.done
     }
-    counts = {name: int((~np.isnan(run.of(measure))).sum()) for name, run in runs.items()}
-    without = [name for name, count in counts.items() if not count]
+    without = [name for name, (known, _) in counts.items() if not known]
+    gaps = {name: count for name, count in counts.items() if 0 < count[0] < count[1]}
     notes = []
     if without:
         notes.append(f"Left out, as no round has a value of {measure}: {listed(without, 3)}.")
-    gaps = {n: (k, runs[n].done) for n, k in counts.items() if 0 < k < runs[n].done}
-    if gaps and len(gaps) + len(without) == len(runs) and len(set(gaps.values())) == 1:
-        count, done = next(iter(gaps.values()))
+    shown = [f"in {known} of {done} rounds" for known, done in gaps.values()]
+    if gaps and len(gaps) + len(without) == len(counts) and len(set(shown)) == 1:
         rest = " of the others; the rest is left out" if without else "; the others are left out"
-        notes.append(f"{measure} is known in {count} of {done} rounds{rest}.")
+        notes.append(f"{measure} is known {shown[0]}{rest}.")
     elif gaps:
-        shown = [f"in {count} of {done} rounds of {name}" for name, (count, done) in gaps.items()]
+        each = [f"{rounds} of {name}" for rounds, name in zip(shown, gaps, strict=True)]
         start = f"Rounds without a value of {measure} are left out; it is known"
-        notes.append(f"{start} {listed(shown, 3)}.")
-    diverged = [
-        f"{name} ({count} of {run.done})"
-        for name, run in runs.items()
-        if (count := int(np.isinf(run.of(measure)).sum()))
-    ]
-    if diverged:
-        notes.append(f"The model diverged, so there is no mean: {listed(diverged, 3)}.")
+        notes.append(f"{start} {listed(each, 3)}.")
     return " ".join(notes)
 
 
@@ -95,16 +79,19 @@ def caution_note(experiment: ExperimentSummary) -> str:
     notes = []
     for name, by_seed in experiment.curves.items():
         curve = next(iter(by_seed.values()))
-        warmup = (curve.options.get(curve.selector) or {}).get("warmup")
+        warmup = selector_options(curve.run).get("warmup")
         if isinstance(warmup, int) and 0 < curve.done <= warmup:
             notes.append(
                 f"{name} chose uniformly in all rounds: its warm-up has {warmup}. Set a smaller "
                 "warmup, or run more rounds."
             )
-        infinite = {seed: np.isinf(run.of("loss")) for seed, run in by_seed.items()}
-        diverged = sorted(seed for seed, rounds in infinite.items() if rounds.any())
-        if diverged and experiment.measure != "loss":
-            first = curve.first_round + min(int(infinite[seed].argmax()) for seed in diverged)
+        diverged = {
+            seed: int(np.isinf(run.of("loss")).argmax())
+            for seed, run in sorted(by_seed.items())
+            if np.isinf(run.of("loss")).any()
+        }
+        if diverged:
+            first = first_round(curve.run) + min(diverged.values())
             notes.append(
                 f"The model of {name} diverged (seeds {', '.join(map(str, diverged))}; "
                 f"its loss is not finite from round {first} on): lower the learning rate."
@@ -174,7 +161,7 @@ def missing_notes(runs: Sequence[RunRecord]) -> list[str]:
     chosen: Counter[str] = Counter()
     took_part: Counter[str] = Counter()
     kinds: dict[str, Counter[str]] = {}
-    for group, name, run in zip(group_names(runs), series_names(runs), runs, strict=True):
+    for group, name, run in named_runs(runs):
         key = f"{group}, {name}"
         for entry in run.rounds:
             chosen[key] += len({*(entry.get("selected") or ())})
@@ -197,10 +184,10 @@ def faults_note(run: RunRecord) -> str:
     for entry in run.rounds:
         kinds.update(entry.get("faults") or {})
     resting = Counter(client for entry in run.rounds for client in entry.get("quarantined") or ())
-    names = client_names(run.path)
+    names = dict(enumerate(client_names(run.path)))
     clients = [
         f"client {client}"
-        + (f" ({names[client]})" if client < len(names) else "")
+        + (f" ({names[client]})" if client in names else "")
         + f" in {rounds} round{'s' if rounds > 1 else ''}"
         for client, rounds in sorted(resting.items(), key=lambda item: (-item[1], item[0]))
     ]

@@ -22,7 +22,7 @@ from fedcor.core.types import FloatArray
 from fedcor.reporting.curves import SeedMeans, seed_means
 from fedcor.reporting.metrics import percent
 from fedcor.reporting.series import short_names
-from fedcor.reporting.summary import ExperimentSummary, ranking
+from fedcor.reporting.summary import ExperimentSummary, every_curve, ranking
 
 try:
     from matplotlib.axes import Axes
@@ -81,11 +81,12 @@ def line_style(label: str, i: int) -> dict[str, Any]:
 
 # --- plots of runs --------------------------------------------------------------------------------
 
-LABELS = {
-    "rounds": "communication round",
-    "bytes": "down and up",
-    "seconds": "seconds",
-    "time": "of simulated time",
+# What a measure is drawn against -> the label of the axis, and its units.
+AXES: dict[str, tuple[str, Any]] = {
+    "rounds": ("communication round", None),
+    "bytes": ("down and up", BYTE_UNITS),
+    "seconds": ("seconds", None),
+    "time": ("of simulated time", TIME_UNITS),
 }
 # Without a date, the same numbers give the same file.
 FORMATS: dict[str, dict[str, Any]] = {
@@ -93,17 +94,14 @@ FORMATS: dict[str, dict[str, Any]] = {
     "svg": {"metadata": {"Date": None}},
     "pdf": {"metadata": {"CreationDate": None}},
 }
-_UNITS = {"bytes": BYTE_UNITS, "time": TIME_UNITS}
 
 
 def cannot_draw(experiment: ExperimentSummary) -> str:
     """Why there is nothing to draw; empty where there is, and before the first round."""
-    curves = [curve for by_seed in experiment.curves.values() for curve in by_seed.values()]
-    begun = [curve for curve in curves if curve.done]
+    begun = [curve for curve in every_curve(experiment.curves) if curve.done]
     if not begun or any(np.isfinite(curve.of(experiment.measure)).any() for curve in begun):
         return ""
-    why = f"no round has a value of {experiment.measure}"
-    return f"{experiment.name} cannot be drawn: {why}"
+    return f"{experiment.name} cannot be drawn: no round has a value of {experiment.measure}"
 
 
 def plot_experiment(
@@ -129,15 +127,13 @@ def plot_experiment(
     if why := cannot_draw(experiment):
         raise RecordError(why)
     for x in xs:
-        check_one_of("x", x, LABELS)
+        check_one_of("x", x, AXES)
         if x == "time" and not experiment.has_clock:
             raise RecordError(
                 f"{experiment.name} has no simulated time: set faults.devices, and run it again"
             )
-    names = {
-        name: for_figure(short)
-        for name, short in short_names((s.name for s in experiment.selectors), 24).items()
-    }
+    short = short_names((s.name for s in experiment.selectors), 24)
+    names = {name: for_figure(shown) for name, shown in short.items()}
     # A panel is 3.6 inches wide, and the legend as wide as its longest name.
     legend = 0.7 + 0.075 * max(map(len, names.values()))
     figure, axes = panel_row(len(xs), 3.6 + legend / len(xs), 3.2)
@@ -149,7 +145,7 @@ def plot_experiment(
     }
     for ax, x in zip(axes, xs, strict=True):
         _draw(ax, experiment, means, names, x)
-    axes[0].set_ylabel(_measure_label(experiment))
+    axes[0].set_ylabel(for_figure(experiment.measure_title, 60))
     handles, labels = axes[0].get_legend_handles_labels()
     if handles:
         # Outside, where it hides no curve.
@@ -189,11 +185,12 @@ def _draw(
     x: str,
 ) -> None:
     """One panel."""
+    label, units = AXES[x]
+    across: dict[str, FloatArray] = {name: getattr(mean, x) for name, mean in means.items()}
     scale, unit = 1.0, ""
-    across = {name: _across(mean, x) for name, mean in means.items()}
-    if x in _UNITS:
+    if units:
         most = max((float(xs[-1]) for xs in across.values() if len(xs)), default=0.0)
-        scale, unit = unit_for(most, _UNITS[x])
+        scale, unit = unit_for(most, units)
     places = [s.name for s in experiment.selectors]  # a selector keeps its look
     for name, mean in means.items():
         known = np.isfinite(mean.mean)  # rounds that were not measured are bridged
@@ -210,32 +207,17 @@ def _draw(
         look = {"va": "top", "ha": "right", "fontsize": 7, "color": "grey"}
         text = f"target {percent(experiment.target)}"
         ax.text(0.99, experiment.target, text, transform=ax.get_yaxis_transform(), **look)
-    ax.set_xlabel(f"{unit} {LABELS[x]}".strip())
-
-
-def _across(means: SeedMeans, x: str) -> FloatArray:
-    if x == "rounds":
-        return np.arange(1, len(means.mean) + 1, dtype=np.float64)
-    return {"bytes": means.bytes, "seconds": means.seconds, "time": means.time}[x]
-
-
-def _measure_label(experiment: ExperimentSummary) -> str:
-    known = ("accuracy", "loss")
-    measure = experiment.measure
-    return f"test {measure}" if measure in known else for_figure(measure, 60)
+    ax.set_xlabel(f"{unit} {label}".strip())
 
 
 def _caption(experiment: ExperimentSummary, means: dict[str, SeedMeans], window: int) -> str:
-    counts = sorted({mean.seeds for mean in means.values()})
-    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    fewest, most = (pick(mean.seeds for mean in means.values()) for pick in (min, max))
+    seeds = f"{most}" if fewest == most else f"{fewest} to {most}"
     parts = [
         for_figure(experiment.name),
-        f"mean over {seeds} {'seed' if seeds == '1' else 'seeds'}",
+        f"mean over {seeds} {'seed' if most == 1 else 'seeds'}",
+        "band: lowest to highest seed" if most > 1 else "",
+        f"{window}-round means" if window > 1 else "",
+        "" if experiment.finished else "not finished: up to the round that all seeds have",
     ]
-    if counts[-1] > 1:
-        parts.append("band: lowest to highest seed")
-    if window > 1:
-        parts.append(f"{window}-round means")
-    if any(not run.finished for s in experiment.selectors for run in s.runs):
-        parts.append("not finished: up to the round that all seeds have")
-    return "; ".join(parts)
+    return "; ".join(filter(None, parts))

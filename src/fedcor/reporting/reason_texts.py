@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcor.core.text import one_line, seconds_text
+from fedcor.reporting.series import selector_options
+from fedcor.runs.record import RunRecord
 
 # What each number of a pick means.
 MEANINGS = {
@@ -70,20 +72,19 @@ _ROUNDS = {
     "the group's update with the mean of all",
 }
 _NEW_FIRST = "clients that never trained come first, in random order"
-_WARM_UP = "warm-up: chosen uniformly, and the resulting loss changes were measured for the "
-_WARM_UP += "Gaussian process"
+_WARM_UP = (
+    "warm-up: chosen uniformly, and the resulting loss changes were measured for the Gaussian "
+    "process"
+)
 _UNFITTED = "chosen uniformly: the Gaussian process was never fitted (no loss change was measured)"
 
 
-def round_note(header: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+def round_note(run: RunRecord, entry: Mapping[str, Any]) -> str:
     """One sentence on how a round was chosen; empty where nothing is to be said."""
-    selector = str(header.get("selector"))
+    selector = str(run.header.get("selector"))
     without_reasons = bool(entry.get("selected")) and not entry.get("why")
     if selector == "fedcor" and without_reasons:
-        options: Any = header
-        for key in ("config", "selectors", "fedcor"):
-            options = options.get(key) if isinstance(options, Mapping) else None
-        warmup = options.get("warmup") if isinstance(options, Mapping) else None
+        warmup = selector_options(run).get("warmup")
         if not isinstance(warmup, int):
             return ""
         return _WARM_UP if int(entry["round"]) < warmup else _UNFITTED
@@ -142,19 +143,12 @@ def _reason(row: Mapping[str, Any], explanation: Mapping[str, Any]) -> str:
     if _known(row, "exploring"):
         return _utility(row)
     if _known(row, "loss") and explanation["selector"] == "power_of_choice":
-        rivals = len(explanation["candidates"])
-        among = f" of {rivals} candidates" if rivals else ""
-        return f"a loss of {_n(row['loss'])}, the {_ordinal(row['place'])} largest{among}."
+        place, candidates = row["place"], len(explanation["candidates"])
+        return f"a loss of {_n(row['loss'])}, number {place} of {candidates} candidates."
     if {"before", "cosine_before", "overdue"} & row.keys():
         return _group(row)
     known = [f"{name} {_n(row[name])}" for name in explanation["reasons"] if _known(row, name)]
-    if known:
-        return one_line(", ".join(known)) + "."
-    return (
-        "the record gives no reason."
-        if explanation["reasons"]
-        else "chosen by the rule of this round."
-    )
+    return one_line(", ".join(known) or "chosen by the rule of this round") + "."
 
 
 def _gain(row: Mapping[str, Any]) -> str:
@@ -245,11 +239,6 @@ def _n(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _ordinal(number: int) -> str:
-    endings = {1: "st", 2: "nd", 3: "rd"} if number % 100 not in (11, 12, 13) else {}
-    return f"{number}{endings.get(number % 10, 'th')}"
-
-
 # --- a round on a terminal ------------------------------------------------------------------------
 
 _NAME_WIDTH = 20
@@ -293,10 +282,8 @@ def _above(explanation: Mapping[str, Any]) -> list[str]:
     if "duration" in explanation and "clock" in explanation:
         took, clock = (seconds_text(explanation[key]) for key in ("duration", "clock"))
         title += f", {took} of simulated time ({clock} in all)"
-    lines = [one_line(title)]
-    if explanation["note"]:
-        lines.append(explanation["note"])
-    elif not explanation["reasons"]:
+    lines = [one_line(title), explanation["note"]]
+    if not explanation["note"] and not explanation["reasons"]:
         lines.append("No reasons in the record: the selector gives none.")
     if explanation["predicted_change"] is not None:
         change = _n(explanation["predicted_change"])
@@ -304,7 +291,7 @@ def _above(explanation: Mapping[str, Any]) -> list[str]:
     if explanation["before_rules"]:
         clients = ", ".join(map(str, explanation["before_rules"]))
         lines.append(f"rules changed the choice; before them it was: {clients}")
-    return lines
+    return list(filter(None, lines))
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

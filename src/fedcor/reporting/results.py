@@ -5,21 +5,22 @@ from __future__ import annotations
 import html
 import tempfile
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcor.core.errors import FedcorError, MissingExtraError, RecordError, suggest
 from fedcor.core.files import write_whole
+from fedcor.reporting.metrics import Estimate, difference
+from fedcor.reporting.series import find_name, group_names, named_runs, series_names
+from fedcor.reporting.summary import ExperimentSummary, Summary, ranking, summarise
+from fedcor.reporting.verdict import verdict
 from fedcor.runs.record import RunRecord
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-    from fedcor.reporting.metrics import Estimate
-    from fedcor.reporting.summary import ExperimentSummary, Summary
 
 
 class Result:
@@ -73,8 +74,6 @@ class Result:
         Where runs of an experiment differ in their optimiser or Flower strategy as well, the names
         say so, here and in all frames and tables: `aligned + FedRecall`.
         """
-        from fedcor.reporting.series import series_names
-
         return tuple(dict.fromkeys(series_names(self.runs)))
 
     @property
@@ -107,8 +106,6 @@ class Result:
     @property
     def verdict(self) -> str:
         """Who is best, by how much and how surely, in one or two sentences."""
-        from fedcor.reporting.verdict import verdict
-
         return verdict(self._summary)
 
     @property
@@ -117,8 +114,6 @@ class Result:
 
         It need not be clearly better than the others: `verdict` tells.
         """
-        from fedcor.reporting.summary import ranking
-
         return ranking(self._experiment())[0]
 
     def __repr__(self) -> str:
@@ -127,7 +122,7 @@ class Result:
         try:
             return screen_text(self._summary, curve=False)
         except FedcorError as error:
-            return f"{self._inventory}. {_sentence(error)}"
+            return self._unusable(error)
 
     def _repr_html_(self) -> str:
         from fedcor.reporting.screen import to_html
@@ -135,7 +130,7 @@ class Result:
         try:
             return to_html(self._summary)
         except FedcorError as error:
-            return f"<p>{html.escape(f'{self._inventory}. {_sentence(error)}')}</p>"
+            return f"<p>{html.escape(self._unusable(error))}</p>"
 
     # --- frames -----------------------------------------------------------------------------------
 
@@ -146,8 +141,9 @@ class Result:
         bytes_down, bytes_up, bytes (down and up, of all rounds so far), probed, refused, selected
         and participated (tuples of clients), seconds, server_round (Flower's number of the round)
         where there are runs on Flower, duration and clock (simulated seconds, of the round and
-        until then) where time was simulated, and one for each further metric. NaN where a
-        round has no value; a tuple where it is a list of numbers.
+        until then) where time was simulated, clipped, refused_updates, capped and rolled_back where
+        there are any, and one for each further metric. NaN where a round has no value; a tuple
+        where it is a list of numbers.
         """
         return _rounds_frame(self.runs)
 
@@ -246,8 +242,6 @@ class Result:
     @cached_property
     def _groups(self) -> list[str]:
         """The name of each run's experiment."""
-        from fedcor.reporting.series import group_names
-
         return group_names(self.runs)
 
     @cached_property
@@ -255,8 +249,6 @@ class Result:
         return self._summarise(None)
 
     def _summarise(self, metric: str | None) -> Summary:
-        from fedcor.reporting.summary import summarise
-
         return summarise(self.runs, self.baseline, metric)
 
     def _experiment(self, metric: str | None = None) -> ExperimentSummary:
@@ -268,83 +260,71 @@ class Result:
         return summary.experiments[0]
 
     def _selector(self, parameter: str, name: str) -> str:
-        from fedcor.reporting.series import find_name
-
         selector = find_name(name, self.selectors)
         if selector is None:
             hint = suggest(name, self.selectors) or f"there is {', '.join(self.selectors)}"
             raise RecordError(f'{parameter} = "{name}": no run has this selector ({hint})')
         return selector
 
-    @property
-    def _inventory(self) -> str:
+    def _unusable(self, error: FedcorError) -> str:
+        """What there is, and why it cannot be shown."""
         runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
-        return f"{runs} of {', '.join(self.experiments)} with {', '.join(self.selectors)}"
-
-
-def _sentence(error: FedcorError) -> str:
-    text = str(error)
-    return f"{text[0].upper()}{text[1:]}."
+        names = f"{', '.join(self.experiments)} with {', '.join(self.selectors)}"
+        why = str(error)
+        return f"{runs} of {names}. {why[0].upper()}{why[1:]}."
 
 
 # --- pandas frames --------------------------------------------------------------------------------
 
-_TEXTS = ("experiment", "selector", "selected", "participated")
-_COUNTS = ("seed", "round", "bytes_down", "bytes_up", "bytes", "probed", "refused")
-_FLOWERS = "server_round"
-_CLOCK = ("duration", "clock")
 _COLUMNS = (
     "experiment", "selector", "seed", "round", "accuracy", "loss", "learning_rate", "bytes_down",
     "bytes_up", "bytes", "probed", "refused", "selected", "participated", "seconds",
+)  # fmt: skip
+_TEXTS = ("experiment", "selector", "selected", "participated")
+_COUNTS = ("seed", "round", "bytes_down", "bytes_up", "bytes", "probed", "refused")
+# Columns of runs that have them: on Flower, with simulated time, with clients that were defended
+# against.
+_SOME = (
+    "server_round", "duration", "clock", "clipped", "refused_updates", "capped", "rolled_back",
 )  # fmt: skip
 
 
 def _rounds_frame(runs: Sequence[RunRecord]) -> pd.DataFrame:
     """A row per round; see `Result.to_frame`."""
-    from fedcor.reporting.series import group_names, series_names
-
-    pandas = _pandas()
-    named = zip(group_names(runs), series_names(runs), runs, strict=True)
-    rows = [row for group, name, run in named for row in _rows(group, name, run)]
+    rows = [row for group, name, run in named_runs(runs) for row in _rows(group, name, run)]
     columns = dict.fromkeys([*_COLUMNS, *(key for row in rows for key in row)])
-    frame = pandas.DataFrame(rows, columns=list(columns))
-    tuples = {key for row in rows for key, value in row.items() if isinstance(value, tuple)}
-    numbers = [c for c in frame.columns if c not in {*_TEXTS, *_COUNTS, *tuples, _FLOWERS}]
-    frame = frame.astype(dict.fromkeys(numbers, float))
-    return frame.astype({_FLOWERS: "Int64"}) if _FLOWERS in frame else frame
+    frame = _pandas().DataFrame(rows, columns=list(columns))
+    no_numbers = {
+        key for row in rows for key, value in row.items() if isinstance(value, tuple | Mapping)
+    }
+    other = {*_TEXTS, *_COUNTS, *no_numbers, "server_round"}
+    frame = frame.astype({column: float for column in columns if column not in other})
+    return frame.astype({"server_round": "Int64"}) if "server_round" in frame else frame
 
 
 def _summary_frame(summary: Summary) -> pd.DataFrame:
     """A row per selector, best first; see `Result.summary`."""
-    from fedcor.reporting.summary import ranking
-
     pandas = _pandas()
-    rows: dict[Any, dict[tuple[str, str], float]] = {}
-    several = len(summary.experiments) > 1
-    for experiment in summary.experiments:
-        for name in ranking(experiment):
-            rows[(experiment.name, name) if several else name] = {
-                (key, part): value
-                for key, estimate in experiment.selector(name).estimates.items()
-                for part, value in _parts(estimate).items()
-            }
+    rows = {
+        (experiment.name, name): {
+            (key, part): value
+            for key, estimate in experiment.selector(name).estimates.items()
+            for part, value in _parts(estimate).items()
+        }
+        for experiment in summary.experiments
+        for name in ranking(experiment)
+    }
     frame = pandas.DataFrame.from_dict(rows, orient="index", dtype=float)
     counts = [column for column in frame.columns if column[1] == "n"]
     frame[counts] = frame[counts].fillna(0)  # a metric that another experiment has
     frame = frame.astype(dict.fromkeys(counts, int))
     frame.columns = pandas.MultiIndex.from_tuples(frame.columns, names=["metric", ""])
-    frame.index = (
-        pandas.MultiIndex.from_tuples(list(rows), names=["experiment", "selector"])
-        if several
-        else pandas.Index(list(rows), name="selector")
-    )
-    return frame
+    frame.index = pandas.MultiIndex.from_tuples(list(rows), names=["experiment", "selector"])
+    return frame if len(summary.experiments) > 1 else frame.droplevel("experiment")
 
 
 def _difference_frame(experiment: ExperimentSummary, a: str, b: str) -> pd.DataFrame:
     """`a` minus `b`, a row per metric; see `Result.difference`."""
-    from fedcor.reporting.metrics import difference
-
     rows = {}
     for metric in experiment.metrics:
         gap = difference(metric, experiment.curves[a], experiment.curves[b])
@@ -356,33 +336,23 @@ def _difference_frame(experiment: ExperimentSummary, a: str, b: str) -> pd.DataF
 
 def _rows(group: str, name: str, run: RunRecord) -> Iterator[dict[str, Any]]:
     """A run's rounds as rows of a frame; `group` and `name` are what it is called there."""
-    header, total = run.header, 0
+    total = 0
     for entry in run.rounds:
         total += entry["bytes_down"] + entry["bytes_up"]
         row = {
+            **{key: entry.get(key) for key in _COLUMNS},
+            **{key: entry[key] for key in _SOME if key in entry},
             "experiment": group,
             "selector": name,
-            "seed": int(header["seed"]),
-            "round": entry["round"],
+            "seed": int(run.header["seed"]),
             "accuracy": entry.get("test_accuracy"),
             "loss": entry.get("test_loss"),
-            "learning_rate": entry.get("learning_rate"),
-            "bytes_down": entry["bytes_down"],
-            "bytes_up": entry["bytes_up"],
             "bytes": total,
-            "probed": entry.get("probed", 0),
-            "refused": entry.get("refused", 0),
-            "selected": tuple(entry.get("selected", ())),
-            "participated": tuple(entry.get("participated", ())),
-            "seconds": entry.get("seconds"),
         }
-        row |= {key: entry[key] for key in (_FLOWERS, *_CLOCK) if key in entry}
-        taken = {*row, _FLOWERS, *_CLOCK}
         for key, value in (entry.get("metrics") or {}).items():
             # A metric that is named as a column gets another name.
-            column = f"metric_{key}" if key in taken else key
-            row[column] = tuple(value) if isinstance(value, list) else value
-        yield row
+            row[f"metric_{key}" if key in (*_COLUMNS, *_SOME) else key] = value
+        yield {key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}
 
 
 def _parts(estimate: Estimate) -> dict[str, Any]:

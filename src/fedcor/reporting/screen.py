@@ -8,7 +8,8 @@ from __future__ import annotations
 import html
 
 import numpy as np
-from rich.cells import cell_len, chop_cells, set_cell_size
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
 from rich.text import Text
 
 from fedcor.core.text import one_line
@@ -45,10 +46,18 @@ def screen(summary: Summary, *, ascii: bool = False, curve: bool = True) -> Text
     parts = []
     for experiment in summary.experiments:
         name = f"{clean(experiment.name)}: " if several else ""
-        text = Text(_wrapped(name + experiment_verdict(experiment)), style="bold")
-        parts.append(_below_verdict(Text().append_text(text), experiment))
+        text = Text().append(_wrapped(name + experiment_verdict(experiment)), style="bold")
+        text.append("\n\n" + _wrapped(title(experiment)) + "\n")
+        table = results_table(experiment)
+        head, *lines = table_lines(table)
+        text.append(head, style="underline")
+        for row, line in zip(table.rows, lines, strict=True):
+            text.append("\n" + line, style=VERDICT_STYLES.get(row.verdict, ""))
+        for note in all_notes(experiment):
+            text.append("\n" + _wrapped(clean(note)))
         if curve and (drawn := sparklines(experiment, ascii)):
-            parts[-1].append("\n\n" + "\n".join(drawn))
+            text.append("\n\n" + "\n".join(drawn))
+        parts.append(text)
     parts += [Text(_wrapped(clean(note))) for note in summary.notes]
     return Text("\n\n").join(parts)
 
@@ -58,31 +67,18 @@ def screen_text(summary: Summary, *, ascii: bool = False, curve: bool = True) ->
     return screen(summary, ascii=ascii, curve=curve).plain
 
 
-def _below_verdict(text: Text, experiment: ExperimentSummary) -> Text:
-    """`text`, followed by the table and the notes."""
-    text.append("\n\n" + _wrapped(title(experiment)) + "\n")
-    table = results_table(experiment)
-    head, *lines = table_lines(table)
-    text.append(head, style="underline")
-    for row, line in zip(table.rows, lines, strict=True):
-        text.append("\n" + line, style=VERDICT_STYLES.get(row.verdict, ""))
-    for note in all_notes(experiment):
-        text.append("\n" + _wrapped(clean(note)))
-    return text
-
-
 def to_html(summary: Summary) -> str:
     """Verdict and table of every experiment, for a notebook; names are escaped."""
     parts = []
     for experiment in summary.experiments:
         parts.append(f"<p><b>{html.escape(experiment_verdict(experiment))}</b></p>")
         parts.append(html_table(experiment))
-        parts += _html_notes(*all_notes(experiment))
-    return "".join([*parts, *_html_notes(*summary.notes)])
+        parts += map(_html_note, all_notes(experiment))
+    return "".join([*parts, *map(_html_note, summary.notes)])
 
 
-def _html_notes(*notes: str) -> list[str]:
-    return [f"<p><small>{html.escape(clean(note))}</small></p>" for note in notes]
+def _html_note(note: str) -> str:
+    return f"<p><small>{html.escape(clean(note))}</small></p>"
 
 
 def to_latex(summary: Summary) -> str:
@@ -103,42 +99,38 @@ def table_lines(table: ResultsTable) -> list[str]:
     """The head and the rows in columns: names and differences to the left, numbers to the right."""
     texts = table.narrow()
     widths = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
-    lines = []
-    for cells in texts:
-        padded = [
-            set_cell_size(cell, width)
-            if place in (0, len(cells) - 1)
-            else " " * (width - cell_len(cell)) + cell
-            for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        lines.append("  ".join(padded).rstrip())
-    return lines
+    last = len(widths) - 1
+
+    def padded(place: int, text: str) -> str:
+        blanks = " " * (widths[place] - cell_len(text))
+        return text + blanks if place in (0, last) else blanks + text
+
+    return ["  ".join(map(padded, range(len(cells)), cells)).rstrip() for cells in texts]
 
 
 def html_table(experiment: ExperimentSummary) -> str:
     """The table for a notebook; names are escaped."""
     table = results_table(experiment)
     head, *lines = table.narrow()
-    rows = []
-    for row, cells in zip(table.rows, lines, strict=True):
-        colour = _COLOURS.get(row.verdict)
-        *first, last = [_html_cell("td", cell, place == 0) for place, cell in enumerate(cells)]
-        if colour:
-            last = last.replace('style="', f'style="color:{colour};', 1)
-        name = html.escape(one_line(row.selector))
-        rows.append(f'<tr title="{name}">{"".join(first)}{last}</tr>')
-    titles = "".join(_html_cell("th", cell, place == 0) for place, cell in enumerate(head))
-    caption = html.escape(title(experiment))
+    rows = [
+        f'<tr title="{html.escape(one_line(row.selector))}" '
+        f'style="color:{_COLOURS.get(row.verdict, "inherit")}">{_html_cells("td", cells)}</tr>'
+        for row, cells in zip(table.rows, lines, strict=True)
+    ]
     return (
-        f'<table><caption style="white-space:nowrap">{caption}</caption>'
-        f"<thead><tr>{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        f'<table><caption style="white-space:nowrap">{html.escape(title(experiment))}</caption>'
+        f"<thead><tr>{_html_cells('th', head)}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
 
 
-def _html_cell(tag: str, text: str, is_name: bool) -> str:
-    align = "left" if is_name else "right"
-    style = f"text-align:{align};padding:2px 8px;white-space:nowrap;"
-    return f'<{tag} style="{style}">{html.escape(text)}</{tag}>'
+def _html_cells(tag: str, cells: list[str]) -> str:
+    """The name to the left, all else to the right."""
+    sides = ["left", *["right"] * (len(cells) - 1)]
+    return "".join(
+        f'<{tag} style="text-align:{side};padding:2px 8px;white-space:nowrap">'
+        f"{html.escape(cell)}</{tag}>"
+        for side, cell in zip(sides, cells, strict=True)
+    )
 
 
 def latex_table(experiment: ExperimentSummary) -> str:
@@ -149,13 +141,10 @@ def latex_table(experiment: ExperimentSummary) -> str:
         [_latex_text(row.selector), *map(_latex_number, cells[1:])]
         for row, cells in zip(table.rows, lines, strict=True)
     ]
-    above, *below = [
-        " & ".join(cells) + r" \\" + "\n" for cells in ([*map(_latex_text, head)], *rows)
-    ]
-    return (
-        rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}" + "\n\\toprule\n" + above
-        + "\\midrule\n" + "".join(below) + "\\bottomrule\n\\end{tabular}\n"
-    )  # fmt: skip
+    above, *below = (" & ".join(cells) + r" \\" for cells in (map(_latex_text, head), *rows))
+    columns = "l" + "r" * (len(head) - 1)
+    body = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", above, r"\midrule", *below]
+    return "\n".join([*body, r"\bottomrule", r"\end{tabular}", ""])
 
 
 def _latex_number(text: str) -> str:
@@ -200,8 +189,7 @@ def sparklines(experiment: ExperimentSummary, ascii: bool = False) -> list[str]:
     lines = [f"{clean(experiment.measure)}, rounds 1 to {longest}, {scale}"]
     for name, mean in means.items():
         if np.isfinite(mean).any():
-            padded = np.full(longest, np.nan)
-            padded[: len(mean)] = mean
+            padded = np.append(mean, np.full(longest - len(mean), np.nan))
             parts = np.array_split(padded, columns)
             marked = "".join(_mark(part, low, high, marks) for part in parts)
             lines.append((set_cell_size(names[name], margin) + marked).rstrip())
@@ -219,12 +207,5 @@ def _mark(part: FloatArray, low: float, high: float, marks: str) -> str:
 
 def _wrapped(text: str) -> str:
     """In lines of at most 80 columns; some characters take two."""
-    lines = [""]
-    for word in text.split():
-        for part in chop_cells(word, WIDTH):
-            joined = f"{lines[-1]} {part}".lstrip()
-            if cell_len(joined) <= WIDTH:
-                lines[-1] = joined
-            else:
-                lines.append(part)
-    return "\n".join(lines)
+    lines = Text(" ".join(text.split())).wrap(Console(), WIDTH)
+    return "\n".join(line.plain.rstrip() for line in lines)

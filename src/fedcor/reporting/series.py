@@ -31,36 +31,29 @@ def group_names(runs: Sequence[RunRecord]) -> list[str]:
     of an experiment differ: `toy (data.name=fmnist)`."""
     names: dict[tuple[str, str], str] = {}
     for experiment, groups in _by_experiment(runs).items():
-        for key, label in zip(groups, _labels(list(groups.values())), strict=True):
-            names[experiment, key] = f"{experiment} ({label})" if label else experiment
+        names |= {(experiment, key): name for key, name in _names(experiment, groups).items()}
     return [names[_experiment(run), _key(run)] for run in runs]
 
 
 def group_notes(runs: Sequence[RunRecord]) -> list[str]:
     """For each experiment whose runs cannot all be compared, which cannot, and why."""
-    names, notes = group_names(runs), []
-    for experiment, groups in _by_experiment(runs).items():
-        if len(groups) > 1:
-            members = [n for n, r in zip(names, runs, strict=True) if _experiment(r) == experiment]
-            differing = listed(_differing(list(groups.values())), 3)
-            notes.append(
-                f"Not compared with each other, as their settings differ ({differing}): "
-                f"{', '.join(dict.fromkeys(members))}."
-            )
-    return notes
+    return [
+        f"Not compared with each other, as their settings differ ({listed(_differing(groups), 3)}):"
+        f" {', '.join(_names(experiment, groups).values())}."
+        for experiment, groups in _by_experiment(runs).items()
+        if len(groups) > 1
+    ]
 
 
 def shared_settings(run: RunRecord) -> dict[str, Any]:
     """What two runs must share to be compared: the engine, and every setting but the selector, who
     aggregates, and the number of rounds."""
-    config = _config(run)
     settings = {
         key: value
-        for key, value in config.items()
+        for key, value in _config(run).items()
         if key not in ("selector", "selectors", "optimiser") and not key.startswith("strategy")
     }
-    training = config.get("training")
-    if isinstance(training, Mapping):
+    if training := settings.get("training"):
         settings["training"] = {key: value for key, value in training.items() if key != "rounds"}
     engine = run.header.get("engine") or ("flower app" if is_flower_app(run) else "simulator")
     return {"engine": engine, **settings}
@@ -82,8 +75,7 @@ def flat_settings(settings: Mapping[str, Any], before: str = "") -> dict[str, An
 
 
 def _config(run: RunRecord) -> Mapping[str, Any]:
-    config = run.header.get("config")
-    return config if isinstance(config, Mapping) else {}
+    return run.header.get("config") or {}
 
 
 def _experiment(run: RunRecord) -> str:
@@ -103,40 +95,47 @@ def _by_experiment(runs: Sequence[RunRecord]) -> dict[str, dict[str, dict[str, A
     return experiments
 
 
-def _differing(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+def _differing(groups: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The settings in which groups differ."""
-    keys = dict.fromkeys(key for group in groups for key in group)
-    first = groups[0]
-    return [key for key in keys if any(group.get(key) != first.get(key) for group in groups)]
+    first, *others = groups.values()
+    keys = dict.fromkeys(key for group in groups.values() for key in group)
+    return [key for key in keys if any(group.get(key) != first.get(key) for group in others)]
 
 
-def _labels(groups: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What tells each group from the others, each another; empty for the only one."""
-    keys = _differing(groups)
-    labels: list[str] = []
-    for number, group in enumerate(groups, start=1):
+def _names(experiment: str, groups: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """The name of each group of an experiment, by its key; the only one has the experiment's."""
+    keys, names = _differing(groups), {}
+    for number, (group, settings) in enumerate(groups.items(), start=1):
+        values = {key: settings.get(key) for key in keys}
         label = ", ".join(
-            f"{key}={group[key]}" if group.get(key) is not None else f"{key} not set"
-            for key in keys
+            f"{key} not set" if value is None else f"{key}={value}" for key, value in values.items()
         )
-        labels.append(label if len(label) <= LONGEST else f"{label[:LONGEST]}.., {number}")
-    return labels
+        if len(label) > LONGEST:
+            label = f"{label[:LONGEST]}.., {number}"
+        names[group] = f"{experiment} ({label})" if label else experiment
+    return names
 
 
 # --- series: rows of a table ----------------------------------------------------------------------
 
 
-def series_names(runs: Sequence[RunRecord]) -> list[str]:
-    """The name of each run's series: its selector, and who aggregated where that differs in its
-    group: `aligned + FedRecall`, `random + FedAdam`.
+def named_runs(runs: Sequence[RunRecord]) -> list[tuple[str, str, RunRecord]]:
+    """Each run, after the names of its group and of its series.
 
-    FedAvg is not mentioned. A run that was given another name than its selector's keeps it.
+    A series is named by its selector, and by who aggregated where that differs in its group:
+    `aligned + FedRecall`, `random + FedAdam`. FedAvg is not mentioned. A run that was given another
+    name than its selector's keeps it.
     """
-    groups = group_names(runs)
+    grouped = list(zip(group_names(runs), runs, strict=True))
     used: dict[str, set[tuple[str, str]]] = {}
-    for group, run in zip(groups, runs, strict=True):
+    for group, run in grouped:
         used.setdefault(group, set()).add(_aggregating(run))
-    return [_name(run, used[group]) for group, run in zip(groups, runs, strict=True)]
+    return [(group, _name(run, used[group]), run) for group, run in grouped]
+
+
+def series_names(runs: Sequence[RunRecord]) -> list[str]:
+    """The name of each run's series, as in `named_runs`."""
+    return [name for _, name, _ in named_runs(runs)]
 
 
 def optimiser_settings(run: RunRecord) -> Mapping[str, Any]:
@@ -145,11 +144,15 @@ def optimiser_settings(run: RunRecord) -> Mapping[str, Any]:
     Those of a Flower app's strategy are among them; without an optimiser of ours, it is the `name`.
     """
     config = _config(run)
-    settings = config.get("optimiser")
-    settings = settings if isinstance(settings, Mapping) else {}
     strategy = {key: value for key, value in config.items() if key.startswith("strategy")}
     name = {"name": strategy["strategy"]} if "strategy" in strategy else {}
-    return {**name, **settings, **strategy}
+    return {**name, **(config.get("optimiser") or {}), **strategy}
+
+
+def selector_options(run: RunRecord) -> Mapping[str, Any]:
+    """The selector's own settings, which its runs must share to count as one selector."""
+    options = (_config(run).get("selectors") or {}).get(run.header.get("selector"))
+    return options if isinstance(options, Mapping) else {}
 
 
 def was_renamed(run: RunRecord) -> bool:
@@ -245,19 +248,15 @@ def find_name(given: str, names: Iterable[str]) -> str | None:
         >>> find_name("aligned", ["random", "aligned + FedRecall"])
         'aligned + FedRecall'
     """
-    names = list(names)
-    if given in names:
-        return given
     short = short_names(names, 10_000)
-    matches = [name for name in names if short[name] == given] or [
-        name for name in names if given in (_selector(name), _selector(short[name]))
+    if given in short:
+        return given
+    matches = [name for name in short if short[name] == given] or [
+        name
+        for name in short
+        if given in (name.rpartition(" + ")[0], short[name].rpartition(" + ")[0])
     ]
     return matches[0] if len(matches) == 1 else None
-
-
-def _selector(name: str) -> str:
-    """`aligned` of `aligned + FedRecall`."""
-    return name.rpartition(" + ")[0]
 
 
 def _cut(text: str, width: int) -> str:

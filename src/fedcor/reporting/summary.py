@@ -26,7 +26,6 @@ import numpy as np
 from fedcor.core.errors import RecordError, suggest
 from fedcor.reporting.curves import Curve, read_curve
 from fedcor.reporting.metrics import (
-    METRICS,
     TIME,
     Difference,
     Estimate,
@@ -35,10 +34,15 @@ from fedcor.reporting.metrics import (
     mean_estimate,
     metrics_of,
 )
-from fedcor.reporting.series import find_name, group_names, group_notes, series_names
+from fedcor.reporting.series import (
+    find_name,
+    group_notes,
+    named_runs,
+    optimiser_settings,
+    was_renamed,
+)
 from fedcor.runs.record import RunRecord, differences
 
-DEFAULT_BASELINE = "random"
 # The runs of an experiment, by series and seed.
 Series: TypeAlias = Mapping[str, Mapping[int, Curve]]
 
@@ -109,14 +113,25 @@ class ExperimentSummary:
     target: float | None
     baseline: str
     selectors: tuple[SelectorSummary, ...]
-    measure: str = "accuracy"
-    metrics: tuple[Metric, ...] = field(default=METRICS, repr=False)
-    curves: Series = field(default_factory=dict, repr=False, compare=False)
+    measure: str
+    metrics: tuple[Metric, ...] = field(repr=False)
+    curves: Series = field(repr=False, compare=False)
 
     @property
     def headline(self) -> Metric:
         """The metric that selectors are ranked by: the mean of the measure over rounds."""
         return self.metric(f"mean_{self.measure}")
+
+    @property
+    def measure_title(self) -> str:
+        """`test accuracy`, `test loss`, or the name of the user's metric."""
+        known = self.measure in ("accuracy", "loss")
+        return f"test {self.measure}" if known else self.measure
+
+    @property
+    def finished(self) -> bool:
+        """Whether every run has all its rounds."""
+        return all(selector.finished for selector in self.selectors)
 
     @property
     def has_clock(self) -> bool:
@@ -154,7 +169,7 @@ class Summary:
     """
 
     experiments: tuple[ExperimentSummary, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
 
 def summarise(
@@ -179,65 +194,55 @@ def summarise(
         raise RecordError(
             "no runs to summarise: name a folder that `fedcor run` or `fedcor compare` wrote"
         )
-    curves = _curves(runs)
-    measures = {name: _measure(series, measure) for name, series in curves.items()}
-    baselines = {
-        name: _baseline(series, baseline, measures[name]) for name, series in curves.items()
-    }
-    if all(name is None for name in baselines.values()):
-        raise _no_baseline(curves, str(baseline))
-    notes, shown = group_notes(runs), []
-    for name, series in curves.items():
-        judged_by, compared_with = measures[name], baselines[name]
+    experiments = _curves(runs)
+    notes, shown, baselines = group_notes(runs), [], []
+    for name, curves in experiments.items():
+        judged_by = _measure(curves, measure)
+        compared_with = _baseline(curves, baseline, judged_by)
         if compared_with is None:
             notes.append(f'Left out, without a run of the baseline "{baseline}": {name}.')
         elif judged_by is None:
             notes.append(f'Left out, without a metric "{measure}": {name}.')
         else:
-            _check_comparable(name, series)
-            shown.append(_experiment(name, series, compared_with, judged_by))
+            _check_comparable(name, curves)
+            shown.append(_experiment(name, curves, compared_with, judged_by))
+        baselines.append(compared_with)
+    if not any(baselines):
+        raise _no_baseline(experiments, str(baseline))
     if not shown:
-        raise _no_metric(curves, str(measure))
+        raise _no_metric(experiments, str(measure))
     return Summary(tuple(shown), tuple(notes))
 
 
-def measured_in(curves: Series) -> list[str]:
-    """The measures of which any run has a value."""
-    measured = dict.fromkeys(
-        key
-        for curve in _every(curves)
-        for key, values in curve.measures.items()
-        if not np.isnan(values).all()
-    )
-    return list(measured)
-
-
-def _every(curves: Series) -> list[Curve]:
+def every_curve(curves: Series) -> list[Curve]:
+    """The runs of all series."""
     return [curve for by_seed in curves.values() for curve in by_seed.values()]
+
+
+def measured_in(curves: Iterable[Curve]) -> list[str]:
+    """The measures of which any run has a value."""
+    measured = {key: None for curve in curves for key in curve.measures if curve.known(key).any()}
+    return list(measured)
 
 
 def _curves(runs: Sequence[RunRecord]) -> dict[str, dict[str, dict[int, Curve]]]:
     """The runs by experiment, series and seed; two of one kind are refused."""
     experiments: dict[str, dict[str, dict[int, Curve]]] = {}
-    places: dict[tuple[str, str, int], RunRecord] = {}
-    for group, name, run in zip(group_names(runs), series_names(runs), runs, strict=True):
+    for group, name, run in named_runs(runs):
         curve = read_curve(run)
-        place = group, name, curve.seed
-        if place in places:
-            folders = [getattr(twin, "path", None) for twin in (places[place], run)]
-            where = "" if None in folders else f" ({folders[0]} and {folders[1]})"
+        twin = experiments.setdefault(group, {}).setdefault(name, {}).setdefault(curve.seed, curve)
+        if twin is not curve:
+            where = f" ({twin.run.path} and {run.path})" if run.path and twin.run.path else ""
             raise RecordError(
                 f"two runs of {group}, {name}, seed {curve.seed}{where}: "
                 "report their folders one at a time"
             )
-        places[place] = run
-        experiments.setdefault(group, {}).setdefault(name, {})[curve.seed] = curve
     return experiments
 
 
 def _measure(curves: Series, wanted: str | None) -> str | None:
     """What to judge by: what is wanted, None if no run has it; else accuracy, else loss."""
-    measured = measured_in(curves)
+    measured = measured_in(every_curve(curves))
     if wanted is None:
         return "loss" if "loss" in measured and "accuracy" not in measured else "accuracy"
     return wanted if wanted in measured else None
@@ -248,23 +253,19 @@ def _baseline(curves: Series, wanted: str | None, measure: str | None) -> str | 
     optimiser; without it, the first. One that was run and never measured is passed over."""
     if wanted is not None:
         return find_name(wanted, curves)
-    usable = {
-        name: by_seed
+    usable = [
+        name
         for name, by_seed in curves.items()
         if not any(curve.done for curve in by_seed.values())
-        or measure in measured_in({name: by_seed})
-    } or curves
-    if DEFAULT_BASELINE in usable:
-        return DEFAULT_BASELINE
-    for name, by_seed in usable.items():
-        if any(curve.selector == DEFAULT_BASELINE for curve in by_seed.values()):
-            return name
-    return next(iter(usable))
+        or measure in measured_in(by_seed.values())
+    ] or list(curves)
+    random = [n for n in usable if any(c.selector == "random" for c in curves[n].values())]
+    return "random" if "random" in usable else (random or usable)[0]
 
 
 def _experiment(name: str, curves: Series, baseline: str, measure: str) -> ExperimentSummary:
     any_run = next(iter(curves[baseline].values()))  # they agree
-    begun = [curve for curve in _every(curves) if curve.done]
+    begun = [curve for curve in every_curve(curves) if curve.done]
     clock = bool(begun) and all(curve.has_clock for curve in begun)
     metrics = metrics_of(measure, any_run.better(measure), clock=clock)
     return ExperimentSummary(
@@ -308,52 +309,51 @@ def _finite(value: float | None) -> float | None:
 
 def _no_baseline(experiments: Mapping[str, Series], wanted: str) -> RecordError:
     """The error where no experiment has the selector `wanted`."""
-    names = list(dict.fromkeys(name for series in experiments.values() for name in series))
+    names = list(dict.fromkeys(name for curves in experiments.values() for name in curves))
     hint = suggest(wanted, names) or f"there is {', '.join(names)}"
     return RecordError(f'{_none_of(experiments)} run of the baseline "{wanted}": {hint}')
 
 
 def _no_metric(experiments: Mapping[str, Series], wanted: str) -> RecordError:
     """The error where no run has a value of `wanted`."""
-    every = list(experiments.values())
-    lists = {name for series in every for curve in _every(series) for name in curve.lists}
-    measured = list(dict.fromkeys(name for series in every for name in measured_in(series)))
+    every = [curve for curves in experiments.values() for curve in every_curve(curves)]
+    measured = measured_in(every)
+    rounds = [row.get("metrics") or {} for curve in every for row in curve.run.rounds]
     hint = suggest(wanted, measured)
-    if wanted in lists:
+    if any(isinstance(metrics.get(wanted), list) for metrics in rounds):
         hint = f"{wanted} is a list of numbers, which a report does not show;"
     known = f"there is {', '.join(measured) or 'nothing yet'}"
-    return RecordError(
-        f'{_none_of(experiments)} metric "{wanted}": {f"{hint} {known}" if hint else known}'
-    )
+    return RecordError(f'{_none_of(experiments)} metric "{wanted}": {f"{hint} {known}".lstrip()}')
 
 
-def _none_of(experiments: Iterable[str]) -> str:
-    first, *others = experiments
-    return f"none of {', '.join([first, *others])} has a" if others else f"{first} has no"
+def _none_of(experiments: Mapping[str, Series]) -> str:
+    names = ", ".join(experiments)
+    return f"none of {names} has a" if len(experiments) > 1 else f"{names} has no"
 
 
 def _check_comparable(name: str, curves: Series) -> None:
     """Refuse runs of one selector, or of one optimiser or strategy, whose own options differ."""
-    _check_optimisers(name, [curve for curve in _every(curves) if not curve.renamed])
+    _check_optimisers(name, [c.run for c in every_curve(curves) if not was_renamed(c.run)])
     for series, by_seed in curves.items():
         first, *others = (
-            {**curve.options, "optimiser": curve.optimiser} for curve in by_seed.values()
+            {**(run.header["config"].get("selectors") or {}), "optimiser": optimiser_settings(run)}
+            for run in (curve.run for curve in by_seed.values())
         )
         for other in others:
             _check_equal(f"{name} with {series}", first, other)
 
 
-def _check_optimisers(name: str, curves: Sequence[Curve]) -> None:
+def _check_optimisers(name: str, runs: Sequence[RunRecord]) -> None:
     """Refuse what the names of the series do not tell: other options of an optimiser, or none."""
-    first_with: dict[Any, Curve] = {}
-    for curve in curves:
-        optimiser = curve.optimiser.get("name")
+    by_name: dict[Any, Mapping[str, Any]] = {}
+    for run in runs:
+        optimiser = optimiser_settings(run)
         # Within another strategy of Flower's, it is another one.
-        key = optimiser and (optimiser, curve.optimiser.get("strategy"))
-        rivals = [first_with.setdefault(key, curve), first_with.get(None, curve)]
-        rivals += first_with.values() if optimiser is None else []
-        for rival in rivals:
-            _check_equal(name, {"optimiser": rival.optimiser}, {"optimiser": curve.optimiser})
+        key = optimiser.get("name"), optimiser.get("strategy")
+        first = by_name.setdefault(key, optimiser)
+        _check_equal(name, {"optimiser": first}, {"optimiser": optimiser})
+    for other in by_name.values() if (None, None) in by_name else ():
+        _check_equal(name, {"optimiser": other}, {"optimiser": by_name[None, None]})
 
 
 def _check_equal(what: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
@@ -394,14 +394,3 @@ def ranking(experiment: ExperimentSummary) -> tuple[str, ...]:
         return gain is None, near, name != experiment.baseline, -sign * (level or 0.0)
 
     return tuple(sorted(levels, key=place))
-
-
-def not_clearly_behind(experiment: ExperimentSummary, best: str) -> list[str]:
-    """The selectors whose paired difference from `best` has an interval that holds zero."""
-    curves = experiment.curves
-    verdicts = {
-        name: difference(experiment.headline, curves[name], curves[best]).verdict
-        for name in ranking(experiment)
-        if name != best
-    }
-    return [name for name, verdict in verdicts.items() if verdict in ("unclear", "equal")]

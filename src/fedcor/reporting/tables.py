@@ -13,6 +13,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from rich import box
 from rich.cells import cell_len
@@ -26,13 +27,12 @@ from fedcor.reporting.metrics import (
     Difference,
     Estimate,
     Metric,
-    gap_text,
     numbers,
     numbers_with_unit,
     percent,
-    rounds_text,
+    with_interval,
 )
-from fedcor.reporting.notes import all_notes, missing_note, seeds_text, span, unfinished_note
+from fedcor.reporting.notes import all_notes, seeds_text
 from fedcor.reporting.series import NAME_WIDTH, clean, short_names
 from fedcor.reporting.summary import ExperimentSummary, SelectorSummary, Summary, ranking
 
@@ -44,6 +44,14 @@ VERDICT_STYLES = {"better": "green", "worse": "red"}
 
 
 @dataclass(frozen=True)
+class Cell:
+    """A number, and how it is written; `-` where there is none."""
+
+    value: float | None
+    text: str
+
+
+@dataclass(frozen=True)
 class Column:
     """A column of the table.
 
@@ -52,19 +60,13 @@ class Column:
             the mean from the baseline)
         head: its title in a narrow table; empty if it is left out there
         title: its title where there is room
+        cell: what it shows of a selector
     """
 
     key: str
     head: str
     title: str
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A number, and how it is written; `-` where there is none."""
-
-    value: float | None
-    text: str
+    cell: Callable[[SelectorSummary], Cell]
 
 
 @dataclass(frozen=True)
@@ -96,16 +98,15 @@ class ResultsTable:
 
     def narrow(self) -> list[list[str]]:
         """The head and the rows as text, at most 80 wide."""
-        columns = [column for column in self.columns if column.head]
-        table = [[column.head, *self.texts(column.key)] for column in columns]
+        table = [
+            [column.head, *(row.cells[column.key].text for row in self.rows)]
+            for column in self.columns
+            if column.head
+        ]
         used = sum(2 + max(map(cell_len, column)) for column in table)
         width = min(max(WIDTH - used, NARROWEST_NAME), NAME_WIDTH)
         names = short_names((row.selector for row in self.rows), width)
         return [list(row) for row in zip(["selector", *names.values()], *table, strict=True)]
-
-    def texts(self, key: str) -> list[str]:
-        """The texts of a column."""
-        return [row.cells[key].text for row in self.rows]
 
 
 def results_table(experiment: ExperimentSummary) -> ResultsTable:
@@ -114,55 +115,56 @@ def results_table(experiment: ExperimentSummary) -> ResultsTable:
     Args:
         experiment: as `summarise` gives it
     """
-    cells: dict[Column, Callable[[SelectorSummary], Cell]] = {}
-    measure, target, clock = clean(experiment.measure), experiment.target, experiment.has_clock
-
-    def add(key: str, head: str, title: str, metric: str) -> None:
-        shown = experiment.metric(metric)
-        cells[Column(key, head, title)] = lambda selector: _cell(shown, selector)
-
-    add("mean", "mean", f"{measure}, mean of all rounds", f"mean_{experiment.measure}")
-    final = f"{measure}, last {WINDOW} rounds"
-    add("final", f"last {WINDOW}", final, f"final_{experiment.measure}")
-    if target is not None:
-        goal = percent(target)
-        add("rounds", f"to {goal}", f"first round at {goal}", "rounds_to_target")
-        add("bytes_to", "", "bytes to then", "bytes_to_target")
-    if target is not None and clock:
-        add("time_to", "time", "simulated time to then", "seconds_to_target")
-    if clock:
-        head = "" if target is not None else "time"
-        add("time", head, "simulated time in all", "simulated_seconds")
-    cells[Column("bytes", "bytes", "bytes in all")] = _bytes
-    selectors = [experiment.selector(name) for name in ranking(experiment)]
-    if len(selectors) > 1:
-        gaps = [_gap(experiment, selector) for selector in selectors]
-        baseline = short_names([experiment.baseline], NARROWEST_NAME + 2)[experiment.baseline]
-        interval = " [95 %]" if any("[" in gap.text for gap in gaps) else ""
-        title = f"mean {measure} minus {clean(experiment.baseline)}’s"
-        column = Column("gap", f"vs {baseline}{interval}", title)
-        cells[column] = lambda selector: _gap(experiment, selector)
+    columns = tuple(_columns(experiment))
     rows = [
         Row(
-            selector=selector.name,
-            cells={column.key: cell(selector) for column, cell in cells.items()},
+            selector=name,
+            cells={column.key: column.cell(selector) for column in columns},
             difference=selector.differences.get(experiment.headline.key),
         )
-        for selector in selectors
+        for name in ranking(experiment)
+        for selector in [experiment.selector(name)]
     ]
-    return ResultsTable(tuple(cells), tuple(rows))
+    return ResultsTable(columns, tuple(rows))
+
+
+def _columns(experiment: ExperimentSummary) -> Iterator[Column]:
+    measure, target, clock = clean(experiment.measure), experiment.target, experiment.has_clock
+
+    def column(key: str, head: str, title: str, metric: str) -> Column:
+        return Column(key, head, title, partial(_cell, experiment.metric(metric)))
+
+    yield column("mean", "mean", f"{measure}, mean of all rounds", experiment.headline.key)
+    last = f"last {WINDOW}"
+    yield column("final", last, f"{measure}, {last} rounds", f"final_{experiment.measure}")
+    if target is not None:
+        goal = percent(target)
+        yield column("rounds", f"to {goal}", f"first round at {goal}", "rounds_to_target")
+        yield column("bytes_to", "", "bytes to then", "bytes_to_target")
+        if clock:
+            yield column("time_to", "time", "simulated time to then", "seconds_to_target")
+    if clock:
+        head = "time" if target is None else ""
+        yield column("time", head, "simulated time in all", "simulated_seconds")
+    yield Column("bytes", "bytes", "bytes in all", _bytes)
+    if len(experiment.selectors) > 1:
+        baseline = short_names([experiment.baseline], NARROWEST_NAME + 2)[experiment.baseline]
+        gap = partial(_gap, experiment.headline)
+        interval = any("[" in gap(selector).text for selector in experiment.selectors)
+        head = f"vs {baseline} [95 %]" if interval else f"vs {baseline}"
+        yield Column("gap", head, f"mean {measure} minus {clean(experiment.baseline)}’s", gap)
 
 
 def _cell(metric: Metric, selector: SelectorSummary) -> Cell:
     mean = selector.estimates[metric.key].mean
-    if mean is None and metric.key == "rounds_to_target":
-        reached, runs = selector.reached
-        return Cell(None, f"{reached}/{runs}" if reached else "-")
+    if mean is None and metric.key == "rounds_to_target" and selector.reached[0]:
+        return Cell(None, "{}/{}".format(*selector.reached))
     if mean is None:
         return Cell(None, "-")
-    texts = {"bytes": bytes_text, "seconds": seconds_text, "rounds": rounds_text}
-    text = texts[metric.unit](mean) if metric.unit in texts else numbers(metric, [mean])[0]
-    return Cell(mean, text)
+    texts = {"bytes": bytes_text, "seconds": seconds_text}
+    return Cell(
+        mean, texts[metric.unit](mean) if metric.unit in texts else numbers(metric, [mean])[0]
+    )
 
 
 def _bytes(selector: SelectorSummary) -> Cell:
@@ -170,41 +172,35 @@ def _bytes(selector: SelectorSummary) -> Cell:
     return Cell(None, "-") if down is None or up is None else Cell(down + up, bytes_text(down + up))
 
 
-def _gap(experiment: ExperimentSummary, selector: SelectorSummary) -> Cell:
+def _gap(metric: Metric, selector: SelectorSummary) -> Cell:
     """The paired difference from the baseline."""
     if not selector.differences:
         return Cell(0.0, "baseline")
-    estimate = selector.differences[experiment.headline.key].estimate
+    estimate = selector.differences[metric.key].estimate
     if estimate.mean is None:
         return Cell(None, "-" if estimate.of else "no common seed")
-    return Cell(estimate.mean, gap_text(experiment.headline, estimate))
+    return Cell(estimate.mean, with_interval(numbers(metric, estimate.known, signed=True)))
 
 
 def title(experiment: ExperimentSummary, *, target: bool = True) -> str:
     """What the table is about: experiment, measure, rounds and seeds; and the target, if there is
     one and `target` says so."""
-    known = experiment.measure in ("accuracy", "loss")
-    measure = f"test {experiment.measure}" if known else experiment.measure
-    rounds = f"{span(experiment.rounds_done)} rounds"
+    first, last = experiment.rounds_done
+    rounds = f"{last} rounds" if first == last else f"{first}-{last} rounds"
     to = ""
     if target and experiment.target is not None:
         to = f"; to {100 * experiment.target:g} %: in rounds"
         to += " and simulated time" if experiment.has_clock else ""
     elif experiment.has_clock:
         to = "; time: simulated"
-    return clean(f"{experiment.name}: {measure} over {rounds}, {seeds_text(experiment)}{to}")
+    about = f"{experiment.name}: {experiment.measure_title}"
+    return clean(f"{about} over {rounds}, {seeds_text(experiment)}{to}")
 
 
 # --- wide forms: every headline metric, with intervals --------------------------------------------
 
 # A line below the head and nothing else, in characters that every file and pipe takes.
 PLAIN = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
-LEGEND = (
-    "better, worse: the interval excludes zero; unclear: it does not; "
-    "equal: to the last digit; -: no interval.",
-    "pairs: seeds on which both have a value, N/A (k/n) where only k of n common seeds do.",
-    "Each pair is compared over the rounds that both runs have.",
-)
 
 
 def estimate_text(metric: Metric, estimate: Estimate) -> str:
@@ -223,9 +219,8 @@ def difference_text(metric: Metric, estimate: Estimate) -> str:
     """`+0.052 [+0.041, +0.063]`; without the bracket where there is no interval."""
     if estimate.mean is None:
         return f"N/A ({estimate.n}/{estimate.of})" if estimate.of else "no common seed"
-    values = [value for value in (estimate.mean, estimate.low, estimate.high) if value is not None]
-    (mean, *ends), unit = numbers_with_unit(metric, values, "+")
-    return f"{mean} [{', '.join(ends)}] {unit}".strip() if ends else f"{mean} {unit}".strip()
+    texts, unit = numbers_with_unit(metric, estimate.known, "+")
+    return f"{with_interval(texts)} {unit}".strip()
 
 
 def render(summary: Summary, console: Console) -> None:
@@ -239,13 +234,13 @@ def render(summary: Summary, console: Console) -> None:
         console.print(Text(_ascii(console, clean(line)), style=style))
 
     for experiment in summary.experiments:
-        paired = len(experiment.selectors) > 1
-        what = f"; paired difference from {experiment.baseline} [95 % interval]" if paired else ""
         console.print()
-        say(f"{experiment.name}: mean over seeds{what}", "bold")
+        say(title(experiment), "bold")
+        if len(experiment.selectors) > 1:
+            say(f"difference: paired difference from {experiment.baseline} [95 % interval]")
         console.print(_full_table(experiment, console))
         console.print()
-        for line in (*_caption(experiment), *(LEGEND if paired else ())):
+        for line in (*_legend(experiment), *all_notes(experiment)):
             say(line)
     for note in summary.notes:
         console.print()
@@ -266,8 +261,7 @@ def _ascii(console: Console, text: str) -> str:
 
 def _full_table(experiment: ExperimentSummary, console: Console) -> Table:
     """One row per metric and selector."""
-    lines = box.SIMPLE_HEAD if console.is_terminal else PLAIN
-    table = Table(box=lines, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table = Table(box=PLAIN, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     paired = ("difference", "", "pairs") if len(experiment.selectors) > 1 else ()
     for column in ("selector", "mean", *paired):
         justify: JustifyMethod = "right" if column == "pairs" else "left"
@@ -289,21 +283,13 @@ def _full_table(experiment: ExperimentSummary, console: Console) -> Table:
     return table
 
 
-def _caption(experiment: ExperimentSummary) -> Iterator[str]:
-    target = f"no target {experiment.measure}"
-    if experiment.target is not None:
-        target = f"target accuracy {experiment.target:g}"
-    interval = "± half the 95 % interval of the mean over seeds"
-    rounds = f"{span(experiment.rounds_done)} rounds"
-    yield f"{seeds_text(experiment)}; {rounds}; {target}; {interval}."
-    hidden = [m.title for m in experiment.metrics if m.headline and m.to_target]
+def _legend(experiment: ExperimentSummary) -> Iterator[str]:
+    yield "± half the 95 % interval of the mean over seeds; one seed alone has none."
     if experiment.target is not None:
         yield "N/A (k/n): only k of n seeds reached the target, so there is no mean."
-    elif hidden:
-        yield f"Not shown, as there is no target: {', '.join(hidden)}."
-    if any(len(selector.runs) == 1 for selector in experiment.selectors):
-        yield "One seed alone has no interval."
-    yield from filter(None, (unfinished_note(experiment), missing_note(experiment)))
+    if len(experiment.selectors) > 1:
+        yield "better, worse: the interval excludes zero; unclear: it does not; -: there is none."
+        yield "pairs: seeds on which both have a value, over the rounds that both runs have."
 
 
 # --- files: every metric --------------------------------------------------------------------------
@@ -354,18 +340,12 @@ def _csv_row(
 ) -> dict[str, object]:
     level = selector.estimates[key]
     paired = selector.differences[key].estimate if selector.differences else None
+    pairs = {"paired_difference": "mean", "paired_low": "low", "paired_high": "high", "pairs": "n"}
     return {
         "experiment": for_csv(experiment.name),
         "selector": for_csv(selector.name),
         "metric": for_csv(key),
-        "mean": level.mean,
-        "std": level.std,
-        "n": level.n,
-        "low": level.low,
-        "high": level.high,
+        **{part: getattr(level, part) for part in ("mean", "std", "n", "low", "high")},
         "baseline": for_csv(experiment.baseline),
-        "paired_difference": paired and paired.mean,
-        "paired_low": paired and paired.low,
-        "paired_high": paired and paired.high,
-        "pairs": paired and paired.n,
+        **{column: paired and getattr(paired, part) for column, part in pairs.items()},
     }

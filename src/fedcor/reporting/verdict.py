@@ -10,30 +10,19 @@ best was found.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from fedcor.core.text import listed, seconds_text
 from fedcor.reporting.metrics import (
-    Curves,
-    Difference,
-    Metric,
     bytes_ratio,
     difference,
     drops_values,
-    gap_text,
     numbers,
     paired_values,
     percent,
-    rounds_text,
+    with_interval,
 )
 from fedcor.reporting.series import clean, short_names
-from fedcor.reporting.summary import (
-    ExperimentSummary,
-    SelectorSummary,
-    Summary,
-    not_clearly_behind,
-    ranking,
-)
+from fedcor.reporting.summary import ExperimentSummary, SelectorSummary, Summary, ranking
 
 
 def verdict(summary: Summary) -> str:
@@ -59,16 +48,15 @@ def experiment_verdict(experiment: ExperimentSummary) -> str:
     """
     if not experiment.rounds_done[1]:
         return "No round is finished yet."
-    order = ranking(experiment)
-    if len(order) == 1:
+    best, *others = ranking(experiment)
+    if not others:
         return _only_selector(experiment)
     if experiment.headline.better is None:
         return _without_direction(experiment)
-    rival = experiment.baseline if order[0] != experiment.baseline else order[1]
-    pair = _Pair(experiment, order[0], rival)
+    baseline_leads = best == experiment.baseline
+    pair = _Pair(experiment, best, others[0] if baseline_leads else experiment.baseline)
     if pair.difference.estimate.mean is None:
         return _no_comparison(pair)
-    baseline_leads = order[0] == experiment.baseline
     lead = f"No selector is ahead of {pair.a}. " if baseline_leads else ""
     comparison = " ".join(filter(None, [_target(pair), _comparison(pair)]))
     return lead + _after(_so_far(pair), comparison) + _others(pair)
@@ -77,56 +65,23 @@ def experiment_verdict(experiment: ExperimentSummary) -> str:
 # --- facts ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class _Pair:
-    """Two selectors of an experiment, the best and its rival, by their whole names."""
+    """The facts about two selectors of an experiment, the best and its rival.
 
-    experiment: ExperimentSummary
-    best: str
-    rival: str
+    Attributes:
+        a, b: how the best and the rival are shown
+        what: what is compared: `mean accuracy`
+        difference: the paired difference, best minus rival
+    """
 
-    @property
-    def metric(self) -> Metric:
-        return self.experiment.headline
-
-    @property
-    def what(self) -> str:
-        """`mean accuracy`."""
-        return f"mean {clean(self.experiment.measure)}"
-
-    @property
-    def a(self) -> str:
-        """The best as it is shown."""
-        return _shown(self.experiment, self.best)
-
-    @property
-    def b(self) -> str:
-        """The rival as it is shown."""
-        return _shown(self.experiment, self.rival)
-
-    @property
-    def selectors(self) -> tuple[SelectorSummary, SelectorSummary]:
-        return self.experiment.selector(self.best), self.experiment.selector(self.rival)
-
-    @property
-    def curves(self) -> tuple[Curves, Curves]:
-        return self.experiment.curves[self.best], self.experiment.curves[self.rival]
-
-    @property
-    def difference(self) -> Difference:
-        """The paired difference, best minus rival."""
-        return difference(self.metric, *self.curves)
-
-    @property
-    def seeds_ahead(self) -> int:
-        """The number of seeds on which the best is ahead."""
-        sign = -1.0 if self.metric.better == "lower" else 1.0
-        gaps = paired_values(self.metric, *self.curves).values()
-        return sum(gap is not None and sign * gap > self.metric.tolerance for gap in gaps)
-
-    @property
-    def finished(self) -> bool:
-        return all(selector.finished for selector in self.selectors)
+    def __init__(self, experiment: ExperimentSummary, best: str, rival: str) -> None:
+        self.experiment, self.metric = experiment, experiment.headline
+        self.best, self.rival = (experiment.selector(name) for name in (best, rival))
+        self.a, self.b = (_shown(experiment, name) for name in (best, rival))
+        self.what = f"mean {clean(experiment.measure)}"
+        self.curves = experiment.curves[best], experiment.curves[rival]
+        self.difference = difference(self.metric, *self.curves)
+        self.finished = self.best.finished and self.rival.finished
 
 
 def _shown(experiment: ExperimentSummary, name: str) -> str:
@@ -135,15 +90,12 @@ def _shown(experiment: ExperimentSummary, name: str) -> str:
 
 def _why_no_mean(experiment: ExperimentSummary, selector: SelectorSummary) -> str:
     """Why a selector has no mean of the measure; empty where it has one."""
-    estimate = selector.estimates[experiment.headline.key]
-    if estimate.mean is not None:
+    if selector.estimates[experiment.headline.key].mean is not None:
         return ""
-    begun = sum(run.rounds_done > 0 for run in selector.runs)
-    if not begun:
+    if not any(run.rounds_done for run in selector.runs):
         return "no round is finished yet"
     curves = experiment.curves[selector.name].values()
-    values = (value for curve in curves for value in curve.of(experiment.measure))
-    if estimate.n < begun and any(map(math.isinf, values)):
+    if any(math.isinf(value) for curve in curves for value in curve.of(experiment.measure)):
         return "its model diverged"
     return f"no round has a value of {experiment.measure}"
 
@@ -154,21 +106,23 @@ def _why_no_mean(experiment: ExperimentSummary, selector: SelectorSummary) -> st
 def _comparison(pair: _Pair) -> str:
     """Whether the best is ahead of its rival, with the difference and the bytes."""
     estimate, verdict = pair.difference.estimate, pair.difference.verdict
-    seeds = _seeds(pair, estimate.n)
     cost = _bytes(pair)
     with_bytes, used = (f", with {cost}", f"; {pair.a} used {cost}") if cost else ("", "")
     if verdict == "equal":
+        seeds = _seeds(pair, estimate.n, estimate.n)
         return f"{pair.a} and {pair.b} have the same {pair.what} on {seeds}{with_bytes}."
     noise = f"The difference between {pair.a} and {pair.b} may be noise"
-    values = [value for value in (estimate.mean, estimate.low, estimate.high) if value is not None]
-    gap, *ends = numbers(pair.metric, values, signed=True)
+    gap, *ends = numbers(pair.metric, estimate.known, signed=True)
     if not ends:
         return f"{noise} ({pair.what} {gap}; one seed has no interval){used}."
     interval = f"{pair.what} {gap}, 95 % interval {ends[0]} to {ends[1]}"
-    ahead = _seeds(pair, estimate.n, pair.seeds_ahead)
+    sign = -1.0 if pair.metric.better == "lower" else 1.0
+    gaps = paired_values(pair.metric, *pair.curves).values()
+    ahead = sum(gap is not None and sign * gap > pair.metric.tolerance for gap in gaps)
+    seeds = _seeds(pair, ahead, estimate.n)
     if verdict == "unclear":
-        return f"{noise} ({interval}; ahead on {ahead}){used}."
-    return f"{pair.a} is ahead of {pair.b} on {ahead} ({interval}){with_bytes}."
+        return f"{noise} ({interval}; ahead on {seeds}){used}."
+    return f"{pair.a} is ahead of {pair.b} on {seeds} ({interval}){with_bytes}."
 
 
 def _target(pair: _Pair) -> str:
@@ -179,7 +133,7 @@ def _target(pair: _Pair) -> str:
     if not any(selector.reached[0] for selector in experiment.selectors):
         yet = "" if pair.finished else " yet"
         return f"No selector reaches {percent(experiment.target)}{yet}."
-    best, rival = (_reaches(experiment, selector) for selector in pair.selectors)
+    best, rival = (_reaches(experiment, selector) for selector in (pair.best, pair.rival))
     return f"{pair.a} {best}; {pair.b} {rival}."
 
 
@@ -189,7 +143,8 @@ def _reaches(experiment: ExperimentSummary, selector: SelectorSummary) -> str:
     (reached, runs), mean = selector.reached, selector.estimates["rounds_to_target"].mean
     if mean is not None:
         time = selector.estimates.get("seconds_to_target")
-        after = f"{rounds_text(mean)} {_rounds(mean)}"
+        (rounds,) = numbers(experiment.metric("rounds_to_target"), [mean])
+        after = f"{rounds} {_rounds(mean)}"
         if time is not None and time.mean is not None:
             after += f" ({seconds_text(time.mean)} of simulated time)"
         return f"reaches {target} after {after}"
@@ -212,17 +167,18 @@ def _so_far(pair: _Pair) -> str:
 
 
 def _others(pair: _Pair) -> str:
-    """Who is clearly ahead of the rival though the best is not, and who may be as good as it."""
+    """Who is clearly ahead of the baseline though the best is not, and who may be as good as it."""
     experiment, key = pair.experiment, pair.metric.key
     clear = []
-    gap = pair.selectors[0].differences.get(key)
-    if gap is not None and gap.verdict != "better":
-        compared = [s for s in experiment.selectors if key in s.differences]
+    if pair.best.differences and pair.difference.verdict != "better":
+        compared = [s for s in experiment.selectors if s.differences]
         clear = [s.name for s in compared if s.differences[key].verdict == "better"]
     near = [
         name
-        for name in not_clearly_behind(experiment, pair.best)
-        if name != pair.rival and name not in clear
+        for name in ranking(experiment)
+        if name not in (pair.best.name, pair.rival.name, *clear)
+        and difference(pair.metric, experiment.curves[name], pair.curves[0]).verdict
+        in ("unclear", "equal")
     ]
     groups = {f"Clearly ahead of {pair.b}": clear, f"Not clearly behind {pair.a}": near}
     return "".join(
@@ -235,20 +191,18 @@ def _others(pair: _Pair) -> str:
 def _no_comparison(pair: _Pair) -> str:
     """The two have no difference: no common seed, or no value."""
     experiment = pair.experiment
-    level = pair.selectors[0].estimates[pair.metric.key].mean
-    counts, (ours, theirs) = pair.difference, pair.curves
+    ours, theirs = pair.curves
     without = [
         f"{_shown(experiment, selector.name)} has none: {why}"
-        for selector in pair.selectors
+        for selector in (pair.best, pair.rival)
         if (why := _why_no_mean(experiment, selector))
     ]
-    why = f"only {counts.estimate.n} of {counts.estimate.of} pairs have both values"
+    why = "; ".join(without)
     if not ours.keys() & theirs.keys():
         why = f"{pair.a} and {pair.b} have no seed in common"
-    elif without:
-        why = "; ".join(without)
-    elif counts.rounds is None:
+    elif not without:
         why = f"there is no round in which both have a value of {experiment.measure}"
+    level = pair.best.estimates[pair.metric.key].mean
     if level is None:
         return f"No comparison of {pair.what}: {why}."
     (shown,) = numbers(pair.metric, [level])
@@ -262,8 +216,7 @@ def _only_selector(experiment: ExperimentSummary) -> str:
     estimate = selector.estimates[experiment.headline.key]
     if estimate.mean is None:
         return f"{name} has no {what}: {_why_no_mean(experiment, selector)}."
-    values = [value for value in (estimate.mean, estimate.low, estimate.high) if value is not None]
-    level, *ends = numbers(experiment.headline, values)
+    level, *ends = numbers(experiment.headline, estimate.known)
     seeds = f"{estimate.n} seeds" if estimate.n > 1 else "1 seed"
     interval = f", 95 % interval {ends[0]} to {ends[1]}" if ends else ""
     text = f"a {what} of {level} ({seeds}{interval})."
@@ -280,15 +233,14 @@ def _without_direction(experiment: ExperimentSummary) -> str:
     if not compared:
         return _no_comparison(pairs[0])
     starts = {_so_far(pair) for pair in compared}
-    start = starts.pop() if len(starts) == 1 else ""
-    if not start and not all(pair.finished for pair in compared):
-        start = "So far:"
+    mixed = "" if all(pair.finished for pair in compared) else "So far:"
+    start = mixed if len(starts) > 1 else starts.pop()
     if len(compared) == 1 and compared[0].difference.verdict == "equal":
         return _after(start, _comparison(compared[0]))
-    gaps = [f"{pair.a} {_gap(pair)}" for pair in compared]
+    gaps = [_gap(pair) for pair in compared]
     what = f"The difference in {compared[0].what} from {compared[0].b}: {listed(gaps, 3)}"
     text = "No direction of this metric is declared to be better"
-    if next(iter(experiment.curves[baseline].values())).can_say_better(measure):
+    if measure in next(iter(experiment.curves[baseline].values())).declared_metrics:
         name = measure if measure.isidentifier() else "function"
         text += f': give metrics={{"{clean(measure)}": ({name}, "lower")}} or "higher"'
     return _after(start, f"{what}. {text}.")
@@ -305,16 +257,18 @@ def _after(start: str, text: str) -> str:
 
 
 def _gap(pair: _Pair) -> str:
+    """`fedcor +.052 [+.041, +.063]`."""
     estimate = pair.difference.estimate
     without = " (one seed, no interval)" if estimate.low is None else ""
-    return gap_text(pair.metric, estimate) + without
+    gap = with_interval(numbers(pair.metric, estimate.known, signed=True))
+    return f"{pair.a} {gap}{without}"
 
 
-def _seeds(pair: _Pair, total: int, count: int | None = None) -> str:
+def _seeds(pair: _Pair, count: int, total: int) -> str:
     """`all 3 seeds`, `2 of 3 seeds`; says where they are not all that there are."""
     ours, theirs = pair.curves
     shared = "" if ours.keys() == theirs.keys() else " that both have"
-    if count is not None and count != total:
+    if count != total:
         return f"{count} of {total} seeds{shared}"
     return {1: "the one seed", 2: "both seeds"}.get(total, f"all {total} seeds") + shared
 

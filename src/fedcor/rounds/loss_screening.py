@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcor.core.config import check_between, check_positive
-from fedcor.core.errors import ConfigError
+from fedcor.core.config import check_between, check_fraction, check_positive
 from fedcor.core.types import FloatArray
 
 # No model worth averaging has a loss this large, and such a report would dominate every fit and
@@ -108,8 +107,7 @@ def epsilon_of(sigma: float, sensitivity: float, delta: float, reports: int = 1)
 
     check_positive("sigma", sigma)
     check_positive("sensitivity", sensitivity)
-    if not 0.0 < delta < 1.0:
-        raise ConfigError("delta", delta, "must be between 0 and 1")
+    check_fraction("delta", delta)
     ratio = sensitivity * float(np.sqrt(reports)) / sigma
 
     def excess(epsilon: float) -> float:

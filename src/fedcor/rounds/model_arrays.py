@@ -7,7 +7,7 @@ tensors too) to named arrays and back. `Layout` puts those that are weights into
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedcor.core.errors import FedcorError
+from fedcor.core.text import listed
 from fedcor.core.types import Array
 
 # A model by the names of its arrays.
@@ -45,9 +46,11 @@ class Layout:
         """The arrays in `vector`, each with its own shape and type."""
         arrays, start = {}, 0
         for name, shape, dtype in self.parts:
-            end = start + math.prod(shape)
-            arrays[name] = vector[start:end].reshape(shape).astype(dtype)
-            start = end
+            end, part = start + math.prod(shape), vector[start : start + math.prod(shape)]
+            if dtype != self.dtype:  # what does not fit the smaller type becomes its largest number
+                limits: Any = np.finfo(str(dtype))
+                part = np.clip(part, limits.min, limits.max)
+            arrays[name], start = part.reshape(shape).astype(dtype), end
         return arrays
 
     @property
@@ -88,13 +91,29 @@ def layout_of(model: Arrays, plain: Sequence[str] = PLAIN) -> Layout:
     return Layout(parts, np.result_type(np.float32, *(dtype for _, _, dtype in parts)))
 
 
-def array_fault(values: Array, like: Array) -> str:
-    """What is wrong with an array of a client's model, beside the server's; empty if nothing is.
+def shape_fault(values: Array, like: Array) -> str:
+    """Why an array cannot take the place of `like`, by shape and type; empty if it can.
 
-    Where the server's array is not finite (a mask of -inf), equal numbers are right.
+    Whole numbers do not stand for floats: somebody has rounded a model.
     """
-    if values.shape != like.shape or values.dtype.kind not in "fiub":
-        return f"is {values.dtype}{list(values.shape)}, not {like.dtype}{list(like.shape)}"
+    kinds = "f" if like.dtype.kind == "f" else "fiub"
+    if values.shape == like.shape and values.dtype.kind in kinds:
+        return ""
+    return f"is {values.dtype}{list(values.shape)}, not {like.dtype}{list(like.shape)}"
+
+
+def numbers_fault(values: Array, like: Array) -> str:
+    """What is wrong with the numbers of a model's array; empty if nothing is.
+
+    Where `like`, the server's array, is not finite (a mask of -inf), equal numbers are right. In
+    the place of whole numbers, there must be whole numbers that fit their type.
+    """
+    if like.dtype.kind != "f":
+        limits: Any = None if like.dtype.kind == "b" else np.iinfo(like.dtype)
+        low, high = (0, 1) if limits is None else (limits.min, limits.max)
+        fits = not values.size or (values.min() >= low and values.max() <= high)
+        whole = values.dtype.kind != "f" or np.array_equal(values, np.rint(values))
+        return "" if whole and fits else f"has numbers that do not fit {like.dtype}"
     with np.errstate(invalid="ignore"):
         bad = ~(np.abs(values.astype(np.float64, copy=False)) <= ABSURD_WEIGHT)
     if not bad.any() or np.array_equal(values[bad], like[bad], equal_nan=like.dtype.kind == "f"):
@@ -108,32 +127,31 @@ class ModelForm:
 
     Attributes:
         kind: "array", "list", "tuple" or "dict".
-        names: Of its arrays.
-        tensors: Which arrays are torch tensors there, by name -> (device, whether it is a NumPy
-            array otherwise).
+        keys: Name -> what a dictionary calls the array.
+        tensors: Name -> device, of the arrays that are torch tensors.
     """
 
     kind: str
-    names: tuple[str, ...]
+    keys: Mapping[str, Any]
     tensors: Mapping[str, Any]
 
     def wrap(self, arrays: Arrays) -> Any:
         """A model of this form with copies of `arrays`, which the user may change."""
-        values = {name: self._value(name, arrays[name]) for name in self.names}
+        values = {key: self._value(name, arrays[name]) for name, key in self.keys.items()}
         if self.kind == "array":
-            return values[self.names[0]]
+            return next(iter(values.values()))
         if self.kind == "dict":
             return values
         return tuple(values.values()) if self.kind == "tuple" else list(values.values())
 
     def read(self, given: Any) -> dict[str, Array]:
-        """The named arrays of a model of this form. Raises FedcorError for another form."""
+        """Copies of the named arrays of such a model. Raises FedcorError for another one."""
         values = _named(given)
-        if set(values) != set(self.names):
+        if set(values) != set(self.keys):
             raise FedcorError(
-                f"a model must have the arrays {_listed(self.names)}, not {_listed(values)}"
+                f"a model must have the arrays {_listed(self.keys)}, not {_listed(values)}"
             )
-        return {name: as_array(values[name]) for name in self.names}
+        return {name: as_array(values[name]).copy() for name in self.keys}
 
     def _value(self, name: str, array: Array) -> Any:
         if name not in self.tensors:
@@ -158,14 +176,23 @@ def form_of(model: Any) -> ModelForm:
     kind = next((name for of, name in kinds if isinstance(model, of)), "array")
     if not named:
         raise FedcorError("the model has no arrays")
-    return ModelForm(kind, tuple(named), tensors)
+    keys = list(model) if kind == "dict" else list(named)
+    if len(keys) != len(named):
+        raise FedcorError(f"two arrays of the model have the same name: {_listed(keys)}")
+    return ModelForm(kind, dict(zip(named, keys, strict=True)), tensors)
 
 
 def as_array(value: Any) -> Array:
-    """A NumPy array of an array or a torch tensor, which is not copied where it need not be."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
-    return np.asarray(value)
+    """A NumPy array of an array or a torch tensor, which is not copied where it need not be.
+
+    Raises:
+        FedcorError: NumPy has no such type of numbers, or it is no array.
+    """
+    try:
+        return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+    except Exception as error:  # whatever a user's array raises
+        kind = getattr(value, "dtype", type(value).__name__)
+        raise FedcorError(f"{kind} cannot be read as a NumPy array: use float32") from error
 
 
 def _named(model: Any) -> dict[str, Any]:
@@ -178,6 +205,5 @@ def _named(model: Any) -> dict[str, Any]:
     return {"model": model}
 
 
-def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:
-    shown = [repr(name) for name in list(names)[:5]]
-    return ", ".join(shown) + (", ..." if len(names) > 5 else "")
+def _listed(names: Iterable[Any]) -> str:
+    return listed([repr(name) for name in names])

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from fedcor.core.errors import FedcorError
 from fedcor.core.rng import stream
 from fedcor.core.types import (
     Array,
@@ -30,11 +31,12 @@ from fedcor.core.types import (
 from fedcor.rounds.aggregation import init_optimiser, read_only, take_step
 from fedcor.rounds.ledger import CURRENT, Ledger
 from fedcor.rounds.loss_screening import screen_losses
-from fedcor.rounds.model_arrays import Arrays, Layout, array_fault
+from fedcor.rounds.model_arrays import Arrays, Layout, numbers_fault, shape_fault
 from fedcor.rounds.round import Delivered, Round, mean_weights
 from fedcor.rounds.state import RoundState
-from fedcor.rounds.update_filter import UpdateFilter
+from fedcor.rounds.update_filter import NOT_FINITE, UpdateFilter
 
+MALFORMED = "malformed"
 Kind = Literal["losses", "train", "aggregate", "test"]
 
 
@@ -66,13 +68,17 @@ class Trained:
 
     Attributes:
         arrays: Its model, by the names of its arrays.
+        fault: Why its model could not be read; empty if it could.
         loss: Its loss of the model that it trained from; NaN where it is unknown.
+        rms_loss: Root mean square of its samples' losses; `loss` where it is unknown.
         steps: Local steps; 1 where it is unknown.
         seconds: Until its model was back; NaN where it is unknown.
     """
 
     arrays: Arrays
+    fault: str = ""
     loss: float = np.nan
+    rms_loss: float = np.nan
     steps: int = 1
     seconds: float = np.nan
 
@@ -173,6 +179,7 @@ class AskedRound(Round[Arrays]):
         self.reasons: dict[int, str] = {}
         self.refused = 0
         self.delivering = False
+        self._open: Wanted | None = None
         self._answer: Answer | None = None
         self._asked_to_train: set[int] = set()
         self._trained: dict[int, Trained] = {}
@@ -256,13 +263,21 @@ class AskedRound(Round[Arrays]):
 
     @property
     def refused_clients(self) -> Collection[int]:
-        """Clients whose update was refused."""
-        return self.filter.refused_clients
+        """Clients whose update was refused for its numbers: perhaps the model is at fault."""
+        refused = self.filter.refused.items()
+        return [client for why, clients in refused if why != MALFORMED for client in clients]
+
+    @property
+    def tried(self) -> set[int]:
+        """Everyone who was asked to train."""
+        return self._asked_to_train
 
     def outcome(self, delivered: Delivered, participants: IntArray) -> Outcome:
         """What the selector observes."""
         sent = [self._trained[client] for client in participants.tolist()]
         seconds = np.array([one.seconds for one in sent])
+        losses, _ = screen_losses(np.array([one.loss for one in sent]))
+        rms, _ = screen_losses(np.array([one.rms_loss for one in sent]))
         rate = 1.0 if np.isnan(self._rate) else self._rate
         sizes = self._terms.population.sizes[participants].astype(np.float64)
         return Outcome(
@@ -271,16 +286,29 @@ class AskedRound(Round[Arrays]):
             participants,
             step_sizes=rate * self._steps(participants).astype(np.float64),
             aggregation_weights=sizes if self._terms.weighted else np.ones(len(participants)),
-            read_losses=lambda: screen_losses(np.array([one.loss for one in sent]))[0],
+            read_losses=lambda: losses,
+            read_rms_losses=lambda: np.where(np.isnan(rms), losses, rms),
             read_updates=lambda: self._rows(participants),
             head=self._layout.head,
             durations=seconds if np.isfinite(seconds).any() else None,
         )
 
+    def same_model(self, first: Arrays, second: Arrays) -> bool:
+        """Whether two models are equal."""
+        return all(np.array_equal(first[name], second[name], equal_nan=True) for name in first)
+
     def _told(self, wanted: Wanted) -> Answer:
-        answer, self._answer = self._answer, None
+        """The answer to a question; raises `Pending` where it has yet to come."""
+        answer, self._answer, asked = self._answer, None, self._open
         if answer is None:
+            self._open = wanted
             raise Pending(wanted)
+        assert asked is not None
+        if asked.kind != wanted.kind or not np.array_equal(asked.clients, wanted.clients):
+            raise FedcorError(
+                f"round {self.round}: asked again, the selector asks other clients than before; it "
+                "must draw from federation.rng alone, and keep nothing but its state"
+            )
         return answer
 
     def _take(self, answer: Answer, asked: IntArray, enough: int) -> None:
@@ -292,20 +320,21 @@ class AskedRound(Round[Arrays]):
         self.ledger.send(CURRENT, asked, alive)
         self.ledger.training(int(replied.sum()))
         updates: dict[int, Array] = {}
-        lengths = []
+        lengths, start = [], self._layout.flatten(self.model)
         for client, sent in sorted(answer.trained.items()):
-            fault = self._fault(sent.arrays)
+            why, fault = self._fault(sent)
             if fault:
-                self._refuse("malformed", client, fault)
+                self.filter.refuse(why, [client])
+                self._refuse(client, fault)
                 continue
-            updates[client] = self._layout.flatten(sent.arrays) - self._layout.flatten(self.model)
+            updates[client] = self._layout.flatten(sent.arrays) - start
             lengths.append(self._lengths(updates[client], sent.arrays))
         accepted = self.filter.judge(list(updates), np.array(lengths).reshape(-1, 2))
         for client, update in updates.items():
             if client not in accepted:
                 ratio = self.filter.too_long.get(client)
                 far = "not finite" if ratio is None else f"{ratio:.3g} times as long as usual"
-                self._refuse(None, client, f"its update is {far}")
+                self._refuse(client, f"its update is {far}")
                 continue
             sent, (weights, plain) = answer.trained[client], accepted[client].tolist()
             self._updates[client] = (
@@ -315,12 +344,17 @@ class AskedRound(Round[Arrays]):
         late = replied.sum() >= enough  # then nobody waits for the others, and nobody blames them
         self._count(answer, asked[:0] if late else asked, set(accepted))
 
-    def _fault(self, arrays: Arrays) -> str:
-        """What is wrong with a client's model; empty if nothing is."""
-        if arrays.keys() != self.model.keys():
-            return "its arrays have other names than the model's"
-        faults = {name: array_fault(arrays[name], like) for name, like in self.model.items()}
-        return next((f"{name} {fault}" for name, fault in faults.items() if fault), "")
+    def _fault(self, sent: Trained) -> tuple[str, str]:
+        """What is wrong with a client's model, in a word and in a sentence; empty if nothing is."""
+        arrays = sent.arrays
+        if sent.fault or arrays.keys() != self.model.keys():
+            return MALFORMED, sent.fault or "its arrays have other names than the model's"
+        for name, like in self.model.items():
+            if fault := shape_fault(arrays[name], like):
+                return MALFORMED, f"{name} {fault}"
+            if fault := numbers_fault(arrays[name], like):
+                return NOT_FINITE, f"{name} {fault}"
+        return "", ""
 
     def _lengths(self, update: Array, arrays: Arrays) -> list[float]:
         """(PARTS) Lengths of the parameters' and of the other float arrays' change."""
@@ -341,9 +375,7 @@ class AskedRound(Round[Arrays]):
                 arrays[name] = (like + factor * (arrays[name] - like)).astype(like.dtype)
         return replace(sent, arrays=arrays)
 
-    def _refuse(self, why: str | None, client: int, fault: str) -> None:
-        if why is not None:
-            self.filter.refuse(why, [client])
+    def _refuse(self, client: int, fault: str) -> None:
         self.refused += 1
         self._fail(client, fault, replied=True)
 
@@ -372,7 +404,12 @@ class AskedRound(Round[Arrays]):
 
     def _mean(self, name: str, clients: IntArray, weights: FloatArray) -> Array:
         """The mean of an array that no optimiser sees; whole numbers are rounded."""
-        like: Any = self.model[name]
-        rows = np.stack([self._trained[client].arrays[name] for client in clients.tolist()])
-        mean = np.tensordot(weights, rows.astype(np.float64), axes=1)
-        return np.asarray(mean if like.dtype.kind == "f" else np.rint(mean)).astype(like.dtype)
+        like = self.model[name]
+        wide = np.float64 if like.dtype.kind == "f" else np.int64
+        rows = [self._trained[client].arrays[name] for client in clients.tolist()]
+        with np.errstate(invalid="ignore"):  # of infinite numbers that stay as they are
+            changes = np.stack([row.astype(wide) - like.astype(wide) for row in rows])
+        mean = np.tensordot(weights, np.where(np.isfinite(changes), changes, 0), axes=1)
+        if like.dtype.kind == "f":
+            return np.asarray(like + mean).astype(like.dtype)
+        return np.asarray(like.astype(wide) + np.rint(mean).astype(wide)).astype(like.dtype)

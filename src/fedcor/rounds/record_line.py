@@ -35,7 +35,7 @@ def run_header(
             selector.
         versions: Versions of the engine's packages. Those of fedcor, Python and NumPy are added.
         engine: None for the simulator and for a user's own Flower app; "flower" for an experiment
-            of the simulator that runs on Flower.
+            of the simulator that runs on Flower; "own" for a training loop of one's own.
     """
     header = {
         "format": FORMAT,
@@ -94,7 +94,8 @@ class RoundRecord:
         why: The selector's reasons: a name -> one number per chosen client.
         details: What it says of the round as a whole: a name -> numbers. `known` and `losses` are
             the clients whose loss of the model before the round is known, and that loss; `told` the
-            losses that came with the updates of those who participated. A line has them only if
+            losses that came with the updates of those who participated; `tried`, outside the
+            simulator, clients that trained for a trial and were not chosen. A line has them only if
             there are any.
         metrics: Further metrics of the new model on the test data; on Flower, all of the app's, as
             `train/NAME`, `evaluate/NAME` and `server/NAME`. A line has them only if there are any.

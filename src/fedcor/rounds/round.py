@@ -12,10 +12,10 @@ an attempt:
     somebody delivered  model   last good model       attempts left    then
     ------------------  ------  --------------------  ---------------  -----------------------------
     yes                 usable  -                     -                ADOPT their updates
-    either              bad     another one           the first of     TRY_OTHERS: perhaps these
-                                                      several          clients are at fault
-    either              bad     another one           none, or later   ROLL_BACK to it, and end the
-                                                                       round
+    either              bad     another one           some, and other  TRY_OTHERS: perhaps these
+                                                      clients          clients are at fault
+    either              bad     another one           none, or no      ROLL_BACK to it, and end the
+                                                      other clients    round
     no                  -       none, or the same     some             TRY_OTHERS
     no                  -       none, or the same     none             GIVE_UP: an error, or, in the
                                                                        simulator, the model stays
@@ -101,7 +101,7 @@ def next_step(
     """
     left = attempt + 1 < attempts
     if delivered.condition is Condition.BAD and can_return:
-        return Step.TRY_OTHERS if attempt == 0 and left and others else Step.ROLL_BACK
+        return Step.TRY_OTHERS if left and others else Step.ROLL_BACK
     if len(delivered.participants):
         return Step.ADOPT
     return Step.TRY_OTHERS if left else Step.GIVE_UP

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -81,14 +82,38 @@ def decide(
     """
     number = federation.round if number is None else number
     if groups is None:
-        chosen, after = _ask(selector, state, federation, number)
-        choice = _Choice(selector, state, after, federation, chosen)
-        why = choice.reasons(number)
-        details = choice.details(number) | _known_losses(federation)
-        return Decision(chosen, after, why, details)
-    wanted = selector_traits(selector).clients_per_round
-    assert wanted is not None, "check_rules_for() comes first"
-    seats = Seats(groups, wanted, federation.available)
+        seen, (chosen, after) = federation, _ask(selector, state, federation, number)
+        own, unmet = chosen, {}
+    else:
+        wanted = selector_traits(selector).clients_per_round
+        assert wanted is not None, "check_rules_for() comes first"
+        seats = Seats(groups, wanted, federation.available)
+        selector, seen, own, (chosen, after) = _keep_rules(
+            selector, state, federation, number, seats
+        )
+        few = min(wanted, len(federation.available)) - len(chosen)
+        unmet = groups.missing(chosen) | ({"clients_per_round": few} if few else {})
+    with blame(f"round {number}: the selector failed in reasons"):
+        reasons = _call(selector, "reasons", {}, after, seen, chosen)
+        why = {name: _finite_or_none(np.asarray(v)) for name, v in reasons.items()}
+    with blame(f"round {number}: the selector failed in details"):
+        told = _call(selector, "details", {}, state, after, seen, chosen)
+        details = {name: _short_numbers(np.asarray(v)) for name, v in told.items()}
+    details |= _known_losses(federation)
+    if not np.array_equal(np.sort(chosen), np.sort(own)):
+        details["before_rules"] = own.tolist()
+    return Decision(chosen, after, why, details, unmet)
+
+
+def _keep_rules(
+    selector: Selector, state: State, federation: Federation, number: int, seats: Seats
+) -> tuple[Selector, Federation, IntArray, tuple[IntArray, State]]:
+    """A choice that keeps the rules.
+
+    Returns:
+        The selector and the federation as it saw it when it made this choice, its own choice, and
+        the choice with the state after it.
+    """
     asked: list[tuple[IntArray, State]] = []
 
     def ask(seats: Seats, clients: IntArray) -> IntArray:
@@ -97,26 +122,18 @@ def decide(
         return asked[-1][0]
 
     chosen = fill(seats, ask)
-    part = _Part(federation, federation.available, seats)
-    after = asked[0][1]
-    if len(asked) > 1 or not np.array_equal(chosen, asked[0][0]):
-        selector = with_clients(selector, len(chosen))
-        found, part = np.sort(chosen), _Part(federation, np.sort(chosen), None)
-        chosen, after = _ask(selector, state, part, number)
-        if not np.array_equal(np.sort(chosen), found):
-            raise FedcorError(
-                f"round {number}: asked for exactly the clients {found.tolist()}, which keep the "
-                f"rules, the selector chose {chosen.tolist()}; with rules, it must choose "
-                "clients_per_round different clients if there are as many"
-            )
-    choice = _Choice(selector, state, after, part, chosen)
-    why = choice.reasons(number)
-    details = choice.details(number) | _known_losses(federation)
-    if not np.array_equal(np.sort(chosen), np.sort(asked[0][0])):
-        details["before_rules"] = asked[0][0].tolist()
-    few = min(wanted, len(federation.available)) - len(chosen)
-    unmet = groups.missing(chosen) | ({"clients_per_round": few} if few else {})
-    return Decision(chosen, after, why, details, unmet)
+    own = asked[0][0]
+    if len(asked) == 1 and np.array_equal(chosen, own):
+        return selector, _Part(federation, federation.available, seats), own, asked[0]
+    one, part = with_clients(selector, len(chosen)), _Part(federation, np.sort(chosen), None)
+    answer = _ask(one, state, part, number)
+    if not np.array_equal(np.sort(answer[0]), part.available):
+        raise FedcorError(
+            f"round {number}: asked for exactly the clients {part.available.tolist()}, which keep "
+            f"the rules, the selector chose {answer[0].tolist()}; with rules, it must choose "
+            "clients_per_round different clients if there are as many"
+        )
+    return one, part, own, answer
 
 
 def _ask(
@@ -148,31 +165,10 @@ def check_clients(clients: IntArray, available: IntArray, round: int) -> IntArra
     return clients
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """A selector's choice, as its methods `reasons` and `details` are called with it."""
-
-    selector: Selector
-    before: State
-    after: State
-    federation: Federation
-    chosen: IntArray
-
-    def reasons(self, number: int) -> dict[str, list[float | None]]:
-        """The selector's reasons as a record takes them; empty where it gives none."""
-        give = getattr(self.selector, "reasons", None)
-        with blame(f"round {number}: the selector failed in reasons"):
-            reasons = {} if give is None else give(self.after, self.federation, self.chosen)
-            return {name: _finite_or_none(np.asarray(v)) for name, v in reasons.items()}
-
-    def details(self, number: int) -> dict[str, list[float | int | None]]:
-        """The selector's numbers about the round as a whole; empty where it gives none."""
-        give = getattr(self.selector, "details", None)
-        with blame(f"round {number}: the selector failed in details"):
-            details = (
-                {} if give is None else give(self.before, self.after, self.federation, self.chosen)
-            )
-            return {name: _short_numbers(np.asarray(v)) for name, v in details.items()}
+def _call(owner: object, method: str, default: Any, *arguments: object) -> Any:
+    """What an optional method returns; `default` where there is none."""
+    found = getattr(owner, method, None)
+    return default if found is None else found(*arguments)
 
 
 def _finite_or_none(values: Array) -> list[float | None]:
@@ -181,8 +177,7 @@ def _finite_or_none(values: Array) -> list[float | None]:
 
 def _known_losses(federation: Federation) -> dict[str, list[float | int | None]]:
     """The losses of the current model that are known, where the engine says so."""
-    give = getattr(federation, "known_losses", None)
-    losses = np.empty(0) if give is None else give()
+    losses = _call(federation, "known_losses", np.empty(0))
     known = np.flatnonzero(np.isfinite(losses))
     if not len(known):
         return {}
@@ -237,8 +232,5 @@ def join_clients(selector: Selector, state: State, population: Population) -> St
 
 def phase_of(selector: Selector, state: State, number: int) -> str:
     """What the selector is doing in round `number`, in a few words; empty where it does not say."""
-    say = getattr(selector, "phase", None)
-    if say is None:
-        return ""
     with blame(f"round {number}: the selector failed in phase"):
-        return " ".join(str(say(state)).split())
+        return " ".join(str(_call(selector, "phase", "", state)).split())

@@ -7,21 +7,23 @@ makes the record's line. `advance` gives the question that is open; `tell` takes
 
 from __future__ import annotations
 
-import dataclasses
+import logging
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from fedcor.core.errors import FedcorError
-from fedcor.core.text import listed
+from fedcor.core.text import counted, listed
 from fedcor.core.types import IntArray, Optimiser, Population, Selector, State, selector_traits
 from fedcor.rounds.aggregation import init_optimiser, join_optimiser, state_bytes
 from fedcor.rounds.backoff import count_faults, grow, no_faults, offered_clients
 from fedcor.rounds.defence.guarded_federation import after_round, guard_federation, guard_outcome
 from fedcor.rounds.defence.settings import Defence
+from fedcor.rounds.defence.update_norms import NormLimits
 from fedcor.rounds.model_arrays import Arrays, layout_of
 from fedcor.rounds.questions import Answer, AskedRound, Pending, RoundTerms, Wanted
 from fedcor.rounds.record_line import RoundRecord
@@ -31,6 +33,18 @@ from fedcor.rounds.selection import Decision, decide, init_state, join_clients, 
 from fedcor.rounds.state import RoundState
 from fedcor.rounds.update_filter import UpdateFilter
 
+LOG = logging.getLogger("fedcor")
+
+
+def over_selected(needed: int, factor: float, clients: int) -> int:
+    """How many of `clients` are asked to train where `needed` must come back.
+
+    >>> over_selected(10, 1.1, 100), over_selected(10, 2.0, 15)
+    (11, 15)
+    """
+    # A product such as 1.1 x 10 must not become 12 by its last bit.
+    return max(needed, min(math.ceil(factor * needed * (1 - 1e-12)), clients))
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -38,7 +52,7 @@ class Scores:
 
     accuracy: float = np.nan
     loss: float = np.nan
-    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +75,7 @@ class MachineSettings:
     seed: int = 0
     attempts: int = 5
     over_selection: float = 1.0
-    defence: Defence = dataclasses.field(default_factory=Defence)
+    defence: Defence = field(default_factory=Defence)
     record_losses: bool = True
     tests: bool = False
 
@@ -72,7 +86,9 @@ class _Attempt:
 
     round: AskedRound
     number: int
-    reachable: IntArray  # everyone who can be reached, tried before or not
+    reachable: IntArray  # everyone who may be chosen, tried before or not
+    left_alone: list[int]  # clients that can be reached and may not be chosen, after faults
+    unreachable: int  # clients that cannot be reached
     decision: Decision | None = None
     delivered: Delivered | None = None
 
@@ -86,12 +102,16 @@ class _Effort:
     refused: int = 0
     bytes_down: int = 0
     bytes_up: int = 0
-    faults: dict[int, bool] = dataclasses.field(default_factory=dict)
-    usable: set[int] = dataclasses.field(default_factory=set)
-    reasons: dict[int, str] = dataclasses.field(default_factory=dict)
-    tried: set[int] = dataclasses.field(default_factory=set)
-    clipped: set[int] = dataclasses.field(default_factory=set)
-    refused_updates: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    faults: dict[int, bool] = field(default_factory=dict)
+    usable: set[int] = field(default_factory=set)
+    reasons: dict[int, str] = field(default_factory=dict)
+    tried: set[int] = field(default_factory=set)
+    clipped: set[int] = field(default_factory=set)
+    refused_updates: dict[str, list[int]] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """The round begins anew; what it has cost stays."""
+        self.faults, self.usable, self.reasons, self.tried = {}, set(), {}, set()
 
     def add(self, round: AskedRound) -> None:
         """Count an attempt."""
@@ -124,6 +144,7 @@ class RoundMachine:
         population: Everyone who is known by now.
         model: w^0, by the names of its arrays.
         state: Where to go on; None before the first round.
+        name: What messages call a client, by its id.
 
     Attributes:
         state: What the round that is under way started from.
@@ -136,8 +157,10 @@ class RoundMachine:
         population: Population,
         model: Arrays,
         state: RoundState[Arrays] | None = None,
+        *,
+        name: Callable[[int], str] = str,
     ) -> None:
-        self.settings, self.population = settings, population
+        self.settings, self.population, self._name = settings, population, name
         self._layout = layout_of(model)
         self.state = self._first_state(model) if state is None else state
         self._attempt: _Attempt | None = None
@@ -145,6 +168,7 @@ class RoundMachine:
         self._closed: _Closed | None = None
         self._retry: tuple[int, RoundState[Arrays]] | None = None  # the attempt that comes next
         self._rate = np.nan
+        self._gave_up = 0  # how often the round that is under way was given up
 
     def advance(self, available: IntArray, learning_rate: float = np.nan) -> Wanted | RoundRecord:
         """What is needed next.
@@ -187,23 +211,20 @@ class RoundMachine:
             return self._play(self._attempt)
         return None
 
-    @property
-    def left_alone(self) -> IntArray:
-        """Sorted ids of the clients that are left alone after faults in this round."""
-        alone: IntArray = np.flatnonzero(self.state.backoff["until"] > self.state.round)
-        return alone
-
     def join(self, population: Population) -> None:
         """Clients join, at the end of the population, or their sizes become known."""
-        if self._effort is not None:
+        if self._attempt is not None or self._retry is not None:
             raise FedcorError("clients can join between two rounds only")
         state, more = self.state, population.count - self.population.count
         selector = join_clients(self.settings.selector, state.selector, population)
+        if selector is None:
+            name = type(self.settings.selector).__name__
+            LOG.warning("%s has no join(), so its state starts over with new clients", name)
         memory = state.optimiser
         if self.settings.optimiser is not None:
             memory = join_optimiser(self.settings.optimiser, memory, population)
         self.population = population
-        self.state = dataclasses.replace(
+        self.state = replace(
             state,
             known=np.pad(state.known, (0, more), constant_values=np.nan),
             holders=np.pad(state.holders, (0, more)),
@@ -255,10 +276,12 @@ class RoundMachine:
             return self._close(attempt, attempt.decision, delivered, step)
         self._effort.add(round)
         self._effort.tried, self._attempt = tried, None
-        if step is Step.GIVE_UP:
-            raise self._gave_up()
         number = attempt.number + 1
-        self._retry = number, round.retry(delivered, last=number + 1 == settings.attempts)
+        last = number + 1 >= settings.attempts
+        state = replace(round.retry(delivered, last=last), holders=round.ledger.holders())
+        if step is Step.GIVE_UP:
+            raise self._give_up(state)
+        self._retry = number, state
         return None
 
     @property
@@ -268,8 +291,14 @@ class RoundMachine:
         if chosen is None or extra == 1.0:
             return self.settings.selector
         return with_clients(
-            self.settings.selector, min(int(np.ceil(chosen * extra)), self.population.count)
+            self.settings.selector, over_selected(chosen, extra, self.population.count)
         )
+
+    @property
+    def _limits(self) -> NormLimits:
+        """How long an update may be. Who averages models that we do not, sees them unscaled."""
+        limits = self.settings.defence.norm_limits
+        return limits if self.settings.optimiser is not None else replace(limits, clip=0.0)
 
     @property
     def _waited_for(self) -> int | None:
@@ -286,12 +315,14 @@ class RoundMachine:
             terms,
             state,
             (others if len(others) else offered).copy(),
-            attempt=number,
-            accepts=UpdateFilter(settings.defence.norm_limits, state.norms, self._rate),
+            # A round that is tried anew must not ask those again who did not answer.
+            attempt=number + self._gave_up * settings.attempts,
+            accepts=UpdateFilter(self._limits, state.norms, self._rate),
             learning_rate=self._rate,
             enough=None if settings.over_selection == 1.0 else self._waited_for,
         )
-        return _Attempt(round, number, offered)
+        alone = np.setdiff1d(available, offered).tolist()
+        return _Attempt(round, number, offered, alone, self.population.count - len(available))
 
     def _close(
         self, attempt: _Attempt, decision: Decision, delivered: Delivered, step: Step
@@ -300,7 +331,6 @@ class RoundMachine:
         round, settings, effort = attempt.round, self.settings, self._effort
         assert effort is not None
         state = round.close(delivered, step, decision.state)
-        effort.add(round)
         # What was trained from a bad model is no use.
         participants = delivered.participants[: 0 if step is Step.ROLL_BACK else None]
         outcome = round.outcome(delivered, participants)
@@ -308,9 +338,13 @@ class RoundMachine:
         observed = observe(selector, decision.state, guard_outcome(settings.defence, outcome))
         count = self.population.count
         turns = after_round(settings.defence, state.turns, selector, outcome, count)
+        effort.add(round)
         round.ledger.close_round(round.adopted_version)
         _ = outcome.losses  # they came anyway, so they are read for the record
         details = {**decision.details, **told_losses(outcome)}
+        tried = sorted(round.tried - {*outcome.selected.tolist()})
+        if tried:  # they trained for a trial, and were not chosen
+            details["tried"] = list(tried)
         record = RoundRecord(
             round=round.round,
             selected=outcome.selected.tolist(),
@@ -328,12 +362,12 @@ class RoundMachine:
             seconds=np.round(time.perf_counter() - effort.started, 6).item(),
             why=decision.why,
             memory_bytes=state_bytes(state.optimiser),
-            quarantined=self.left_alone.tolist(),
+            quarantined=attempt.left_alone,
             missing=_missing(delivered, participants, effort),
-            unreachable=count - len(attempt.reachable) - len(self.left_alone),
+            unreachable=attempt.unreachable,
             details=details if settings.record_losses else _without_losses(details),
         )
-        after = dataclasses.replace(
+        after = replace(
             state,
             selector=observed,
             turns=turns,
@@ -347,20 +381,22 @@ class RoundMachine:
         return self._finish(record, after)
 
     def _finish(self, record: RoundRecord, state: RoundState[Arrays]) -> RoundRecord:
-        self.state, self._effort = state, None
+        self.state, self._effort, self._gave_up = state, None, 0
         return record
 
-    def _gave_up(self) -> FedcorError:
-        """Nobody delivered. The next call begins the round anew."""
-        effort, self._effort = self._effort, None
+    def _give_up(self, state: RoundState[Arrays]) -> FedcorError:
+        """Nobody delivered. What was learnt of clients stays; the round begins anew when asked."""
+        effort = self._effort
         assert effort is not None
-        backoff = count_faults(self.state.backoff, self.state.round, effort.faults, effort.usable)
-        self.state = dataclasses.replace(self.state, backoff=backoff)
-        reasons = [f"client {client}: {why}" for client, why in sorted(effort.reasons.items())]
+        backoff = count_faults(state.backoff, state.round, effort.faults, effort.usable)
+        self.state, self._gave_up = replace(state, backoff=backoff), self._gave_up + 1
+        reasons = [f"{self._name(client)}: {why}" for client, why in sorted(effort.reasons.items())]
+        effort.forget()
+        tried = counted(self.settings.attempts, "attempt")
         return FedcorError(
-            f"round {self.state.round}: no client delivered a usable update in "
-            f"{self.settings.attempts} attempts ({listed(reasons) or 'nobody was asked'}). The "
-            "rounds before it are kept: ask again to try it once more"
+            f"round {state.round}: no client delivered a usable update in {tried} "
+            f"({listed(reasons) or 'nobody was asked'}). The rounds before it are kept: ask again "
+            "to try it once more"
         )
 
 
@@ -381,6 +417,6 @@ def _without_losses(
 
 
 def _scored(record: RoundRecord, scores: Scores) -> RoundRecord:
-    return dataclasses.replace(
+    return replace(
         record, test_accuracy=scores.accuracy, test_loss=scores.loss, metrics=dict(scores.metrics)
     )

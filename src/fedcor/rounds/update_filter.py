@@ -14,6 +14,8 @@ from fedcor.core.types import Array, BoolArray, FloatArray, State
 from fedcor.rounds.defence.update_norms import PARTS, NormLimits, judge, no_norms, remember
 from fedcor.rounds.model_arrays import Arrays, Layout
 
+NOT_FINITE, TOO_LONG = "not finite", "too long"  # why an update is refused
+
 
 class UpdateFilter:
     """Judges the updates of one round, each once, when it arrives.
@@ -21,8 +23,8 @@ class UpdateFilter:
     Args:
         limits: How long an update may be.
         past: The lengths of updates that earlier rounds accepted; empty before the first.
-        step_size: Learning rate x local steps of the round, by which the length of parameters is
-            divided; 1 where it is unknown.
+        step_size: Learning rate x local steps of the round, or as much of it as is known. The
+            length of parameters is divided by it. Other than a positive number counts as 1.
         refused: Client -> (PARTS,) the lengths of its update, of those that an earlier attempt at
             the round refused for them.
 
@@ -61,21 +63,22 @@ class UpdateFilter:
                 length of a vector is finite only if all of its numbers are.
         """
         finite: BoolArray = np.all(np.isfinite(lengths), axis=1)
-        self.refuse("not finite", [k for k, ok in zip(clients, finite, strict=True) if not ok])
+        self.refuse(NOT_FINITE, [k for k, ok in zip(clients, finite, strict=True) if not ok])
         rows = np.flatnonzero(finite)
         if not len(rows):
             return {}
         norms = lengths[rows] / self._units
         verdict = judge(self._limits, self._past, norms, _stacked(self._norms))
         accepted: dict[int, FloatArray] = {}
+        clipped = verdict.clipped
         for at, row in enumerate(rows.tolist()):
             client = clients[row]
             if verdict.refused[at]:
-                self.refuse("too long", [client])
+                self.refuse(TOO_LONG, [client])
                 self.refused_lengths[client] = norms[at]
                 self.too_long[client] = float(verdict.ratios[at])
                 continue
-            if verdict.clipped[at]:
+            if clipped[at]:
                 self.clipped[client] = float(verdict.ratios[at])
             self._norms[client] = verdict.norms[at]
             accepted[client] = verdict.factors[at]
@@ -147,7 +150,7 @@ class ArrayChanges:
 
     def _square(self, name: str, values: Array) -> float:
         change = self._change(name, values).ravel()
-        # Numbers are below 1e10 (`array_fault`), so float32 holds the sum of their squares.
+        # Numbers are below 1e10 (`numbers_fault`), so float32 holds the sum of their squares.
         return float(np.dot(change, change))
 
     def _change(self, name: str, values: Array) -> Array:

@@ -7,19 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from fedcor.core.errors import FedcorError
 from fedcor.core.text import listed
-from fedcor.rounds.model_arrays import Arrays, ModelForm, array_fault
+from fedcor.rounds.model_arrays import Arrays, ModelForm, numbers_fault, shape_fault
 from fedcor.rounds.questions import Answer, Kind, Trained, Wanted
 from fedcor.rounds.state_machine import Scores
 
 # The keywords of an answer, by the kind of its question.
 _TOLD: dict[Kind, tuple[str, ...]] = {
     "losses": ("losses", "failures"),
-    "train": ("models", "updates", "losses", "steps", "durations", "failures"),
+    "train": (*("models", "updates", "losses", "rms_losses", "steps", "durations", "failures"),),
     "aggregate": ("model",),
     "test": ("accuracy", "loss", "metrics"),
 }
+_BY_CLIENT = {*_TOLD["losses"], *_TOLD["train"]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +39,8 @@ class Question:
         trial: Whether the answer is for a model that is only tried. If its clients are chosen
             afterwards, nobody trains again.
         enough: How many of `clients` suffice.
-        weights: Client -> its weight in the mean; empty but for "aggregate".
+        weights: Client -> its weight in the mean; empty but for "aggregate". All are equal, but a
+            client that the selector drew twice counts twice.
     """
 
     number: int
@@ -66,6 +70,13 @@ def check_answer(question: Question, given: Mapping[str, Any]) -> None:
         )
     if "models" in given and "updates" in given:
         raise FedcorError("tell models or updates, not both")
+    for key, values in given.items():
+        if key in _BY_CLIENT:
+            _check_clients(key, values, question)
+    sent = {*given.get("models", ()), *given.get("updates", ())}
+    both = [repr(client) for client in given.get("failures", ()) if client in sent]
+    if both:
+        raise FedcorError(f"clients that failed have also sent a model: {listed(both)}")
 
 
 def read_answer(question: Question, given: Mapping[str, Any]) -> Answer | Scores:
@@ -82,34 +93,49 @@ def read_answer(question: Question, given: Mapping[str, Any]) -> Answer | Scores
         return Answer(model={name: model[name].astype(like[name].dtype) for name in like})
     asked = dict(zip(question.clients, question._wanted.clients.tolist(), strict=True))
     told: dict[str, dict[int, Any]] = {
-        key: {asked[client]: value for client, value in _clients_in(key, values, asked).items()}
+        key: {asked[client]: value for client, value in values.items()}
         for key, values in given.items()
     }
-    losses = {client: as_number("losses", loss) for client, loss in told.get("losses", {}).items()}
+    numbers = {
+        key: {client: as_number(key, value) for client, value in told.get(key, {}).items()}
+        for key in ("losses", "rms_losses", "steps", "durations")
+    }
     failures = {client: str(why) for client, why in told.get("failures", {}).items()}
     if question.kind == "losses":
-        return Answer(losses=losses, failures=failures)
+        return Answer(losses=numbers["losses"], failures=failures)
     trained = {
         client: Trained(
-            _arrays(question, sent, changes="updates" in told),
-            loss=losses.get(client, math.nan),
-            steps=max(1, int(as_number("steps", told.get("steps", {}).get(client, 1)))),
-            seconds=as_number("durations", told.get("durations", {}).get(client, math.nan)),
+            *_arrays(question, sent, changes="updates" in told),
+            loss=numbers["losses"].get(client, math.nan),
+            rms_loss=numbers["rms_losses"].get(client, math.nan),
+            steps=_steps(numbers["steps"].get(client, 1.0)),
+            seconds=numbers["durations"].get(client, math.nan),
         )
         for client, sent in (told.get("models") or told.get("updates") or {}).items()
     }
     return Answer(trained=trained, failures=failures)
 
 
-def _arrays(question: Question, sent: Any, *, changes: bool) -> Arrays:
-    """The model that a client sent; without arrays where it cannot be read."""
+def _steps(given: float) -> int:
+    """Local steps; 1 where it is no possible number."""
+    return int(given) if 1.0 <= given <= 1e9 else 1
+
+
+def _arrays(question: Question, sent: Any, *, changes: bool) -> tuple[Arrays, str]:
+    """The model that a client sent; or no arrays, and why it cannot be read."""
+    start = question._wanted.model
     try:
-        arrays, start = question._form.read(sent), question._wanted.model
-        if not changes:
-            return arrays
-        return {name: start[name] + arrays[name] for name in start}
-    except (FedcorError, TypeError, ValueError):
-        return {}
+        arrays = question._form.read(sent)
+        for name in start if changes else ():
+            if fault := shape_fault(arrays[name], start[name]):
+                return {}, f"{name} {fault}"
+            # In a wider type: a sum that does not fit the model's own must not wrap around.
+            floats = "f" in (start[name].dtype.kind, arrays[name].dtype.kind)
+            wide = np.result_type(np.float32, start[name].dtype) if floats else np.int64
+            arrays[name] = np.add(start[name], arrays[name], dtype=wide, casting="unsafe")
+    except FedcorError as error:
+        return {}, str(error)
+    return arrays, ""
 
 
 def check_model(arrays: Arrays, like: Arrays) -> None:
@@ -119,25 +145,26 @@ def check_model(arrays: Arrays, like: Arrays) -> None:
             f"the model's arrays are {listed(list(arrays))}, not {listed(list(like))}"
         )
     for name, values in arrays.items():
-        fault = array_fault(values, like[name])
+        fault = shape_fault(values, like[name]) or numbers_fault(values, like[name])
         if fault:
             raise FedcorError(f"the model's array {name!r} {fault}")
 
 
-def _clients_in(key: str, given: Mapping[Any, Any], asked: Mapping[Any, int]) -> Mapping[Any, Any]:
+def _check_clients(key: str, given: Any, question: Question) -> None:
+    """Raise FedcorError where `given` is not a dictionary with clients that were asked."""
     if not isinstance(given, Mapping):
         raise FedcorError(f"{key} must be a dictionary: client -> its answer")
-    others = [str(client) for client in given if client not in asked]
+    others = [repr(client) for client in given if client not in question.clients]
     if others:
         raise FedcorError(
             f"{key} has clients that were not asked ({listed(others)}); asked were "
-            f"{listed([str(client) for client in asked])}"
+            f"{listed([repr(client) for client in question.clients])}"
         )
-    return given
 
 
 def as_number(key: str, given: Any) -> float:
+    """`given` as a number. Raises FedcorError where it is none."""
     try:
         return float(given)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise FedcorError(f"{key} must be a number, not {given!r}") from None

@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedcor.core.config import check_at_least, expand_home
+from fedcor.core.config import check_at_least, check_keys, expand_home
 from fedcor.core.describe import describe
 from fedcor.core.errors import ConfigError, FedcorError, RecordError
 from fedcor.core.text import listed
@@ -32,7 +32,7 @@ from fedcor.rounds.model_arrays import Arrays, form_of
 from fedcor.rounds.record_line import RoundRecord, run_header
 from fedcor.rounds.state import RoundState, arrays_below, unpack_state
 from fedcor.rounds.state_machine import MachineSettings, RoundMachine
-from fedcor.runs.answers import Question, as_number, check_answer, check_model, read_answer
+from fedcor.runs.answers import Question, check_answer, check_model, read_answer
 from fedcor.runs.loop_settings import (
     LoopSettings,
     as_clients,
@@ -45,6 +45,14 @@ from fedcor.runs.resume import RunWriter, open_run, write_client_names
 from fedcor.runs.tracking.callback import GivenCallback, StartedRun
 from fedcor.runs.tracking.session import check_callbacks, following
 from fedcor.selectors import selector_name
+
+# Keyword of `tell` -> what `train` calls it.
+_ABOUT = {
+    "losses": "loss",
+    "rms_losses": "rms_loss",
+    "steps": "steps",
+    "durations": "seconds",
+}
 
 
 class Rounds:
@@ -66,21 +74,25 @@ class Rounds:
         clients_per_round: C, for a selector that is given by its name.
         optimiser: Puts the updates together: an object or a name. None: the one that the selector
             goes with. "own": you do, with questions of kind "aggregate".
-        rounds: How many rounds the run has. `run` stops there.
+        rounds: How many rounds the run has. After the last, the folder is released. None: as many
+            as you ask for; call `close` then, or use `with`.
         train: For `run`: `train(model, client)` returns the client's model after local training, or
-            `(model, {"loss": ..., "steps": ..., "seconds": ...})` with any of these; None if the
-            client failed.
+            `(model, {"loss": ..., "rms_loss": ..., "steps": ..., "seconds": ...})` with any of
+            these; None if the client failed.
         evaluate: For `run`: `evaluate(model, client)` returns the client's loss, or None.
         test: For `run`: `test(model)` returns an accuracy, or a dictionary of metrics.
         folder: Where the record and the checkpoint are written. None: nowhere.
         settings: Every other field of `LoopSettings`.
+
+    Attributes:
+        record: A `RoundRecord` of each round that was finished by this object.
 
     Example:
         >>> def train(model, client):  # client k pulls the model to k
         ...     return model + 0.5 * (client - model)
         >>> rounds = Rounds("random", np.zeros(1), sizes=[10] * 8, clients_per_round=4, train=train)
         >>> round(float(rounds.run(until=20)[0]), 1)
-        3.6
+        4.2
     """
 
     def __init__(
@@ -108,6 +120,8 @@ class Rounds:
         self._form, self._clients = form_of(model), as_clients(sizes)
         first = self._form.read(model)
         check_model(first, first)
+        if any(np.isnan(array).any() for array in first.values()):
+            raise FedcorError("the initial model has numbers that are not a number (NaN)")
         self._machine = RoundMachine(
             MachineSettings(
                 selector=chosen,
@@ -121,10 +135,12 @@ class Rounds:
             ),
             _population(self._clients.values()),
             first,
+            name=lambda client: repr(self.clients[client]),
         )
+        self._absent: set[Any] = set()  # clients of an earlier start that this one does not name
         self._open: Question | None = None
         self._asked = 0
-        self._unsaved = False
+        self._unsaved = self._closed = self._failed = False
         self.record: list[RoundRecord] = []
         self._stack = ExitStack()
         self._writer: RunWriter | None = None
@@ -134,6 +150,8 @@ class Rounds:
         except BaseException:
             self._stack.close()
             raise
+        if self._is_over:
+            self.close()
 
     @property
     def number(self) -> int:
@@ -160,9 +178,10 @@ class Rounds:
         Raises:
             FedcorError: Nobody delivered in any attempt at the round.
         """
+        self._check_running()
         if self._open is None:
             number = self.number
-            wanted = self._machine.advance(self._ids(available), self._rate(number))
+            wanted = self._machine.advance(self._ids(available), self.settings.rate_at(number))
             if isinstance(wanted, RoundRecord):
                 self._write(wanted)
                 return self.ask(available)
@@ -190,6 +209,7 @@ class Rounds:
         losses: Mapping[Any, float] | None = None,
         models: Mapping[Any, Any] | None = None,
         updates: Mapping[Any, Any] | None = None,
+        rms_losses: Mapping[Any, float] | None = None,
         steps: Mapping[Any, int] | None = None,
         durations: Mapping[Any, float] | None = None,
         failures: Mapping[Any, str] | None = None,
@@ -203,8 +223,10 @@ class Rounds:
         Args:
             question: The one that `ask` gave.
             losses: Client -> its loss of `question.model`; with "train", before it trained.
-            models: Client -> its model after training.
+            models: Client -> its model after training. Each must be an array, or a dictionary, of
+                its own: `module.state_dict()` alone gives the same tensors for every client.
             updates: Instead of `models`: client -> by how much its model changed.
+            rms_losses: Client -> root mean square of its samples' losses, which Oort reads.
             steps: Client -> how many local steps it took.
             durations: Client -> after how many seconds its model was back.
             failures: Client -> why it failed.
@@ -219,6 +241,7 @@ class Rounds:
         """
         given = {key: value for key, value in locals().items() if key not in ("self", "question")}
         given = {key: value for key, value in given.items() if value is not None}
+        self._check_running()
         self._check_open(question)
         check_answer(question, given)
         answer = read_answer(question, given)
@@ -228,42 +251,51 @@ class Rounds:
             self._write(record)
 
     def run(
-        self, until: int | None = None, available: Callable[[], Iterable[Any]] | None = None
+        self,
+        until: int | None = None,
+        available: Callable[[], Iterable[Any]] | Iterable[Any] | None = None,
     ) -> Any:
         """Run rounds with your functions `train`, `evaluate` and `test`; returns the model.
 
         Args:
             until: The round before which to stop; None for all.
-            available: Gives the clients that can be reached, before each question. None: all.
+            available: The clients that can be reached, or a function that gives them before each
+                question. None: all.
         """
-        until = self._planned if until is None else until
-        if until is None:
+        ends = [number for number in (until, self._planned) if number is not None]
+        if not ends:
             raise ConfigError("until", None, "must be given, as Rounds has no number of rounds")
-        while self.number < until:
-            self._reply(self.ask(None if available is None else available()))
+        while self.number < min(ends):
+            self._reply(self.ask(available() if callable(available) else available))
         return self.model
 
     def join(self, sizes: Mapping[Any, int]) -> None:
         """New clients, by their names and numbers of training samples; between two rounds."""
-        known = {str(client) for client in self._clients}
-        again = [str(client) for client in sizes if str(client) in known]
+        if not isinstance(sizes, Mapping):
+            raise ConfigError("sizes", sizes, "must be a dictionary: client -> samples")
+        known = {str(client) for client in self._clients.keys() - self._absent}
+        again = [repr(client) for client in sizes if str(client) in known]
         if again:
-            raise ConfigError("sizes", again, "are there already")
+            raise ConfigError("sizes", listed(again), "are there already")
         together = {**self._clients, **as_clients(sizes)}
         self._machine.join(_population(together.values()))
-        self._clients = together
+        self._clients, self._absent = together, self._absent - sizes.keys()
         if self._writer is not None:
             write_client_names(self._writer.folder, self._texts)
 
     def close(self) -> None:
         """Write the checkpoint if it is not, and release the folder."""
-        self._save()
-        self._stack.close()
+        self._closed = True
+        try:
+            self._save()
+        finally:
+            self._stack.close()
 
     def __enter__(self) -> Rounds:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._failed = kind is not None
         self.close()
 
     def _reply(self, question: Question) -> None:
@@ -276,11 +308,12 @@ class Rounds:
             self.tell(question, losses=losses)
         elif kind == "train":
             train = _needed("train", self._train, "clients are asked to train")
-            sent = {client: _as_pair(train(question.model, client)) for client in clients}
+            # Copied at once: a user may use the same module for all clients.
+            sent = {client: self._copied(train(question.model, client)) for client in clients}
             came = {client: pair for client, pair in sent.items() if pair[0] is not None}
             more: dict[str, Any] = {
                 name: {client: about[key] for client, (_, about) in came.items() if key in about}
-                for name, key in (("losses", "loss"), ("steps", "steps"), ("durations", "seconds"))
+                for name, key in _ABOUT.items()
             }
             self.tell(question, models={k: model for k, (model, _) in came.items()}, **more)
         elif kind == "test":
@@ -288,6 +321,26 @@ class Rounds:
             self.tell(question, **_as_scores(scores))
         else:
             raise FedcorError('run() does not average: use ask and tell with optimiser="own"')
+
+    @property
+    def _is_over(self) -> bool:
+        return self._planned is not None and self.number >= self._planned
+
+    def _check_running(self) -> None:
+        """Raise FedcorError where there is nothing to ask or to tell any more."""
+        if self._is_over:
+            raise FedcorError(f"all {self._planned} rounds are over: there is nothing to ask")
+        if self._closed:
+            raise FedcorError("close() was called: build Rounds again to go on")
+
+    def _copied(self, sent: Any) -> tuple[Any, Mapping[str, Any]]:
+        """What `train` returned: a copy of the model, and what it says of the training."""
+        pair = isinstance(sent, tuple) and len(sent) == 2 and isinstance(sent[1], Mapping)
+        model, about = sent if pair else (sent, {})
+        check_keys(about, list(_ABOUT.values()))
+        with suppress(FedcorError):  # whatever is wrong with it is told with the client's name
+            model = None if model is None else self._form.wrap(self._form.read(model))
+        return model, about
 
     def _check_open(self, question: Question) -> None:
         """Raise FedcorError for any question but the open one."""
@@ -302,13 +355,13 @@ class Rounds:
 
     def _ids(self, available: Iterable[Any] | None) -> IntArray:
         """Sorted numbers of the clients that can be reached."""
-        if available is None:
-            return np.arange(len(self._clients))
         numbers = {client: number for number, client in enumerate(self._clients)}
+        if available is None:
+            available = [client for client in numbers if client not in self._absent]
         given = list(available)
-        unknown = [str(client) for client in given if client not in numbers]
+        unknown = [repr(client) for client in given if client not in numbers]
         if unknown:
-            allowed = f"must be clients of this federation ({listed(self._texts)})"
+            allowed = f"must be clients of this federation ({listed(list(map(repr, numbers)))})"
             raise ConfigError("available", listed(unknown), allowed, "new ones come with join()")
         if not given:
             raise ConfigError("available", [], "must name at least one client: wait for one")
@@ -321,10 +374,6 @@ class Rounds:
     @property
     def _texts(self) -> list[str]:
         return [str(client) for client in self._clients]
-
-    def _rate(self, number: int) -> float:
-        rate = self.settings.learning_rate
-        return as_number("learning_rate", rate(number) if callable(rate) else rate)
 
     def _open_folder(self, given: str | Path | None, callbacks: Sequence[GivenCallback]) -> None:
         """Open the run's folder, and go on where its checkpoint ends."""
@@ -342,36 +391,37 @@ class Rounds:
         self._session.start(_started(self._writer, header))
 
     def _resume(self, writer: RunWriter, arrays: Mapping[str, Array]) -> None:
-        """Go on from a checkpoint. Nobody is taken to hold the model: clients may have restarted.
-
-        New clients of this start join those of the checkpoint.
-        """
+        """Go on from a checkpoint. New clients of this start join those that it has."""
         first = self._machine.state.model
         try:
-            names, sizes = [str(name) for name in arrays["clients"]], arrays["sizes"].tolist()
+            names, sizes = json.loads(str(arrays["clients"])), arrays["sizes"].tolist()
 
             def model(name: str) -> Arrays | None:
                 found = arrays_below(arrays, f"{name}/")
-                if found and name == "model":
+                if found:
                     check_model(found, first)
+                    if [(k, v.dtype) for k, v in found.items()] != [
+                        (k, v.dtype) for k, v in first.items()
+                    ]:
+                        raise FedcorError("the model's arrays have another order or other types")
                 return found or None
 
-            fields = unpack_state(arrays, model)
-            fields["holders"] = np.zeros(len(names), dtype=bool)
-            state: RoundState[Arrays] = RoundState(**fields)
+            state: RoundState[Arrays] = RoundState(**unpack_state(arrays, model))
         except (KeyError, TypeError, ValueError, FedcorError) as error:
             raise RecordError(
                 f"the checkpoint in {writer.folder} does not fit this run ({error}); choose "
                 "another folder, or delete it to start over"
             ) from error
-        given = {str(client): client for client in self._clients}
-        earlier = {given.get(name, name): size for name, size in zip(names, sizes, strict=True)}
-        new = {client: size for client, size in self._clients.items() if client not in earlier}
-        population = _population(earlier.values())
-        self._machine = RoundMachine(self._machine.settings, population, first, state)
-        self._clients = earlier
-        if new:
-            self.join(new)
+        given, called = self._clients, {str(client): client for client in self._clients}
+        earlier = {
+            called.get(str(name), name): size for name, size in zip(names, sizes, strict=True)
+        }
+        self._machine.state, self._machine.population = state, _population(sizes)
+        self._absent = earlier.keys() - given.keys()
+        together = {**earlier, **given}  # new ones at the end, and sizes as they are now
+        if together != earlier:
+            self._machine.join(_population(together.values()))
+        self._clients = together
 
     def _header(self) -> dict[str, Any]:
         """The record's first line; the same folder must have an equal one."""
@@ -396,9 +446,13 @@ class Rounds:
         if self._writer is not None:
             self._writer.append(dataclasses.asdict(record))
             self._unsaved = True
-            if self.number % self.settings.checkpoint_every == 0 or self.number == self._planned:
+            if self.number % self.settings.checkpoint_every == 0:
                 self._save()
-        self._session.round(record)
+        try:
+            self._session.round(record)
+        finally:
+            if self._is_over:
+                self.close()
 
     def _save(self) -> None:
         if self._writer is None or not self._unsaved:
@@ -406,25 +460,20 @@ class Rounds:
         arrays = self._machine.state.pack(
             lambda name, model: {f"{name}/{key}": array for key, array in model.items()}
         )
-        names = np.array(self._texts, dtype=np.str_)
+        plain = [client if isinstance(client, int) else str(client) for client in self._clients]
+        names = np.array(json.dumps(plain), dtype=np.str_)
         sizes = np.array(list(self._clients.values()), dtype=np.int64)
         self._writer.save({**arrays, "clients": names, "sizes": sizes})
         self._unsaved = False
 
     def _end(self) -> None:
         """Tell the callbacks that the run is over, if it is."""
-        if self._planned is None or self.number >= self._planned:
+        if self._is_over or (self._planned is None and not self._failed):
             self._session.end()
 
 
 def _population(sizes: Collection[int]) -> Population:
     return Population(np.array(list(sizes), dtype=np.int64))
-
-
-def _as_pair(sent: Any) -> tuple[Any, Mapping[str, Any]]:
-    """A model, and what a client says of its training."""
-    pair = isinstance(sent, tuple) and len(sent) == 2 and isinstance(sent[1], Mapping)
-    return sent if pair else (sent, {})
 
 
 def _as_scores(given: Any) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 
@@ -30,14 +30,6 @@ _LARGEST_MARK = 1 << 24  # bytes: no header is larger
 _SEAL = b"fedcor checkpoint 1 sha256 "
 _DIGITS = 64
 _BLOCK = 1 << 20
-
-
-class Marks(NamedTuple):
-    """Which record a checkpoint belongs to: its header, the number of rounds, their checksum."""
-
-    header: Mapping[str, Any]
-    round: int
-    rounds: str
 
 
 @dataclass(frozen=True)
@@ -58,11 +50,6 @@ class Saved:
     def round(self) -> int:
         """How many rounds were finished."""
         return int(self.arrays["round"])
-
-    @property
-    def marks(self) -> Marks:
-        """Which record it belongs to."""
-        return Marks(self.header, self.round, self.rounds)
 
 
 def save_checkpoint(
@@ -112,31 +99,22 @@ def load_checkpoint(path: Path) -> Saved | None:
         raise RecordError(f"it cannot be read: {error.strerror or error}") from error
 
 
-def load_marks(path: Path) -> Marks | None:
-    """Which record the checkpoint in a file belongs to, without reading its large arrays.
+def load_marks(path: Path) -> Saved | None:
+    """Which record the checkpoint in a file belongs to, without its other arrays.
 
     None if there is no file, or a damaged one.
     """
     try:
-        with open_plain(path) as file, np.load(file, allow_pickle=False) as loaded:
-            names = ("round", _HEADER, _ROUNDS)
-            sizes = (loaded.zip.getinfo(f"{name}.npy").file_size for name in names)
-            if max(sizes) > _LARGEST_MARK:
-                return None
-            count, header, rounds = (loaded[name] for name in names)
-        return Marks(json.loads(header.tobytes()), int(count), rounds.tobytes().decode())
-    except Exception:  # whatever zipfile and NumPy make of damaged bytes
+        with open_plain(path) as file:
+            return _parse(file, ("round", _HEADER, _ROUNDS))
+    except (OSError, RecordError):
         return None
 
 
 def parse_checkpoint(file: IO[bytes]) -> Saved:
     """The content of an open file; see `load_checkpoint`."""
     _check_seal(file)
-    saved = _parse(file)
-    count = saved.arrays.get("round")
-    if count is None or count.shape != () or count.dtype.kind not in "iu" or saved.round < 0:
-        raise RecordError("it does not say after which round it was made")
-    return saved
+    return _parse(file)
 
 
 def _check_seal(file: IO[bytes]) -> None:
@@ -160,13 +138,19 @@ def _digest(file: IO[bytes], size: int) -> bytes:
     return digest.hexdigest().encode()
 
 
-def _parse(file: IO[bytes]) -> Saved:
+def _parse(file: IO[bytes], names: Sequence[str] = ()) -> Saved:
+    """The content of an open file, or its small arrays of these names alone."""
     try:
         file.seek(0)
         with np.load(file, allow_pickle=False) as loaded:
-            arrays = {name: loaded[name] for name in loaded.files}
+            if any(loaded.zip.getinfo(f"{name}.npy").file_size > _LARGEST_MARK for name in names):
+                raise RecordError("it does not say which run it belongs to")
+            arrays = {name: loaded[name] for name in names or loaded.files}
         if not all(isinstance(array, np.ndarray) for array in arrays.values()):
             raise RecordError("it holds something else than arrays")  # NumPy returns its bytes
+        count = arrays.get("round")
+        if count is None or count.shape != () or count.dtype.kind not in "iu" or count < 0:
+            raise RecordError("it does not say after which round it was made")
         if not {_HEADER, _ROUNDS} <= arrays.keys():
             raise RecordError("it does not say which run it belongs to")
         header = json.loads(arrays.pop(_HEADER).tobytes())

@@ -9,7 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from fedcor.core.config import LARGEST_SEED, check_at_least, check_between
+from fedcor.core.config import (
+    LARGEST_SEED,
+    check_at_least,
+    check_between,
+    check_positive,
+    plain_keywords,
+)
 from fedcor.core.describe import describe
 from fedcor.core.errors import ConfigError
 from fedcor.core.types import Array, Optimiser, Selector, optimiser_traits, selector_traits
@@ -21,6 +27,7 @@ from fedcor.selectors import DEFAULT_SELECTOR, SELECTORS, build_selector
 OWN = "own"  # as an optimiser: the user puts the updates together
 
 
+@plain_keywords
 @dataclass(frozen=True)
 class LoopSettings:
     """The further settings of `Rounds`.
@@ -58,6 +65,16 @@ class LoopSettings:
         check_at_least("attempts", self.attempts, 1)
         check_between("over_selection", self.over_selection, 1.0, 100.0)
         check_at_least("checkpoint_every", self.checkpoint_every, 1)
+        for key in ("record_losses", "tests"):
+            if not isinstance(getattr(self, key), bool):
+                raise ConfigError(key, getattr(self, key), "must be True or False")
+
+    def rate_at(self, round: int) -> float:
+        """The learning rate of a round; NaN where it is unknown."""
+        given = self.learning_rate(round) if callable(self.learning_rate) else self.learning_rate
+        if not isinstance(given, float) or not math.isnan(given):
+            check_positive("learning_rate", given)
+        return float(given)
 
 
 def as_selector(given: Selector | str | None, clients_per_round: int | None) -> Selector:
@@ -97,6 +114,8 @@ def describe_optimiser(optimiser: Optimiser | None) -> dict[str, Any]:
 
 def as_clients(given: Sequence[int] | Mapping[Any, int] | Array) -> dict[Any, int]:
     """Client -> its number of samples."""
+    if not isinstance(given, Mapping | list | tuple | np.ndarray):
+        raise ConfigError("sizes", given, "must be a list of numbers, or a dictionary of them")
     named = given if isinstance(given, Mapping) else dict(enumerate(np.asarray(given).tolist()))
     for client, size in named.items():
         check_at_least(f"sizes[{client!r}]", size, 1)

@@ -1,30 +1,30 @@
 """Call a function on many items, in several processes at once, here or on a cluster.
 
-joblib runs the processes. Its default backend, loky, needs no `if __name__ == "__main__"` in a
-script, and takes functions and classes that a script or a notebook defines.
+The processes are those of loky, joblib's default backend, which needs no
+`if __name__ == "__main__"` in a script, and takes functions and classes that a script or a notebook
+defines. joblib runs its other backends.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import joblib
-from joblib.externals.loky import get_reusable_executor
-from joblib.externals.loky.process_executor import TerminatedWorkerError
+from joblib.externals.loky.process_executor import ProcessPoolExecutor, TerminatedWorkerError
 
 from fedcor.core.config import check_one_of
 from fedcor.core.errors import ConfigError, FedcorError, WorkerDiedError
 from fedcor.runs.cluster.address import CLUSTERS, check_place
-from fedcor.runs.cluster.retry import run_with_retries
+from fedcor.runs.cluster.retry import run_with_retries, sendable
 
 
 def count_processes(jobs: int | None, backend: str = "loky") -> int | None:
@@ -52,16 +52,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 CHECK_PARENT_EVERY = 0.2  # seconds
-_ONE_AT_A_TIME = threading.Lock()
-
-
-class _Turn:
-    """The thread that uses the worker processes now."""
-
-    thread: int | None = None
-
-
-_turn = _Turn()
+# A worker computes in one thread. Without these, libraries start one per core when imported.
+_ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+)
 
 
 def check_backend(backend: str, address: str | None) -> None:
@@ -75,14 +69,13 @@ def for_each(
     items: Sequence[T],
     processes: int | None,
     backend: str = "loky",
-    address: str | None = None,
 ) -> Iterator[T]:
     """Call `function` on each of `items`, in up to `processes` processes; see `map_each`.
 
     Yields:
         Each item when its call is done, in the order in which they finish.
     """
-    for item, _ in map_each(_Silent(function), items, processes, backend, address):
+    for item, _ in map_each(function, items, processes, backend):
         yield item
 
 
@@ -98,7 +91,7 @@ def map_each(
     With one process, or one item, everything runs in this process. Otherwise new worker processes
     are started, which see the files, modules and environment of now. Whatever ends this generator
     early (an error in a call, an interrupt, a dead worker) ends them too. They also end when this
-    process dies (not on Windows). Calls from several threads take turns.
+    process dies (not on Windows).
 
     Args:
         function: What is called. What it returns is sent back.
@@ -120,92 +113,57 @@ def map_each(
         yield from run_with_retries(function, items, processes, backend=backend, address=address)
         return
     processes = min(1 if processes is None else processes, len(items))
-    if processes > 1:
-        yield from _map_in_processes(function, items, processes, backend)
-        return
-    for item in items:
-        yield item, function(item)
-
-
-def _map_in_processes(
-    function: Callable[[T], R], items: Sequence[T], processes: int, backend: str
-) -> Iterator[tuple[T, R]]:
-    # The folder is for loky alone: other machines may not have it.
-    folder = os.getcwd() if backend == "loky" else None
-    calls = [joblib.delayed(_call)(folder, function, i, item) for i, item in enumerate(items)]
-    with _new_workers(backend) as options:
+    if processes <= 1:
+        for item in items:
+            yield item, function(item)
+    elif backend == "loky":
+        yield from _map_in_processes(function, items, processes)
+    else:
         parallel = joblib.Parallel(
             n_jobs=processes,
             backend=backend,
             return_as="generator_unordered",
             batch_size=1,
-            pre_dispatch="all",
             max_nbytes=None,
-            **options,
         )
+        calls = (joblib.delayed(_call)(function, i, item) for i, item in enumerate(items))
+        for index, result in parallel(calls):
+            yield items[index], result
+
+
+def _map_in_processes(
+    function: Callable[[T], R], items: Sequence[T], processes: int
+) -> Iterator[tuple[T, R]]:
+    here = os.getpid(), os.getcwd()
+    executor = ProcessPoolExecutor(
+        processes, initializer=_begin_worker, initargs=here, env=_ONE_THREAD
+    )
+    try:
         with _ignoring_interrupts():
-            done = parallel(calls)
-        try:
-            for index, result in done:
-                yield items[index], result
-        except TerminatedWorkerError:
-            raise WorkerDiedError(
-                "a worker process died (killed, or out of memory?); what was recorded is kept, "
-                "and can be resumed"
-            ) from None
-        except BrokenProcessPool as error:
-            raise FedcorError(f"a job cannot be sent to a worker process: {error}") from error
-        finally:
-            with warnings.catch_warnings():
-                # joblib warns that calls were cancelled; and, without pgrep, loky that it ends the
-                # workers but not their children, which they do not have.
-                warnings.simplefilter("ignore")
-                done.close()
+            calls = [executor.submit(_call, function, i, item) for i, item in enumerate(items)]
+        for call in as_completed(calls):
+            index, result = call.result()
+            yield items[index], result
+    except TerminatedWorkerError:
+        raise WorkerDiedError(
+            "a worker process died (killed, or out of memory?); what was recorded is kept, "
+            "and can be resumed"
+        ) from None
+    except BrokenProcessPool as error:
+        raise FedcorError(f"a job cannot be sent to a worker process: {error}") from error
+    finally:
+        with warnings.catch_warnings():
+            # Without pgrep, loky warns that it ends the workers but not their children, which they
+            # do not have.
+            warnings.simplefilter("ignore")
+            executor.shutdown(wait=True, kill_workers=True)
 
 
-class _Silent:
-    """A function without its result."""
-
-    def __init__(self, function: Callable[[Any], object]) -> None:
-        self.function = function
-
-    def __call__(self, item: Any) -> None:
-        self.function(item)
-
-
-def _call(folder: str | None, function: Callable[[T], R], index: int, item: T) -> tuple[int, R]:
-    if folder is not None:
-        os.chdir(folder)
+def _call(function: Callable[[T], R], index: int, item: T) -> tuple[int, R]:
     try:
         return index, function(item)
     except Exception as error:
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:  # an error that cannot cross to the parent process as it is
-            raise FedcorError(f"{type(error).__name__}: {error}") from None
-        raise
-
-
-@contextmanager
-def _new_workers(backend: str) -> Iterator[dict[str, Any]]:
-    """Options for joblib that give this call its own worker processes, which end with the block.
-
-    joblib keeps one pool of loky's for the whole process, whose workers would remember modules,
-    data and the environment of earlier calls.
-    """
-    if backend != "loky":
-        yield {}
-        return
-    if _ONE_AT_A_TIME.locked() and _turn.thread == threading.get_ident():
-        raise RuntimeError("an earlier call in this thread is not finished: exhaust or close it")
-    with _ONE_AT_A_TIME:
-        _turn.thread = threading.get_ident()
-        try:
-            yield {"initializer": _begin_worker, "initargs": (os.getpid(),)}
-        finally:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                get_reusable_executor(reuse=True).shutdown(wait=True, kill_workers=True)
+        raise sendable(error) from None
 
 
 @contextmanager
@@ -226,11 +184,12 @@ def _ignoring_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-def _begin_worker(parent: int) -> None:
-    """Leave interrupts to the parent process, and end when it dies.
+def _begin_worker(parent: int, folder: str) -> None:
+    """Work in the parent's folder, leave interrupts to the parent, and end when it dies.
 
     A worker that outlived it would hold the lock of its run.
     """
+    os.chdir(folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 

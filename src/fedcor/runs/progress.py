@@ -41,6 +41,13 @@ def _console() -> Console:
     return Console(file=sys.stderr)
 
 
+def _progress(console: Console, *numbers: ProgressColumn) -> Progress:
+    """A title, a bar and numbers; shown on a terminal only."""
+    title = TextColumn("{task.description}", markup=False)
+    hidden = not console.is_terminal
+    return Progress(title, BarColumn(), *numbers, console=console, disable=hidden)
+
+
 @contextmanager
 def show_rounds(title: str, total: int) -> Iterator[Callable[[int, str], None]]:
     """A bar with rate and time left on a terminal, a plain one in a notebook; nothing elsewhere.
@@ -57,15 +64,9 @@ def show_rounds(title: str, total: int) -> Iterator[Callable[[int, str], None]]:
         with _show_in_notebook(title, total) as update:
             yield update
         return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _RoundsPerSecond(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    note_column = TextColumn("{task.fields[note]}", markup=False)
+    numbers = MofNCompleteColumn(), _RoundsPerSecond(), TimeRemainingColumn(), note_column
+    with _progress(console, *numbers) as bar:
         task = bar.add_task(title, total=total, note="")
         yield lambda done, note: bar.update(task, completed=done, note=note)
 
@@ -139,14 +140,8 @@ def show_download() -> Iterator[Callable[[str, int, int | None], None]]:
         it is unknown.
     """
     console = _console()
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    numbers = DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    with _progress(console, *numbers) as bar:
         tasks = {}
 
         def update(stage: str, done: int, total: int | None) -> None:

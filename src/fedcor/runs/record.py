@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,7 +29,7 @@ from fedcor.core.files import read_plain
 from fedcor.core.text import one_line
 from fedcor.core.types import Array
 from fedcor.rounds.record_line import FORMAT, with_selector_name
-from fedcor.runs.checkpoints import CHECKPOINT, Marks, load_checkpoint, load_marks
+from fedcor.runs.checkpoints import CHECKPOINT, Saved, load_checkpoint, load_marks
 
 RECORD = "rounds.jsonl"
 CLIENT_NAMES = "clients.tsv"
@@ -59,10 +60,7 @@ class RunRecord:
 
 def has_run(folder: Path) -> bool:
     """Whether a run has started there: its header is complete."""
-    try:
-        return b"\n" in read_plain(folder / RECORD)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+    return _count_lines(folder) > 0
 
 
 def first_round(run: RunRecord) -> int:
@@ -75,8 +73,12 @@ def first_round(run: RunRecord) -> int:
 
 def count_rounds(folder: Path) -> int:
     """How many rounds the record has so far; 0 when there is none."""
+    return max(0, _count_lines(folder) - 1)
+
+
+def _count_lines(folder: Path) -> int:
     try:
-        return max(0, read_plain(folder / RECORD).count(b"\n") - 1)
+        return read_plain(folder / RECORD).count(b"\n")
     except (FileNotFoundError, NotADirectoryError):
         return 0
 
@@ -111,8 +113,8 @@ def rounds_digest(rounds: Iterable[Mapping[str, Any]]) -> hashlib._Hash:
     return hashlib.sha256("".join(map(json_line, rounds)).encode())
 
 
-def check_marks(folder: Path, run: RunRecord, marks: Marks) -> None:
-    """Refuse a record that is not the one of which a checkpoint has these marks."""
+def check_marks(folder: Path, run: RunRecord, marks: Saved) -> None:
+    """Refuse a record that is not the one that a checkpoint belongs to."""
     if marks.round > len(run.rounds):  # it may be written at this moment
         return
     before = with_selector_name(marks.header, str(run.header.get("selector")))
@@ -169,21 +171,12 @@ def _no_number(name: str) -> NoReturn:
 
 def _check_types(path: Path, number: int, entry: Mapping[str, Any]) -> None:
     """Refuse a round whose values are not what their names say; a missing one may be."""
-    tests: dict[str, Callable[[Any], bool]] = {
-        **dict.fromkeys(("selected", "participated", "clipped", "capped"), _are_clients),
-        **dict.fromkeys(("test_accuracy", "test_loss", "seconds"), _is_number),
-        **dict.fromkeys(("bytes_down", "bytes_up"), _is_number),
-        "why": _are_reasons,
-        "details": _are_reasons,
-        "metrics": _are_metrics,
-        **dict.fromkeys(("duration", "clock", "unreachable"), _is_number),
-        "missing": _are_missing,
-    }
-    for key, test in tests.items():
-        if entry.get(key) is not None and not test(entry[key]):
-            raise RecordError(
-                f"{path}, line {number}: {key} is unusable; the file was edited or damaged"
-            )
+    for test, keys in _TESTS.items():
+        for key in keys:
+            if entry.get(key) is not None and not test(entry[key]):
+                raise RecordError(
+                    f"{path}, line {number}: {key} is unusable; the file was edited or damaged"
+                )
 
 
 def _are_clients(value: Any) -> bool:
@@ -194,22 +187,25 @@ def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and abs(value) < 1e300)
 
 
-def _are_metrics(value: Any) -> bool:
-    """Names -> numbers, or lists of numbers as Flower has them."""
-    return isinstance(value, dict) and all(
-        all(map(_is_number, one)) if isinstance(one, list) else _is_number(one)
-        for one in value.values()
-    )
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_number, value))
 
 
-def _are_missing(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_are_clients, value.values()))
+def _table_of(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """A test of a table: names -> values that pass `test`."""
+    return lambda value: isinstance(value, dict) and all(map(test, value.values()))
 
 
-def _are_reasons(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(one, list) and all(map(_is_number, one)) for one in value.values()
-    )
+_TESTS: Mapping[Callable[[Any], bool], Sequence[str]] = {
+    _are_clients: ("selected", "participated", "clipped", "capped"),
+    _is_number: (
+        *("test_accuracy", "test_loss", "seconds", "bytes_down", "bytes_up"),
+        *("duration", "clock", "unreachable"),
+    ),
+    _table_of(_are_numbers): ("why", "details"),
+    _table_of(lambda value: _is_number(value) or _are_numbers(value)): ("metrics",),
+    _table_of(_are_clients): ("missing",),
+}
 
 
 def read_runs(folder: Path) -> list[RunRecord]:
@@ -257,8 +253,6 @@ def json_line(entry: Mapping[str, Any]) -> str:
         # A round that took no time has a duration, too.
         if value or key not in _OPTIONAL or isinstance(value, float)
     }
-    if "metrics" in clean:
-        clean["metrics"] = {name: _each_in_json(v) for name, v in entry["metrics"].items()}
     return json.dumps(clean, separators=(",", ":"), allow_nan=False, default=_plain) + "\n"
 
 
@@ -267,11 +261,11 @@ def _plain(value: Any) -> Any:
 
 
 def _in_json(value: Any) -> Any:
-    return None if isinstance(value, float) and not np.isfinite(value) else value
-
-
-def _each_in_json(value: Any) -> Any:
-    return [_in_json(one) for one in value] if isinstance(value, list) else _in_json(value)
+    if isinstance(value, Mapping):
+        return {key: _in_json(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_in_json(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def differences(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]]:

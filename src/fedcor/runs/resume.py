@@ -16,9 +16,9 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from filelock import FileLock, Timeout
 
@@ -82,15 +82,12 @@ def open_run(
         lock.acquire()
     except Timeout:
         raise RecordError(f"{folder} is in use: another process is writing this run") from None
-    writer = None
     try:
         remove_leftovers(folder / path for path in _WRITTEN)
         header = {"kind": "header", **header}
-        writer = RunWriter(folder, header, *_existing_run(folder, header, resume))
-        yield writer
+        with closing(RunWriter(folder, header, *_existing_run(folder, header, resume))) as writer:
+            yield writer
     finally:
-        if writer is not None:
-            writer.close()
         lock.release()
         if made and not (folder / RECORD).exists():  # refused before anything was written
             with suppress(OSError):
@@ -103,7 +100,11 @@ class RunWriter:
 
     Attributes:
         folder: The run's folder.
+        header: The record's first line; of a run that is there, the one that was written.
+        resumed: Whether the run was in the folder before.
         checkpoint: The named arrays from which the run resumes; None for a new run.
+        done: How many rounds need not be run again.
+        kept: The lines of the rounds that need not be run again.
     """
 
     def __init__(
@@ -111,54 +112,34 @@ class RunWriter:
         folder: Path,
         header: Mapping[str, Any],
         before: RunRecord | None,
-        checkpoint: _Usable | None,
+        usable: tuple[Path, Saved] | None,
     ) -> None:
-        self.folder = folder
-        self.checkpoint = None if checkpoint is None else checkpoint.saved.arrays
-        self._newest_is_good = checkpoint is not None and checkpoint.path == CHECKPOINT
-        self._header, self._before = header, before
+        self.folder, self.resumed = folder, before is not None
+        self.header = header if before is None else before.header
+        path, saved = usable or (None, None)
+        self.checkpoint = None if saved is None else saved.arrays
+        self.done = 0 if saved is None else saved.round
+        self.kept = [] if before is None else before.rounds[: self.done]
+        self._newest_is_good = path == CHECKPOINT
+        self._given = header
         self._file: TextIO | None = None
-        self._digest = rounds_digest(())
-
-    @property
-    def header(self) -> Mapping[str, Any]:
-        """The record's first line; of a run that is there, the one that was written."""
-        begun = self._file is not None or self._before is None
-        return self._header if begun or self._before is None else self._before.header
-
-    @property
-    def resumed(self) -> bool:
-        """Whether the run was in the folder before."""
-        return self._before is not None
-
-    @property
-    def done(self) -> int:
-        """How many rounds need not be run again."""
-        return int(self.checkpoint["round"]) if self.checkpoint else 0
-
-    @property
-    def kept(self) -> list[Mapping[str, Any]]:
-        """The lines of the rounds that need not be run again."""
-        return [] if self._before is None else self._before.rounds[: self.done]
+        self._digest = rounds_digest(self.kept)
 
     def begin(self) -> None:
         """Write the record as it was at the last checkpoint, and open it for more lines."""
-        kept = self.kept
-        if self._before is None:
+        # The settings may ask for more rounds, and the selector may have another name now.
+        # Everything else stays as it was when the run started, library versions included.
+        current = {key: self._given[key] for key in ("selector", "config") if key in self._given}
+        self.header = {**self.header, **current}
+        if not self.resumed:
             (self.folder / REFUSED).unlink(missing_ok=True)  # of a run that was deleted
-        else:
-            # The settings may ask for more rounds, and the selector may have another name now.
-            # Everything else stays as it was when the run started, library versions included.
-            current = ("selector", "config")
-            new = {key: self._header[key] for key in current if key in self._header}
-            self._header = {**self._before.header, **new}
-            if not self._newest_is_good:
-                # Before the record changes: readers would hold the rounds that are run again, which
-                # take other `seconds`, against what a damaged checkpoint says of them.
-                with suppress(FileNotFoundError):
-                    os.replace(self.folder / CHECKPOINT, self.folder / REFUSED)
-        self._digest = rounds_digest(kept)
-        write_whole(self.folder / RECORD, "".join(map(json_line, [self._header, *kept])).encode())
+        elif not self._newest_is_good:
+            # Before the record changes: readers would hold the rounds that are run again, which
+            # take other `seconds`, against what a damaged checkpoint says of them.
+            with suppress(FileNotFoundError):
+                os.replace(self.folder / CHECKPOINT, self.folder / REFUSED)
+        lines = map(json_line, [self.header, *self.kept])
+        write_whole(self.folder / RECORD, "".join(lines).encode())
         self._file = (self.folder / RECORD).open("a", encoding="utf-8")
 
     def append(self, entry: Mapping[str, Any]) -> None:
@@ -176,7 +157,7 @@ class RunWriter:
     def saving(self, arrays: Mapping[str, Array]) -> Callable[[], None]:
         """What writes a checkpoint of the lines that there are now; another thread may call it."""
         assert self._file is not None, "begin() comes first"
-        file, header, rounds = self._file, json_line(self._header), self._digest.hexdigest()
+        file, header, rounds = self._file, json_line(self.header), self._digest.hexdigest()
 
         def save() -> None:
             os.fsync(file.fileno())
@@ -213,7 +194,7 @@ def folder_name(selector: str) -> str:
 
 
 def pack_run(folder: Path) -> dict[str, bytes]:
-    """The files of a finished run, to be sent to another machine."""
+    """The files of a finished run, to be sent to another machine; its newest checkpoint last."""
     names = (RECORD, CLIENT_NAMES, PREVIOUS, CHECKPOINT)
     return {str(name): read_plain(folder / name) for name in names if (folder / name).is_file()}
 
@@ -226,9 +207,8 @@ def unpack_run(folder: Path, header: Mapping[str, Any], files: Mapping[str, byte
     with open_run(folder, header, resume=True):
         for old in (CHECKPOINT, PREVIOUS, REFUSED):
             (folder / old).unlink(missing_ok=True)
-        for name in (RECORD, CLIENT_NAMES, PREVIOUS, CHECKPOINT):
-            if str(name) in files:
-                write_whole(folder / name, files[str(name)])
+        for name, content in files.items():
+            write_whole(folder / name, content)
 
 
 def _refuse_links(folder: Path) -> None:
@@ -241,16 +221,9 @@ def _refuse_links(folder: Path) -> None:
             )
 
 
-class _Usable(NamedTuple):
-    """A checkpoint that a run can be resumed from."""
-
-    path: Path
-    saved: Saved
-
-
 def _existing_run(
     folder: Path, header: Mapping[str, Any], resume: bool
-) -> tuple[RunRecord | None, _Usable | None]:
+) -> tuple[RunRecord | None, tuple[Path, Saved] | None]:
     """The run in `folder` and its checkpoint; refuses one that `header` may not resume."""
     saved = any((folder / path).exists() for path in (CHECKPOINT, PREVIOUS))
     if not has_run(folder):
@@ -264,16 +237,18 @@ def _existing_run(
     run = read_run(folder, check=False)  # below, against the checkpoint that is used
     if not resume and not run.rounds and not saved:
         return None, None  # it died in its first round: there is nothing to lose
-    _check_same(folder, run.header, json.loads(json_line(header)))
+    other = _other_run(run.header, json.loads(json_line(header)))
+    if other is not None:
+        raise RecordError(f"{folder} holds {other}; choose another folder")
     if not resume:
         raise RunExistsError(folder)
-    checkpoint = _usable_checkpoint(folder, run) if saved else None
-    if checkpoint is not None:
-        check_marks(folder, run, checkpoint.saved.marks)
-    return run, checkpoint
+    usable = _usable_checkpoint(folder, run) if saved else None
+    if usable is not None:
+        check_marks(folder, run, usable[1])
+    return run, usable
 
 
-def _usable_checkpoint(folder: Path, run: RunRecord) -> _Usable:
+def _usable_checkpoint(folder: Path, run: RunRecord) -> tuple[Path, Saved]:
     """The newest checkpoint that is whole and of this run; says so if it is not the newest."""
     wrong: dict[Path, str] = {}
     for path in (CHECKPOINT, PREVIOUS):
@@ -295,19 +270,12 @@ def _usable_checkpoint(folder: Path, run: RunRecord) -> _Usable:
                     "the checkpoint %s %s; resuming from %s, after %d rounds",
                     *(folder / CHECKPOINT, wrong[CHECKPOINT], folder / path, saved.round),
                 )
-            return _Usable(path, saved)
+            return path, saved
     described = "; ".join(f"{path.name} {what}" for path, what in wrong.items())
     raise RecordError(
         f"no checkpoint in {folder / CHECKPOINT.parent} can be used: {described}. Put back a copy "
         "of it if there is one; else delete it, the whole folder, to start this run over"
     )
-
-
-def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Refuse to continue a run as another one."""
-    other = _other_run(old, new)
-    if other is not None:
-        raise RecordError(f"{folder} holds {other}; choose another folder")
 
 
 def _other_run(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:

@@ -6,9 +6,11 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
@@ -24,15 +26,13 @@ from fedcor.runs.processes import for_each
 from fedcor.runs.progress import refresh
 from fedcor.runs.record import RunRecord, count_rounds, has_run, json_line, read_run
 from fedcor.runs.resume import (
-    LOCK,
-    RunWriter,
     folder_name,
     open_run,
     pack_run,
     unpack_run,
     write_client_names,
 )
-from fedcor.runs.tracking.callback import GivenCallback, StartedRun
+from fedcor.runs.tracking.callback import GivenCallback, StartedRun, as_entry
 from fedcor.runs.tracking.session import following
 from fedcor.simulation.build import build_simulation, client_names_of, experiment_header, one_thread
 from fedcor.simulation.experiment import Experiment
@@ -42,6 +42,7 @@ from fedcor.simulation.state import SimulationState
 
 CHECKPOINT_EVERY = 10  # rounds
 WAIT_FOR_LOCK = 60.0  # seconds that a retry waits for the lock of a worker that was lost
+_OF_ONE_SIZE = ("model", "good", "before", "known", "holders")  # in each state of a simulation
 SCORES = ("test_accuracy", "test_loss", "learning_rate")  # NaN is null in a record
 
 
@@ -51,10 +52,8 @@ def run(
     out: Path,
     *,
     resume: bool = False,
-    on_round: Callable[[RoundRecord], None] | None = None,
     callbacks: Sequence[GivenCallback] = (),
     root: Path | None = None,
-    in_memory: bool = False,
     wait: float = 0.0,
 ) -> None:
     """Run an experiment in a folder. A finished run is left as it is; callbacks are still called.
@@ -64,10 +63,9 @@ def run(
         seed: Random seed for everything.
         out: The run's folder.
         resume: Whether to resume a run that is in the folder already; else it is refused.
-        on_round: Called after each round with its record.
         callbacks: Callbacks notified during the run; see `fedcor.Callback`.
-        root: The folder of all runs that belong together; None for `out`.
-        in_memory: Whether the folder is a temporary one, which callbacks are not told.
+        root: The folder of all runs that belong together, for callbacks. None if `out` is a
+            temporary folder, which they are not told.
         wait: For how many seconds to wait for another process that writes to the folder.
 
     Example:
@@ -83,53 +81,33 @@ def run(
         open_run(out, header, resume=resume, wait=wait) as writer,
         following(callbacks) as session,
     ):
-        if writer.done >= rounds:
-            session.start(_started(writer, root, in_memory))
-            session.end()
-            return
-        # Built before anything is written: only the data can tell that some settings cannot work.
-        simulation = build_simulation(experiment, seed)
-        start = _restore(writer.checkpoint, simulation, out) if writer.checkpoint else None
-        _begin(writer, experiment)
-        session.start(_started(writer, root, in_memory))
-        for record, state in simulation.run(rounds, start):
+        if writer.done < rounds:
+            # Built before anything is written: only the data can tell that settings cannot work.
+            simulation = build_simulation(experiment, seed)
+            start = _restore(writer.checkpoint, simulation, out) if writer.checkpoint else None
+            writer.begin()
+            if names := client_names_of(experiment):
+                write_client_names(out, names)
+        started = StartedRun(json.loads(json_line(writer.header)))
+        if root is not None:
+            started = StartedRun(started.header, out, root, writer.resumed, writer.kept)
+        session.start(started)
+        for record, state in simulation.run(rounds, start) if writer.done < rounds else ():
             writer.append(dataclasses.asdict(record))
             if state.round % CHECKPOINT_EVERY == 0 or state.round == rounds:
                 writer.save(state.to_arrays())
             session.round(record)
-            if on_round is not None:
-                on_round(record)
         session.end()
 
 
-def _begin(writer: RunWriter, experiment: Experiment) -> None:
-    """Begin the record, and say in its folder what the clients are called."""
-    writer.begin()
-    if names := client_names_of(experiment):
-        write_client_names(writer.folder, names)
-
-
-def _started(writer: RunWriter, root: Path | None, in_memory: bool) -> StartedRun:
-    """What callbacks are told at the start."""
-    header = json.loads(json_line(writer.header))
-    if in_memory:
-        return StartedRun(header)
-    folder, kept = writer.folder, list(writer.kept)
-    return StartedRun(header, folder, root or folder, writer.resumed, kept)
-
-
 def run_in_memory(
-    experiment: Experiment,
-    seed: int,
-    on_round: Callable[[RoundRecord], None] | None = None,
-    callbacks: Sequence[GivenCallback] = (),
+    experiment: Experiment, seed: int, callbacks: Sequence[GivenCallback] = ()
 ) -> RunRecord:
     """Run an experiment and return its record, which is what `run` would have written.
 
     Args:
         experiment: All settings but the seed.
         seed: Random seed for everything.
-        on_round: Called after each round with its record.
         callbacks: Callbacks notified during the run; see `fedcor.Callback`.
     """
     with one_thread(), following(callbacks) as session:
@@ -139,10 +117,8 @@ def run_in_memory(
         simulation = build_simulation(experiment, seed)
         session.start(StartedRun(header))
         for record, _ in simulation.run(experiment.rounds):
-            rounds.append(json.loads(json_line(dataclasses.asdict(record))))
+            rounds.append(as_entry(record))
             session.round(record)
-            if on_round is not None:
-                on_round(record)
         session.end()
     return RunRecord(None, header, rounds)
 
@@ -151,7 +127,7 @@ def _restore(checkpoint: Mapping[str, Array], simulation: Simulation, out: Path)
     """The state in a checkpoint; refuses one that is not of this simulation."""
     try:
         state = SimulationState.from_arrays(checkpoint, simulation.engine.device)
-        fits = _fits(state, simulation.start)
+        fits = _fits(checkpoint, simulation.start.to_arrays())
     except (KeyError, TypeError, ValueError):
         fits = False
     if not fits:
@@ -161,30 +137,25 @@ def _restore(checkpoint: Mapping[str, Array], simulation: Simulation, out: Path)
     return state
 
 
-def _fits(state: SimulationState, start: SimulationState) -> bool:
-    """Whether a state that was read can be one of the simulation that began with `start`."""
-    model, initial = state.model, start.model
-    if model.shape != initial.shape or model.dtype != initial.dtype or not model.isfinite().all():
-        return False
-    others = [one for one in (state.good, state.before) if one is not None]
-    if any(one.shape != initial.shape or one.dtype != initial.dtype for one in others):
-        return False
-    pairs = [(state.known, start.known), (state.holders, start.holders)]
-    if any(one.shape != own.shape or one.dtype != own.dtype for one, own in pairs):
-        return False
-    # A state may grow and be kept under further names. What keeps its name keeps its kind.
-    for memory, first in ((state.selector, start.selector), (state.optimiser, start.optimiser)):
-        shared = memory.keys() & first.keys()
-        if memory and first and not shared:  # the state of something else
+def _fits(saved: Mapping[str, Array], first: Mapping[str, Array]) -> bool:
+    """Whether a saved state can be one of the simulation that began with the state `first`."""
+    for name, array in saved.items():
+        expected = first.get("model" if name in ("good", "before") else name)
+        if expected is None:  # a state may grow and be kept under further names
+            continue
+        if array.dtype.kind != expected.dtype.kind or array.ndim != expected.ndim:
             return False
-        for name in shared:
-            old, new = np.asarray(first[name]), np.asarray(memory[name])
-            if old.dtype.kind != new.dtype.kind or old.ndim != new.ndim:
-                return False
-    return True
+        same = array.shape == expected.shape and array.dtype == expected.dtype
+        if name in _OF_ONE_SIZE and not same:
+            return False
+    for part in ("selector/", "optimiser/"):
+        memory, initial = ({n for n in state if n.startswith(part)} for state in (saved, first))
+        if memory and initial and not memory & initial:  # the state of something else
+            return False
+    return bool(np.isfinite(saved["model"]).all())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
     """One run of many: the arguments of `run`."""
 
@@ -194,14 +165,6 @@ class Job:
     resume: bool
     callbacks: tuple[GivenCallback, ...] = ()
     root: Path | None = None
-    in_memory: bool = False
-
-    @property
-    def name(self) -> str:
-        """How an error names the run."""
-        if self.in_memory:
-            return f"{self.experiment.selector}, seed {self.seed}"
-        return str(self.out)
 
 
 def compare_jobs(
@@ -239,16 +202,9 @@ def compare_jobs(
     for folder in folders:
         if has_run(folder) and not resume:
             raise RunExistsError(folder)
+    root = None if in_memory else out
     return [
-        Job(
-            variant,
-            seed,
-            folder,
-            resume=resume,
-            callbacks=tuple(callbacks),
-            root=out,
-            in_memory=in_memory,
-        )
+        Job(variant, seed, folder, resume=resume, callbacks=tuple(callbacks), root=root)
         for (seed, variant), folder in zip(pairs, folders, strict=True)
     ]
 
@@ -304,15 +260,7 @@ def _run_jobs(
 
 def _run_job(job: Job) -> None:
     with _named(job):
-        run(
-            job.experiment,
-            job.seed,
-            job.out,
-            resume=job.resume,
-            callbacks=job.callbacks,
-            root=job.root,
-            in_memory=job.in_memory,
-        )
+        run(**vars(job))
 
 
 @contextmanager
@@ -323,23 +271,8 @@ def _named(job: Job) -> Iterator[None]:
     except (ConfigError, RecordError):
         raise
     except FedcorError as error:
-        raise FedcorError(f"{job.name}: {error}") from error
-
-
-@dataclass(frozen=True, eq=False)
-class _ClusterTask:
-    """A run on a cluster, as it is sent to a worker.
-
-    Attributes:
-        job: The run, without its callbacks.
-        done: How many of its rounds were in the folder before.
-        lease: A file in the run's folder. A worker that sees it shares the folder, and stops when
-            it is gone.
-    """
-
-    job: Job
-    done: int
-    lease: Path
+        name = f"{job.experiment.selector}, seed {job.seed}" if job.root is None else job.out
+        raise FedcorError(f"{name}: {error}") from error
 
 
 def _run_on_cluster(
@@ -347,59 +280,65 @@ def _run_on_cluster(
 ) -> Iterator[Job]:
     """Run jobs on a cluster, each as one task, which the cluster retries when a worker is lost.
 
-    A worker that shares the run's folder writes to it, and a retry resumes from it. Any other
+    A worker that shares the runs' folder writes to it, and a retry resumes from it. Any other
     worker starts the run from its first round, and sends its files back when it is finished.
     Callbacks are called in this process, when the run is finished.
     """
-    with ExitStack() as leases:
-        tasks = {leases.enter_context(_leased(job)): job for job in jobs}
+    before = {job: _count_kept(job) for job in jobs}
+    sent = {dataclasses.replace(job, callbacks=()): job for job in jobs}
+    with _lease(Path(os.path.commonpath([job.out.absolute().parent for job in jobs]))) as lease:
+        work = partial(_run_on_worker, lease, Path.cwd())
         for task, files in run_with_retries(
-            _run_on_worker, list(tasks), at_once, backend=backend, address=address
+            work, list(sent), at_once, backend=backend, address=address
         ):
-            job = tasks[task]
+            job = sent[task]
             with _named(job):
                 if files is not None:
                     unpack_run(job.out, experiment_header(job.experiment, job.seed), files)
-                _replay(job, task.done)
+                _replay(job, before[job])
             yield job
 
 
+def _count_kept(job: Job) -> int:
+    """How many rounds need not be run again. Refuses a folder that cannot be used."""
+    header = experiment_header(job.experiment, job.seed)
+    with open_run(job.out, header, resume=job.resume) as writer:
+        return writer.done
+
+
 @contextmanager
-def _leased(job: Job) -> Iterator[_ClusterTask]:
-    """A task whose folder can be used, and is marked for workers that share it."""
-    with open_run(job.out, experiment_header(job.experiment, job.seed), resume=job.resume) as run:
-        done = run.done
-    job.out.mkdir(parents=True, exist_ok=True)
-    for old in job.out.glob(".lease-*"):  # of a process that was killed
-        old.unlink(missing_ok=True)
-    lease = job.out.absolute() / f".lease-{uuid4().hex}"
+def _lease(folder: Path) -> Iterator[Path]:
+    """A file in `folder`. A worker that sees it shares the folder, and stops when it is gone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lease = folder / f".lease-{uuid4().hex}"
     lease.touch()
     try:
-        yield _ClusterTask(dataclasses.replace(job, callbacks=()), done, lease)
+        yield lease
     finally:
-        with suppress(OSError):
-            lease.unlink(missing_ok=True)
-            if not has_run(job.out):  # refused before anything was written
-                (job.out / LOCK).unlink(missing_ok=True)
-                job.out.rmdir()
+        lease.unlink(missing_ok=True)
 
 
-def _run_on_worker(task: _ClusterTask) -> dict[str, bytes] | None:
-    """The run's files, or None if the worker has written them to the run's own folder."""
-    job = task.job
+def _run_on_worker(lease: Path, folder: Path, job: Job) -> dict[str, bytes] | None:
+    """The run's files, or None if the worker has written them to the run's own folder.
+
+    Args:
+        lease: See `_lease`.
+        folder: The folder in which the command was started.
+        job: The run, without its callbacks.
+    """
 
     def check_lease(record: RoundRecord) -> None:
-        if not task.lease.exists():
+        if not lease.exists():
             raise FedcorError(f"stopped after round {record.round}: it is no longer waited for")
 
     with _named(job):
-        if task.lease.exists():
+        if lease.exists():
             run(
                 job.experiment,
                 job.seed,
-                task.lease.parent,
+                folder / job.out,
                 resume=True,  # of an earlier try; what was there before has been checked
-                on_round=check_lease,
+                callbacks=[check_lease],
                 wait=WAIT_FOR_LOCK,
             )
             return None
@@ -414,11 +353,10 @@ def _replay(job: Job, done: int) -> None:
         return
     record = read_run(job.out)
     kept, new = record.rounds[:done], record.rounds[done:]
+    started = StartedRun(record.header)
+    if job.root is not None:
+        started = StartedRun(record.header, job.out, job.root, bool(kept), kept)
     with following(job.callbacks) as session:
-        if job.in_memory:
-            started = StartedRun(record.header)
-        else:
-            started = StartedRun(record.header, job.out, job.root or job.out, bool(kept), kept)
         session.start(started)
         for line in new:
             scores = {name: math.nan for name in SCORES if line.get(name) is None}

@@ -24,10 +24,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedcor.core.config import check_at_least, check_positive, plain_keywords
-from fedcor.core.types import Array, Federation, FloatArray, IntArray, Reasons, State
-from fedcor.selectors.base import longest_ago, spread, uniform, without
-from fedcor.selectors.update_memory import RememberingSelector, moves, seated_known, table_rows
+from fedcor.core.config import check_positive, plain_keywords
+from fedcor.core.types import Array, Federation, FloatArray, IntArray, State
+from fedcor.selectors.base import longest_ago, ready, uniform, without
+from fedcor.selectors.matching_blocks import Criterion
+from fedcor.selectors.update_memory import RememberingSelector, moves, seated_known
 
 _LONGEST_ABSENCE = 10.0  # times N / C rounds; FedRecall forgets clients as late
 
@@ -64,14 +65,14 @@ class Aligned(RememberingSelector):
         12
     """
 
-    swaps: int = 20
     longest_wait: float = 3.0
 
+    criterion: ClassVar[Criterion] = "direction"
+    measures: ClassVar[tuple[str, str]] = ("cosine", "cosine_before")
     optimiser: ClassVar[str] = "fedrecall"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("swaps", self.swaps, 0)
         check_positive("longest_wait", self.longest_wait)
 
     def choose_known(
@@ -88,9 +89,7 @@ class Aligned(RememberingSelector):
             return np.concatenate([first, more])
         moving = known[moves(state, known) | np.isin(known, first)]
         known = moving if len(moving) >= wanted else known
-        return self.match_known(
-            state, federation, known, first, wanted=wanted, swaps=self.swaps, criterion="direction"
-        )
+        return self.match_known(state, federation, known, first, wanted)
 
     def ageing_weights(self, state: State) -> FloatArray | float:
         """(N,) 0 for clients that have not delivered for so long that they may have left."""
@@ -98,32 +97,11 @@ class Aligned(RememberingSelector):
         recent = (state["seen"] >= 0) & (int(state["round"]) - state["seen"] <= limit)
         return recent.astype(np.float64) if recent.any() else 1.0
 
-    def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
-        """How well the group is aligned with everyone, and how old its directions are.
-
-        `cosine` is that of the sum of the first, of the first two, ... clients' directions and
-        everyone's mean, and `cosine_before` that before this client; `age` is in rounds.
-        `runner_up` is the client that would replace it best in the whole group, and `margin` how
-        much smaller the group's cosine would then be. Clients without a known direction have NaN.
-        """
-        known = state["seen"][chosen] >= 0
-        if not known.any():
-            return {}
-        members = chosen[known]
-        target = self.target(state, federation.weights)
-        directions = table_rows(state, "directions", members)
-        sums = np.cumsum(state["shares"][members, None] * directions, axis=0)
+    def measure(self, sums: FloatArray, weights: FloatArray, target: FloatArray) -> FloatArray:
+        """(C,) the cosine of the sum of directions and everyone's mean."""
         lengths = np.linalg.norm(sums, axis=1) * np.linalg.norm(target)
-        cosine = sums @ target / np.where(lengths > 0, lengths, 1.0)
-        rivals, with_rival = self.rivals(state, federation, members, "direction")
-        columns = {
-            "cosine": cosine,
-            "cosine_before": np.concatenate([[np.nan], cosine[:-1]]),
-            "age": state["round"] - 1 - state["seen"][members],
-            "runner_up": np.where(rivals < 0, np.nan, rivals),
-            "margin": cosine[-1] - with_rival,
-        }
-        return spread(columns, known)
+        cosine: FloatArray = sums @ target / np.where(lengths > 0, lengths, 1.0)
+        return cosine
 
     def details(
         self, before: State, state: State, federation: Federation, chosen: IntArray
@@ -135,9 +113,8 @@ class Aligned(RememberingSelector):
         `waited_alike`: (C,) how many of the clients that could be matched had waited as long.
         """
         asked, t = before["asked"][chosen], int(before["round"])
-        available = federation.available
-        ready = available[~self.resting(before)[available]]
-        known = ready[before["seen"][ready] >= 0]
+        known = ready(before, federation.available)
+        known = known[before["seen"][known] >= 0]
         matched = np.isin(chosen, known)
         first = self._first_seats(before, federation, known, int(matched.sum()))
         overdue = matched & (np.cumsum(matched) <= first)

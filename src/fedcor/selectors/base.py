@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -97,6 +97,12 @@ def resting(failed: IntArray, asked: IntArray, round: int) -> BoolArray:
     return rests
 
 
+def ready(state: State, available: IntArray) -> IntArray:
+    """Those of `available` who do not rest, by `failed`, `asked` and `round` of the state."""
+    rests = resting(state["failed"], state["asked"], int(state["round"]))
+    return available[~rests[available]]
+
+
 def without(clients: IntArray, others: IntArray) -> IntArray:
     """Those of `clients` who are not among `others`, in their order."""
     return clients[~np.isin(clients, others)]
@@ -114,3 +120,8 @@ def extend_clients(array: Array, count: int, value: Array | float) -> Array:
     """`array` with `count` entries along its last axis: `value` for each client that is new."""
     new = np.full((*array.shape[:-1], count - array.shape[-1]), value, dtype=array.dtype)
     return np.concatenate([array, new], axis=-1)
+
+
+def extend_state(state: State, blank: State, names: Iterable[str]) -> dict[str, Array]:
+    """Arrays of a state with entries for new clients, which are as in the state `blank`."""
+    return {name: np.concatenate([state[name], blank[name][len(state[name]) :]]) for name in names}

@@ -124,7 +124,7 @@ def _may_be_close(
 def improve(block: Any, groups: Any, direction: bool, shortest: float, start: int) -> None:
     """Search a block of rows (`matching_blocks.Rows`) for better ones for `groups` (its `Groups`).
 
-    Arguments as in `matching_blocks._improve`, with whether the criterion is "direction".
+    Arguments as in `matching_blocks._improve`.
     """
     m = len(groups.V)
     size = min(_LARGEST, max(16, _NUMBERS // m))

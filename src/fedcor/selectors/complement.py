@@ -22,20 +22,15 @@ The matching of steps 3 and 4 is in `matching.py`, the random projection in `upd
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedcor.core.config import (
-    check_at_least,
-    check_fraction,
-    check_one_of,
-    check_positive,
-    plain_keywords,
-)
-from fedcor.core.types import Federation, FloatArray, IntArray, Outcome, Reasons, State
-from fedcor.selectors.base import fraction_of, longest_ago, spread, uniform
-from fedcor.selectors.update_memory import RememberingSelector, seated_known, table_rows
+from fedcor.core.config import check_fraction, check_one_of, check_positive, plain_keywords
+from fedcor.core.types import Federation, FloatArray, IntArray, Outcome, State
+from fedcor.selectors.base import fraction_of, longest_ago, uniform
+from fedcor.selectors.matching_blocks import Criterion
+from fedcor.selectors.update_memory import RememberingSelector, seated_known
 
 
 @plain_keywords
@@ -52,12 +47,12 @@ class Complement(RememberingSelector):
         sketch: What is remembered of an update: "head", the part of the output layer; "full", all
             of it; or a number s, a random projection (count sketch) to s numbers. "head" was as
             good as "full" in the ablations, and far smaller.
+        swaps: Largest number of exchanges after the greedy choice, at least 0.
         start: The first known client of a group: "random", or "oldest", the one that was chosen
             longest ago.
         normalised: Whether directions are scaled to length one.
         ageing: Weight of a remembered direction in the target, to the power of its age in rounds.
             In [0, 1]; 1, which was best in the ablations, never forgets.
-        swaps: Largest number of exchanges after the greedy choice, at least 0.
         sweep: Fraction of a round for clients that never trained, while there are any; at least one
             client. In (0, 1]: without it, no direction would ever be known.
         explore: Fraction of a round for the known clients that were chosen longest ago, in the
@@ -79,15 +74,16 @@ class Complement(RememberingSelector):
     start: Literal["random", "oldest"] = "random"
     normalised: bool = False
     ageing: float = 1.0
-    swaps: int = 20
     sweep: float = 1.0
     explore: float = 0.0
+
+    criterion: ClassVar[Criterion] = "distance"
+    measures: ClassVar[tuple[str, str]] = ("distance", "before")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_one_of("start", self.start, ("random", "oldest"))
         check_fraction("ageing", self.ageing, closed=True)
-        check_at_least("swaps", self.swaps, 0)
         check_positive("sweep", self.sweep)
         check_fraction("sweep", self.sweep, closed=True)
         check_fraction("explore", self.explore, closed=True)
@@ -106,38 +102,13 @@ class Complement(RememberingSelector):
             first = known[longest_ago(asked, 1)]
         else:
             first = uniform(federation.rng, known, 1)
-        return self.match_known(
-            state, federation, known, first, wanted=wanted, swaps=self.swaps, criterion="distance"
-        )
+        return self.match_known(state, federation, known, first, wanted)
 
-    def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
-        """How close the group comes to the target, and how old its directions are.
-
-        `distance` is that of the mean of the first, of the first two, ... clients from the target,
-        relative to the target's length, and `before` that of the mean before this client; `age` is
-        in rounds. `runner_up` is the client that would replace it best in the whole group, and
-        `margin` how much further the group would then be. Clients without a known direction are
-        not in the mean, as they are not in the matching, and have NaN.
-        """
-        known = state["seen"][chosen] >= 0
-        if not known.any():
-            return {}
-        target = self.target(state, federation.weights)
-        members = chosen[known]
-        weights = state["shares"][members, None]
-        sums = np.cumsum(weights * table_rows(state, "directions", members), axis=0)
-        means = sums / np.cumsum(weights, axis=0)
+    def measure(self, sums: FloatArray, weights: FloatArray, target: FloatArray) -> FloatArray:
+        """(C,) the distance of the mean from the target, relative to the target's length."""
         length = float(np.linalg.norm(target)) or 1.0
-        distance = np.linalg.norm(means - target, axis=1) / length
-        rivals, with_rival = self.rivals(state, federation, members, "distance")
-        columns = {
-            "distance": distance,
-            "before": np.concatenate([[np.nan], distance[:-1]]),
-            "age": state["round"] - 1 - state["seen"][members],
-            "runner_up": np.where(rivals < 0, np.nan, rivals),
-            "margin": with_rival - distance[-1],
-        }
-        return spread(columns, known)
+        distance: FloatArray = np.linalg.norm(sums / weights - target, axis=1) / length
+        return distance
 
     def new_per_round(self, count: int) -> int:
         """The sweep's share of a round; at least one client."""

@@ -112,17 +112,7 @@ class FedCor(ProcessSelector):
             admits=_admits(seats_of(federation), chosen),
             placed=explored if self.probes_sample else None,
         )
-        return {
-            "gain": parts.gain,
-            "redundancy": parts.redundancy,
-            "annealing": parts.annealing,
-            "others": parts.others,
-            "own": parts.own,
-            "change": parts.change,
-            "runner_up": np.where(parts.runner_up < 0, np.nan, parts.runner_up),
-            "margin": parts.margin,
-            **({"explored": explored.astype(np.float64)} if self.probes_sample else {}),
-        }
+        return vars(parts) | ({"explored": explored.astype(float)} if self.probes_sample else {})
 
     def picks(
         self,

@@ -32,7 +32,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,7 +49,7 @@ from fedcor.core.types import (
     Questions,
     State,
 )
-from fedcor.rounds.rules.seats import fill, seats_of
+from fedcor.rounds.rules.seats import Pick, fill_round
 from fedcor.selectors.base import extend_clients, fraction_of, uniform
 from fedcor.selectors.gp.fit import Samples, fit
 from fedcor.selectors.gp.forecast import covariance_similarity, forecast
@@ -89,12 +89,6 @@ def whom_to_ask(
         more = max(0, count - len(np.unique(selection)))
         asked.append(np.union1d(selection, others[:more]))
     return asked
-
-
-def first_embedding(rng: np.random.Generator, clients: int, dimension: int) -> FloatArray:
-    """(n, d) The embedding where a fit starts, for clients that are new to it."""
-    X: FloatArray = rng.standard_normal((clients, dimension)) / math.sqrt(dimension)
-    return X
 
 
 def is_seen(X: FloatArray) -> BoolArray:
@@ -278,18 +272,14 @@ class ProcessSelector(ABC):
 
     def _draw(self, federation: Federation) -> IntArray:
         """A uniform selection to train; what is only tried keeps the rules, too."""
-        seats, rng = seats_of(federation), federation.rng
-        if seats is None:
-            return uniform(rng, federation.available, self.clients_per_round)
-        return fill(seats, lambda seats, clients: uniform(rng, clients, seats.count))
+
+        def draw(clients: IntArray, count: int, taken: IntArray) -> IntArray:  # noqa: ARG001
+            return uniform(federation.rng, clients, count)
+
+        return fill_round(federation, self.clients_per_round, draw)
 
     def _fill_seats(
-        self,
-        state: State,
-        federation: Federation,
-        pick: Callable[[IntArray, int, IntArray], IntArray],
-        *,
-        one_by_one: bool = False,
+        self, state: State, federation: Federation, pick: Pick, *, one_by_one: bool = False
     ) -> IntArray:
         """(C,) clients: those that the process picks, then those that are explored.
 
@@ -300,7 +290,7 @@ class ProcessSelector(ABC):
                 beside those who have taken a seat.
             one_by_one: Whether each pick depends on those before.
         """
-        X, seats = state["embedding"], seats_of(federation)
+        X = state["embedding"]
 
         def ask(clients: IntArray, count: int, taken: IntArray) -> IntArray:
             if not self.probes_sample:
@@ -309,14 +299,7 @@ class ProcessSelector(ABC):
             seen = clients[is_seen(X[clients])]
             return np.concatenate([pick(seen, min(count, len(clients)) - len(new), taken), new])
 
-        if seats is None:
-            nobody = federation.available[:0]
-            return ask(federation.available, self.clients_per_round, nobody)
-        return fill(
-            seats,
-            lambda seats, clients: ask(clients, seats.count, seats.taken),
-            one_by_one=one_by_one,
-        )
+        return fill_round(federation, self.clients_per_round, ask, one_by_one=one_by_one)
 
     def _measure(self, federation: Federation, selections: list[IntArray]) -> list[FloatArray]:
         """The (N,) loss changes that each selection would make, of everyone or of a sample."""
@@ -340,16 +323,15 @@ class ProcessSelector(ABC):
         The refit uses the new samples and those of the last `history` earlier measured rounds.
         """
         t = int(state["round"])
-        X: FloatArray = state["embedding"]
-        clients = len(federation.weights)
-        if not len(X) and self.probes_sample:
-            X = np.zeros((clients, self.dimension))
-        elif not len(X):
-            X = first_embedding(federation.rng, clients, self.dimension)
         measured = self._measure(federation, selections)
+        X: FloatArray = state["embedding"]
+        X = X if len(X) else np.zeros((len(federation.weights), self.dimension))
+        new = ~is_seen(X)  # where the fit starts at random
         if self.probes_sample:
-            seen = np.any([np.isfinite(one) for one in measured], axis=0)
-            X = _start_new(X, seen, federation.rng)
+            new &= np.any([np.isfinite(one) for one in measured], axis=0)
+        if new.any():
+            X, shape = X.copy(), (int(new.sum()), self.dimension)
+            X[new] = federation.rng.standard_normal(shape) / math.sqrt(self.dimension)
         answered = np.array([np.isfinite(one).any() for one in measured], dtype=bool)
         usable = [[one] for one, some in zip(measured, answered, strict=True) if some]
         samples = np.concatenate([state["samples"], *usable])
@@ -430,14 +412,6 @@ class ProcessSelector(ABC):
             "squared_changes": np.array([sum(float(f.changes @ f.changes) for f in told)]),
             "squared_forecasts": np.array([sum(float(f.means @ f.means) for f in told)]),
         }
-
-
-def _start_new(X: FloatArray, answered: BoolArray, rng: np.random.Generator) -> FloatArray:
-    """The embedding in which those who answered for the first time have a start for the fit."""
-    new = answered & ~is_seen(X)
-    X = X.copy()
-    X[new] = first_embedding(rng, int(new.sum()), X.shape[1])
-    return X
 
 
 def _as_rows(selections: list[IntArray]) -> IntArray:

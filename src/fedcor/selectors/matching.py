@@ -28,19 +28,12 @@ are gone through in blocks (`matching_blocks.py`).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedcor.core.types import BoolArray, FloatArray, IntArray
-from fedcor.selectors.matching_blocks import (
-    ROUNDING,
-    BlockGroup,
-    Criterion,
-    gap,
-    gap_scale,
-    shortest_sum,
-)
+from fedcor.selectors.matching_blocks import BlockGroup, Criterion, Group, Problem, gap
 
 FEW = 4096  # rows whose products with all members are kept
 
@@ -73,11 +66,10 @@ def match(
     Returns:
         (C,) row numbers: `first`, then the others in the order in which they were chosen.
     """
-    group = _group(
-        directions, target, first, count, weights=weights, criterion=criterion, allowed=allowed
-    )
+    problem = Problem.of(directions, target, weights, criterion, allowed)
+    group = _group(problem, first[:count], count)
     while len(group.members) < count and group.outside.any():
-        group.add_best()
+        group.put(group.best_addition(), len(group.members))
     if group.outside.any() and group.fixed < len(group.members):
         for _ in range(swaps):
             if not group.swap_best():
@@ -111,157 +103,80 @@ def replacements(
         that row in the member's place, NaN where there is none. A distance is that of the mean from
         t, divided by |t|.
     """
-    group = _group(
-        directions,
-        target,
-        members,
-        len(members),
-        weights=weights,
-        criterion=criterion,
-        allowed=allowed,
-    )
+    problem = Problem.of(directions, target, weights, criterion, allowed)
+    group = _group(problem, members, len(members))
     group.fixed = 0
-    rows, best = group.best_exchanges(kinds)
+    rows, gaps = group.best_exchanges(kinds)
     length = float(np.sqrt(group.target_squared)) or 1.0
     if criterion == "distance":
-        value = np.sqrt(np.maximum(best + group.target_squared, 0.0)) / length
+        values = np.sqrt(np.maximum(gaps + group.target_squared, 0.0)) / length
     else:
-        value = -best / length
-    found = np.isfinite(best)
-    return np.where(found, rows, -1), np.where(found, value, np.nan)
+        values = -gaps / length
+    return rows, np.where(rows < 0, np.nan, values)
 
 
-def _group(
-    directions: FloatArray | list[FloatArray],
-    target: FloatArray,
-    first: IntArray,
-    count: int,
-    *,
-    weights: FloatArray | None,
-    criterion: Criterion,
-    allowed: BoolArray | None,
-) -> _Group | BlockGroup:
+def _group(problem: Problem, first: IntArray, count: int) -> Group:
     """The group of the first members: with all products where there are few rows."""
-    if isinstance(directions, list) or len(directions) > FEW:
-        blocks = directions if isinstance(directions, list) else [directions]
-        return BlockGroup(
-            blocks, target, first[:count], weights=weights, criterion=criterion, allowed=allowed
-        )
-    count = min(count, len(directions))
-    return _Group(
-        directions,
-        target,
-        first[:count],
-        count,
-        weights=weights,
-        criterion=criterion,
-        allowed=allowed,
-    )
+    if len(problem.blocks) > 1 or len(problem.blocks[0]) > FEW:
+        return BlockGroup(problem, first)
+    return _ProductGroup(problem, first, count)
 
 
-class _Sums(NamedTuple):
-    """What the distance of the group, and of every group one step away, follows from."""
+class _ProductGroup(Group):
+    """A group while it is built, with the inner products of its members and all rows."""
 
-    with_rows: FloatArray  # (n,) S'(a_i u_i)
-    squared: Any  # |S|^2
-    aim: Any  # S't
-    weight: Any  # A
-
-
-class _Group:
-    """The group while it is built, with the inner products of its members and all rows."""
-
-    def __init__(
-        self,
-        directions: FloatArray,
-        target: FloatArray,
-        first: IntArray,
-        count: int,
-        *,
-        weights: FloatArray | None,
-        criterion: Criterion,
-        allowed: BoolArray | None,
-    ) -> None:
-        n = len(directions)
-        self.criterion = criterion
-        self.weights = np.ones(n) if weights is None else weights  # (n,) a_i
-        self.rows = (
-            directions if weights is None else weights[:, None] * directions
-        )  # (n, s) a_i u_i
-        self.squares = np.einsum("ns,ns->n", self.rows, self.rows)  # (n,) |a_i u_i|^2
-        self.shortest = shortest_sum(float(self.squares.max(initial=0.0)))
-        self.aims = self.rows @ target  # (n,) (a_i u_i)'t
-        self.target_squared = target @ target  # |t|^2
-        self.fixed = len(first)  # the first members, which are never swapped
-        self.members = list(first)
-        self.products = np.empty((n, count))  # (n, C) of each row with each member
+    def __init__(self, problem: Problem, first: IntArray, count: int) -> None:
+        (directions,) = problem.blocks
+        self.rows = problem.weights[:, None] * directions  # (n, s) a_i u_i
+        squares = np.einsum("ns,ns->n", self.rows, self.rows)
+        super().__init__(problem, first, squares, self.rows @ problem.target)
+        # (n, C) of each row with each member
+        self.products = np.empty((len(self.rows), min(count, len(self.rows))))
         self.products[:, : self.fixed] = self.rows @ self.rows[self.members].T
-        # (n,) rows that are not in the group, and could be
-        self.outside = np.ones(n, dtype=bool) if allowed is None else allowed.copy()
-        self.outside[self.members] = False
+        self._add_up()
 
-    def add_best(self) -> None:
-        """Add the row that makes the gap smallest."""
-        now = self._sums()
-        squared = now.squared + 2 * now.with_rows + self.squares
-        gaps = self._gap(squared, now.aim + self.aims, now.weight + self.weights)  # (n,)
-        self._put(int(np.argmin(np.where(self.outside, gaps, np.inf))), len(self.members))
+    def best_addition(self) -> int:
+        """The row that makes the gap smallest if it joins the group."""
+        squared, aim, weight = self.totals()
+        squares = squared + 2 * self.with_rows + self.squares  # (n,)
+        gaps = self._gap(squares, aim + self.aims, weight + self.weights)
+        return int(np.argmin(np.where(self.outside, gaps, np.inf)))
 
-    def exchanges(self) -> FloatArray:
-        """(n, C') the gap with each row in the place of each member that is not fixed."""
-        now = self._sums()
+    def best_exchanges(
+        self, kinds: IntArray | None = None, below: float = np.inf
+    ) -> tuple[IntArray, FloatArray]:
+        """As in `Group`: from the gaps with each row in the place of each member."""
+        (squared, aim, weight), with_rows = self.totals(), self.with_rows
         out = self.members[self.fixed :]
-        # |S|^2 without each member that may leave (C,), then with each row in its place (n, C).
-        without = now.squared - 2 * now.with_rows[out] + self.squares[out]
-        cross = now.with_rows[:, None] - self.products[:, self.fixed :]
-        squared = without + 2 * cross + self.squares[:, None]
-        aim = now.aim - self.aims[out] + self.aims[:, None]
-        weight = now.weight - self.weights[out] + self.weights[:, None]
-        gaps: FloatArray = self._gap(squared, aim, weight)
-        return gaps
-
-    def best_exchanges(self, kinds: IntArray | None) -> tuple[IntArray, FloatArray]:
-        """(C',) the row that would replace each member best, of its kind, and the gap then."""
-        out = self.members[self.fixed :]
-        outside = self.outside[:, None]
-        if kinds is not None:
-            outside = outside & (kinds[:, None] == kinds[out])
-        if not len(outside):
-            return np.zeros(len(out), dtype=np.int64), np.full(len(out), np.inf)
-        gaps = np.where(outside, self.exchanges(), np.inf)  # (n, C')
-        rows = np.argmin(gaps, axis=0)
-        return rows, gaps[rows, np.arange(len(out))]
-
-    def swap_best(self) -> bool:
-        """Make the exchange that makes the gap smallest; False if none helps."""
-        now = self._sums()
-        out = self.members[self.fixed :]
-        gaps = self.exchanges()
-        gaps[~self.outside] = np.inf
-        row, leaving = divmod(int(np.argmin(gaps)), len(out))
-        scale = gap_scale(self.criterion, now.squared, now.weight, self.target_squared)
-        now_gap = self._gap(now.squared, now.aim, now.weight)
-        if not gaps[row, leaving] < now_gap - ROUNDING * scale:
-            return False
-        self.outside[out[leaving]] = True
-        self._put(row, self.fixed + leaving)
-        return True
-
-    def _sums(self) -> _Sums:
-        members = self.members
-        with_rows: FloatArray = self.products[:, : len(members)].sum(axis=1)
-        return _Sums(
-            with_rows,
-            with_rows[members].sum(),
-            self.aims[members].sum(),
-            self.weights[members].sum(),
+        # |S|^2 without each member that may leave (C',), then with each row in its place (n, C').
+        without = squared - 2 * with_rows[out] + self.squares[out]
+        cross = with_rows[:, None] - self.products[:, self.fixed :]
+        gaps = self._gap(
+            without + 2 * cross + self.squares[:, None],
+            aim - self.aims[out] + self.aims[:, None],
+            weight - self.weights[out] + self.weights[:, None],
         )
+        gaps[~self.outside] = np.inf
+        if kinds is not None:
+            gaps[kinds[:, None] != kinds[out]] = np.inf
+        rows = np.argmin(gaps, axis=0)
+        best: FloatArray = gaps[rows, np.arange(len(out))]
+        return np.where(best < below, rows, -1), best
 
-    def _put(self, row: int, place: int) -> None:
-        """Let `row` be the member at `place`, which may be the next free one."""
-        self.members[place : place + 1] = [row]
+    def totals(self) -> tuple[float, float, float]:
+        """|S|^2, S't and A."""
+        members = self.members
+        squared, aim = self.with_rows[members].sum(), self.aims[members].sum()
+        return squared, aim, self.weights[members].sum()
+
+    def put(self, row: int, place: int) -> None:
+        """As in `Group`, with the row's products."""
+        super().put(row, place)
         self.products[:, place] = self.rows @ self.rows[row]
-        self.outside[row] = False
+        self._add_up()
+
+    def _add_up(self) -> None:
+        self.with_rows = self.products[:, : len(self.members)].sum(axis=1)  # (n,) S'(a_i u_i)
 
     def _gap(self, squared: Any, aim: Any, weight: Any) -> Any:
-        return gap(self.criterion, squared, aim, weight, self.shortest)
+        return gap(self.direction, squared, aim, weight, self.shortest)

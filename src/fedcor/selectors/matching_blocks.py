@@ -15,25 +15,59 @@ member costs one pass over all rows, as m = 1, and an exchange one product of al
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from fedcor.core.types import BoolArray, FloatArray, IntArray
+from fedcor.selectors.numba_passes import compiled_pass
 
-COMPILED_FROM = 100_000  # below, a run would hardly win back the seconds in which Numba compiles
 _NUMBERS = 65_536  # gaps that are computed at a time
-
 
 Criterion: TypeAlias = Literal["distance", "direction"]
 
 # A swap that lowers the gap by less than this fraction of its scale is a rounding error, and swaps
 # end. A sum of rows whose squared length is below this fraction of the longest row's is zero but
 # for rounding errors, and has no direction.
-ROUNDING = 1e-12
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Rows, and what the mean of those that are chosen should be like.
+
+    Attributes:
+        blocks: The rows u_i, (n, s) together; all blocks but the last are equally long.
+        target: (s,) t.
+        weights: (n,) a_i > 0.
+        criterion: What is made small.
+        allowed: (n,) Rows that can become members.
+    """
+
+    blocks: list[FloatArray]
+    target: FloatArray
+    weights: FloatArray
+    criterion: Criterion
+    allowed: BoolArray
+
+    @classmethod
+    def of(
+        cls,
+        directions: FloatArray | list[FloatArray],
+        target: FloatArray,
+        weights: FloatArray | None,
+        criterion: Criterion,
+        allowed: BoolArray | None,
+    ) -> Problem:
+        """Of rows or blocks of rows; None for equal weights, and if all rows are allowed."""
+        blocks = directions if isinstance(directions, list) else [directions]
+        n = sum(map(len, blocks))
+        weights = np.ones(n) if weights is None else weights
+        allowed = np.ones(n, dtype=bool) if allowed is None else allowed
+        return cls(blocks, target, weights, criterion, allowed)
 
 
 class Rows(NamedTuple):
@@ -81,107 +115,132 @@ class Groups(NamedTuple):
     rows: IntArray
     gaps: FloatArray
 
-
-def shortest_sum(longest: float) -> float:
-    """The least |S|^2 that has a direction, where the longest row has |a u|^2 = `longest`."""
-    return max(ROUNDING * longest, float(np.finfo(np.float64).tiny))
-
-
-def gap(criterion: Criterion, squared: Any, aim: Any, weight: Any, shortest: float) -> Any:
-    """The gap, from |S|^2, S't, A and `shortest_sum`."""
-    if criterion == "distance":
-        return squared / weight**2 - 2 * aim / weight
-    return -aim / np.sqrt(np.maximum(squared, shortest))
+    @classmethod
+    def of(
+        cls, V: FloatArray, weights: FloatArray, aims: FloatArray, kinds: IntArray, below: float
+    ) -> Groups:
+        """The groups, with no row found for them yet; its gap must be below `below`."""
+        squares = np.einsum("ms,ms->m", V, V)
+        return cls(V, weights, squares, aims, kinds, np.full(len(V), -1), np.full(len(V), below))
 
 
-def gap_scale(criterion: Criterion, squared: Any, weight: Any, target_squared: Any) -> float:
-    """The size of the numbers that a gap is the difference of."""
-    if criterion == "distance":
-        return float(target_squared + squared / weight**2)
-    return float(np.sqrt(target_squared))
-
-
-class BlockGroup:
-    """A group while it is built, in blocks of rows.
+class Group(ABC):
+    """A group of rows while it is built.
 
     Args:
-        blocks: The rows u_i, (n, s) together; all blocks but the last are equally long.
-        target: (s,) t.
+        problem: The rows, and what their mean should be like.
         first: Rows that are members from the start.
-        weights: (n,) a_i; None for equal weights.
-        criterion: What is made small.
-        allowed: (n,) Rows that can become members; None if all can.
+        squares: (n,) |a_i u_i|^2.
+        aims: (n,) (a_i u_i)'t.
+
+    Attributes:
+        members: The rows of the group, in the order in which they were chosen.
+        fixed: How many of the first members are never swapped.
+        outside: (n,) Rows that are not in the group, and could be.
     """
 
     def __init__(
-        self,
-        blocks: list[FloatArray],
-        target: FloatArray,
-        first: IntArray,
-        *,
-        weights: FloatArray | None,
-        criterion: Criterion,
-        allowed: BoolArray | None,
+        self, problem: Problem, first: IntArray, squares: FloatArray, aims: FloatArray
     ) -> None:
-        n = sum(map(len, blocks))
-        self.blocks, self.criterion = [np.ascontiguousarray(block) for block in blocks], criterion
-        self.weights = np.ones(n) if weights is None else weights  # (n,) a_i
-        self.squares, self.aims = np.empty(n), np.empty(n)  # (n,) |a_i u_i|^2 and (a_i u_i)'t
-        self._improve = _compiled_pass() if n >= COMPILED_FROM else None
-        self._starts = np.cumsum([0, *map(len, blocks)])
-        for rows, U in self._each_block():
-            a = self.weights[rows]
-            self.squares[rows] = a * a * np.einsum("ns,ns->n", U, U)
-            self.aims[rows] = a * (U @ target)
-        self.shortest = shortest_sum(float(self.squares.max(initial=0.0)))
-        self.target_squared = float(target @ target)
-        self.fixed = len(first)  # the first members, which are never swapped
+        self.direction = problem.criterion == "direction"
+        self.weights = problem.weights
+        self.squares, self.aims = squares, aims
+        self.target_squared = float(problem.target @ problem.target)
+        # The least |S|^2 that has a direction.
+        longest = float(squares.max(initial=0.0))
+        self.shortest = max(_ROUNDING * longest, float(np.finfo(np.float64).tiny))
+        self.fixed = len(first)
         self.members: list[int] = first.tolist()
-        # (n,) rows that are not in the group, and could be
-        self.outside = np.ones(n, dtype=bool) if allowed is None else allowed.copy()
+        self.outside = problem.allowed.copy()
         self.outside[self.members] = False
 
-    def add_best(self) -> None:
-        """Add the row that makes the gap smallest."""
-        S, aim, weight = self._sums()
-        groups = self._groups(S[None], np.array([aim]), np.array([weight]), np.inf)
-        self._search(groups, None)
-        row = int(groups.rows[0])
-        row = row if row >= 0 else int(np.argmax(self.outside))  # if no gap is a number
-        self.members.append(row)
-        self.outside[row] = False
+    @abstractmethod
+    def best_addition(self) -> int:
+        """The row that makes the gap smallest if it joins the group."""
 
+    @abstractmethod
     def best_exchanges(
-        self, kinds: IntArray | None, below: float = np.inf
+        self, kinds: IntArray | None = None, below: float = np.inf
     ) -> tuple[IntArray, FloatArray]:
         """(C',) the row that would replace each member best, of its kind, and the gap then.
 
         Row -1 for a member that no row replaces with a gap below `below`.
         """
-        S, aim, weight = self._sums()
-        out = self.members[self.fixed :]
-        V = S - self._rows(out)
-        groups = self._groups(V, aim - self.aims[out], weight - self.weights[out], below)
-        if kinds is not None:
-            groups.kinds[:] = kinds[out]
-        self._search(groups, kinds)
-        return groups.rows, np.where(groups.rows < 0, np.inf, groups.gaps)
+
+    @abstractmethod
+    def totals(self) -> tuple[float, float, float]:
+        """|S|^2, S't and A."""
+
+    def put(self, row: int, place: int) -> None:
+        """Let `row` be the member at `place`, which may be the next free one."""
+        self.members[place : place + 1] = [row]
+        self.outside[row] = False
 
     def swap_best(self) -> bool:
         """Make the exchange that makes the gap smallest; False if none helps."""
-        S, aim, weight = self._sums()
-        squared = float(S @ S)
-        rounding = ROUNDING * gap_scale(self.criterion, squared, weight, self.target_squared)
-        now = float(gap(self.criterion, squared, aim, weight, self.shortest))
-        rows, gaps = self.best_exchanges(None, now - rounding)
+        squared, aim, weight = self.totals()
+        # The size of the numbers that a gap is the difference of.
+        scale = float(np.sqrt(self.target_squared))
+        if not self.direction:
+            scale = self.target_squared + squared / weight**2
+        now = float(gap(self.direction, squared, aim, weight, self.shortest))
+        rows, gaps = self.best_exchanges(below=now - _ROUNDING * scale)
         leaving = int(np.lexsort((rows, gaps))[0])
         if rows[leaving] < 0:
             return False
         place = self.fixed + leaving
         self.outside[self.members[place]] = True
-        self.members[place] = int(rows[leaving])
-        self.outside[self.members[place]] = False
+        self.put(int(rows[leaving]), place)
         return True
+
+
+def gap(direction: bool, squared: Any, aim: Any, weight: Any, shortest: float) -> Any:
+    """The gap by direction or by distance, from |S|^2, S't, A and `Group.shortest`."""
+    if direction:
+        return -aim / np.sqrt(np.maximum(squared, shortest))
+    return squared / weight**2 - 2 * aim / weight
+
+
+class BlockGroup(Group):
+    """A group of very many rows while it is built, in blocks of rows."""
+
+    def __init__(self, problem: Problem, first: IntArray) -> None:
+        self.blocks = [np.ascontiguousarray(block) for block in problem.blocks]
+        self._starts = np.cumsum([0, *map(len, self.blocks)])
+        n = len(problem.weights)
+        squares, aims = np.empty(n), np.empty(n)
+        for rows, U in self._each_block():
+            a = problem.weights[rows]
+            squares[rows] = a * a * np.einsum("ns,ns->n", U, U)
+            aims[rows] = a * (U @ problem.target)
+        super().__init__(problem, first, squares, aims)
+        self._improve = compiled_pass("improve", n) or _improve
+
+    def best_addition(self) -> int:
+        """The row that makes the gap smallest if it joins the group."""
+        S, aim, weight = self._sums()
+        one = np.zeros(1, dtype=np.int64)
+        groups = Groups.of(S[None], np.array([weight]), np.array([aim]), one, np.inf)
+        self._search(groups, np.zeros(len(self.outside), dtype=np.int64))
+        row = int(groups.rows[0])
+        return row if row >= 0 else int(np.argmax(self.outside))  # if no gap is a number
+
+    def best_exchanges(
+        self, kinds: IntArray | None = None, below: float = np.inf
+    ) -> tuple[IntArray, FloatArray]:
+        """As in `Group`; `below` is the gap that the first row must beat."""
+        S, aim, weight = self._sums()
+        kinds = np.zeros(len(self.outside), dtype=np.int64) if kinds is None else kinds
+        out = self.members[self.fixed :]
+        weights, aims = weight - self.weights[out], aim - self.aims[out]
+        groups = Groups.of(S - self._rows(out), weights, aims, kinds[out], below)
+        self._search(groups, kinds)
+        return groups.rows, groups.gaps
+
+    def totals(self) -> tuple[float, float, float]:
+        """|S|^2, S't and A."""
+        S, aim, weight = self._sums()
+        return float(S @ S), aim, weight
 
     def _each_block(self) -> list[tuple[slice, FloatArray]]:
         rows = (slice(start, end) for start, end in pairwise(self._starts.tolist()))
@@ -201,42 +260,15 @@ class BlockGroup:
         S = self._rows(members).sum(axis=0)
         return S, float(self.aims[members].sum()), float(self.weights[members].sum())
 
-    def _groups(self, V: FloatArray, aims: FloatArray, weights: FloatArray, below: float) -> Groups:
-        """The groups, with no row found for them yet; its gap must be below `below`."""
-        squares, kinds = np.einsum("ms,ms->m", V, V), np.zeros(len(V), dtype=np.int64)
-        return Groups(
-            V=V,
-            weights=weights,
-            squares=squares,
-            aims=aims,
-            kinds=kinds,
-            rows=kinds - 1,
-            gaps=np.full(len(V), below),
-        )
-
-    def _search(self, groups: Groups, kinds: IntArray | None) -> None:
+    def _search(self, groups: Groups, kinds: IntArray) -> None:
         """Find the best row for each group."""
-        if kinds is None:
-            kinds = np.zeros(len(self.outside), dtype=np.int64)
+        columns = self.weights, self.squares, self.aims, self.outside, kinds
         for rows, U in self._each_block():
-            block = Rows(
-                U=U,
-                weights=self.weights[rows],
-                squares=self.squares[rows],
-                aims=self.aims[rows],
-                outside=self.outside[rows],
-                kinds=kinds[rows],
-            )
-            if self._improve is not None:
-                direction = self.criterion == "direction"
-                self._improve(block, groups, direction, self.shortest, rows.start)
-            else:
-                _improve(block, groups, self.criterion, self.shortest, rows.start)
+            block = Rows._make([U, *(column[rows] for column in columns)])
+            self._improve(block, groups, self.direction, self.shortest, rows.start)
 
 
-def _improve(
-    block: Rows, groups: Groups, criterion: Criterion, shortest: float, start: int
-) -> None:
+def _improve(block: Rows, groups: Groups, direction: bool, shortest: float, start: int) -> None:
     """Search a block of rows, the first of which is row `start`, for better ones."""
     size = max(16, _NUMBERS // len(groups.V))
     for first in range(0, len(block.U), size):
@@ -244,7 +276,7 @@ def _improve(
         a = part.weights[:, None]
         squared = groups.squares + 2 * a * (part.U @ groups.V.T) + part.squares[:, None]  # (n, m)
         aims = groups.aims + part.aims[:, None]
-        gaps = gap(criterion, squared, aims, groups.weights + a, shortest)
+        gaps = gap(direction, squared, aims, groups.weights + a, shortest)
         can = part.outside[:, None] & (part.kinds[:, None] == groups.kinds)
         gaps = np.where(can, gaps, np.inf)
         rows = np.argmin(gaps, axis=0)
@@ -252,14 +284,3 @@ def _improve(
         better = found < groups.gaps
         groups.rows[better] = start + first + rows[better]
         groups.gaps[better] = found[better]
-
-
-@cache
-def _compiled_pass() -> Callable[..., None] | None:
-    """`compiled.improve`; None where Numba is not installed."""
-    try:
-        from fedcor.selectors.compiled import improve
-    except ImportError:
-        return None
-    compiled: Callable[..., None] = improve
-    return compiled

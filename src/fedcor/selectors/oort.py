@@ -54,7 +54,14 @@ from fedcor.core.types import (
     Reasons,
     State,
 )
-from fedcor.selectors.base import asks_nothing, extend_clients, fraction_of, resting, uniform
+from fedcor.selectors.base import (
+    asks_nothing,
+    extend_state,
+    fraction_of,
+    ready,
+    spread,
+    uniform,
+)
 
 LONGEST_WINDOW = 10_000  # the gains of twice as many rounds are in every checkpoint
 # Below the smallest utility, which is then not worth nothing: as in the released code.
@@ -89,14 +96,6 @@ def uncertainty(weight: float, round: int, last: IntArray) -> FloatArray:
     """
     terms: FloatArray = np.sqrt(weight * np.log(round) / last)
     return terms
-
-
-def preferred_duration(durations: FloatArray, percentile: float) -> float:
-    """T, a percentile of the durations that are known; infinite where none is, and at 100."""
-    known = durations[np.isfinite(durations)]
-    if not len(known) or percentile >= 100.0:
-        return np.inf
-    return float(np.quantile(known, percentile / 100.0))
 
 
 def slowdown(durations: FloatArray, preferred: float, penalty: float) -> FloatArray:
@@ -207,8 +206,7 @@ class Oort:
 
     def __post_init__(self) -> None:
         check_at_least("clients_per_round", self.clients_per_round, 1)
-        shares = ("exploration", "exploration_decay", "least_exploration", "cut_off", "clip")
-        for key in shares:
+        for key in ("exploration", "exploration_decay", "least_exploration", "cut_off", "clip"):
             check_fraction(key, getattr(self, key), closed=True)
         check_positive("uncertainty", self.uncertainty, zero=True)
         check_positive("penalty", self.penalty, zero=True)
@@ -239,13 +237,8 @@ class Oort:
     def join(self, state: State, population: Population) -> State:
         """The state with new clients: they never reported a loss, so they are explored."""
         blank = self.init(population)
-        kinds = {"rms_losses": "f", "durations": "f"}
-        kinds |= dict.fromkeys(("last", "times", "asked", "failed"), "i")
-        arrays = {
-            name: extend_clients(state[name], population.count, np.nan if kind == "f" else 0)
-            for name, kind in kinds.items()
-        }
-        return {**state, **arrays, "sizes": blank["sizes"]}
+        names = ("rms_losses", "durations", "last", "times", "asked", "failed")
+        return {**state, **extend_state(state, blank, names), "sizes": blank["sizes"]}
 
     def epsilon(self, state: State) -> float:
         """The share of this round that explores, if there is somebody to explore."""
@@ -253,8 +246,12 @@ class Oort:
         return max(decayed, min(self.least_exploration, self.exploration))
 
     def preferred(self, state: State) -> float:
-        """T, the preferred duration; infinite without a clock."""
-        return preferred_duration(state["durations"], float(state["percentile"]))
+        """T, the preferred duration; infinite without a clock, and at the last percentile."""
+        known, percentile = state["durations"], float(state["percentile"])
+        known = known[np.isfinite(known)]
+        if not len(known) or percentile >= 100.0:
+            return np.inf
+        return float(np.quantile(known, percentile / 100.0))
 
     def _pool(self, state: State, available: IntArray) -> _Pool:
         """Those of `available` who have reported a loss, and not taken part too often."""
@@ -272,18 +269,19 @@ class Oort:
     def select(self, state: State, federation: Federation) -> tuple[IntArray, State]:
         """(C,) clients, those that are exploited first, and the unchanged state."""
         rng, available = federation.rng, federation.available
-        count, ready = min(self.clients_per_round, len(available)), _ready(state, available)
-        pool = self._pool(state, ready)
-        new = ready[np.isnan(state["rms_losses"][ready])]
+        count, clients = min(self.clients_per_round, len(available)), ready(state, available)
+        pool = self._pool(state, clients)
+        new = clients[np.isnan(state["rms_losses"][clients])]
         wanted = fraction_of(1 - self.epsilon(state), count)
         if count > 1 and state["failed"].any():  # not all seats to those who may never deliver
             wanted = max(wanted, 1)
         # Seats that one side cannot fill go to the other.
         exploit = min(max(wanted, count - len(new)), len(pool.clients))
         explore = min(count - exploit, len(new))
-        chosen = np.concatenate(
-            [self._exploit(rng, pool, exploit), self._explore(rng, state, new, explore)]
-        )
+        # Of most of the new clients nothing is known. Who was too late is known to be slow.
+        speed = slowdown(state["durations"][new], self.preferred(state), self.penalty)
+        exploited = self._exploit(rng, pool, exploit)
+        chosen = np.concatenate([exploited, draw(rng, new, speed, explore)])
         rest = np.setdiff1d(available, chosen) if len(chosen) < count else available[:0]
         return np.concatenate([chosen, uniform(rng, rest, count - len(chosen))]), state
 
@@ -295,34 +293,23 @@ class Oort:
         admitted = utility >= self.cut_off * last
         return draw(rng, pool.clients[admitted], utility[admitted], count)
 
-    def _explore(
-        self, rng: np.random.Generator, state: State, new: IntArray, count: int
-    ) -> IntArray:
-        # Of most of them nothing is known. Who was too late is known to be slow.
-        speed = slowdown(state["durations"][new], self.preferred(state), self.penalty)
-        return draw(rng, new, speed, count)
-
     def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
         """What each client is worth.
 
         `utility` is what it was drawn by, (`statistical` + `uncertainty`) x `slowdown`; they are
         NaN for one that was explored, for which `exploring` is 1.
         """
-        pool = self._pool(state, _ready(state, federation.available))
-        place = np.searchsorted(pool.clients, chosen)
-        place = np.minimum(place, max(len(pool.clients) - 1, 0))
-        found = np.isin(chosen, pool.clients)
+        pool = self._pool(state, ready(state, federation.available))
+        exploited = np.isin(chosen, pool.clients)
+        place = np.searchsorted(pool.clients, chosen[exploited])
         columns = {
-            "utility": pool.utility,
-            "statistical": pool.statistical,
-            "uncertainty": pool.uncertainty,
-            "slowdown": pool.slowdown,
+            "utility": pool.utility[place],
+            "statistical": pool.statistical[place],
+            "uncertainty": pool.uncertainty[place],
+            "slowdown": pool.slowdown[place],
         }
-        given = {name: np.full(len(chosen), np.nan) for name in columns}
-        for name, values in columns.items():
-            given[name][found] = values[place[found]]
         exploring = np.isnan(state["rms_losses"][chosen]).astype(np.float64)
-        return {**given, "exploring": exploring}
+        return {**spread(columns, exploited), "exploring": exploring}
 
     def details(
         self, before: State, state: State, federation: Federation, chosen: IntArray
@@ -378,9 +365,3 @@ class Oort:
         missing = np.setdiff1d(outcome.selected, outcome.participated)
         durations[missing] = np.fmax(durations[missing], np.nanmax(took))
         return durations
-
-
-def _ready(state: State, available: IntArray) -> IntArray:
-    """Those of `available` who do not rest."""
-    rests = resting(state["failed"], state["asked"], int(state["round"]))
-    return available[~rests[available]]

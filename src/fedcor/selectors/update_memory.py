@@ -39,15 +39,17 @@ from fedcor.core.types import (
     IntArray,
     Outcome,
     Population,
+    Reasons,
     State,
 )
 from fedcor.rounds.loss_screening import LARGEST_LOSS
 from fedcor.rounds.rules.seats import seated, seats_of
 from fedcor.selectors.base import (
     asks_nothing,
-    extend_clients,
+    extend_state,
     fraction_of,
-    resting,
+    ready,
+    spread,
     uniform,
     without,
 )
@@ -88,9 +90,6 @@ def table_blocks(state: State, name: str) -> list[Array]:
 
 def table_rows(state: State, name: str, clients: IntArray) -> FloatArray:
     """(m, s) the rows of some clients, or of the same client again."""
-    if name in state:
-        rows: FloatArray = state[name][clients]
-        return rows
     blocks, block_of = table_blocks(state, name), clients // ROWS
     order = np.argsort(block_of, kind="stable")
     ends = np.searchsorted(block_of[order], np.arange(len(blocks)), side="right")
@@ -132,17 +131,24 @@ def extend_table(state: State, name: str, count: int) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class RememberingSelector(ABC):
-    """Base of selectors that remember the last update of every client: add `choose_known`.
+    """Base of selectors that remember the last update of every client.
+
+    A subclass adds `choose_known`, `measure`, and what they make small, the `criterion`.
 
     Args:
         clients_per_round: C, the number of clients that train in a round.
         sketch: What is remembered of an update: "head", the part of the output layer; "full", all
             of it; or a number s, a random projection (count sketch) to s numbers.
+        swaps: Largest number of exchanges after the greedy choice, at least 0.
     """
 
     clients_per_round: int
     sketch: Literal["head", "full"] | int = "head"
+    swaps: int = 20
 
+    criterion: ClassVar[Criterion]
+    # The names of the reasons that `measure` gives: with a client, and before it.
+    measures: ClassVar[tuple[str, str]]
     # An engine that hides the updates of single clients refuses this selector.
     needs_updates: ClassVar[bool] = True
     questions = asks_nothing
@@ -153,6 +159,7 @@ class RememberingSelector(ABC):
             check_one_of("sketch", self.sketch, ("head", "full"))
         else:
             check_at_least("sketch", self.sketch, 1)
+        check_at_least("swaps", self.swaps, 0)
 
     def memory_bytes(self, clients: int, parameters: int | None) -> dict[str, float]:
         """What the rows of all clients cost: setting -> bytes. The head's size is not known here.
@@ -171,80 +178,92 @@ class RememberingSelector(ABC):
     ) -> IntArray:
         """`wanted` of the `known` clients, who are at least as many."""
 
+    @abstractmethod
+    def measure(self, sums: FloatArray, weights: FloatArray, target: FloatArray) -> FloatArray:
+        """(C,) how well groups match the target, (s,) t, by the criterion.
+
+        Args:
+            sums: (C, s) S of the first member, of the first two, ...
+            weights: (C, 1) A of the same groups.
+            target: (s,) t.
+        """
+
     def match_known(
-        self,
-        state: State,
-        federation: Federation,
-        known: IntArray,
-        first: IntArray,
-        *,
-        wanted: int,
-        swaps: int,
-        criterion: Criterion,
+        self, state: State, federation: Federation, known: IntArray, first: IntArray, wanted: int
     ) -> IntArray:
         """`wanted` of the `known` clients, `first` and those that match the mean of everyone.
 
         Where some clients have a seat already, the group is matched together with them.
         """
         taken = seated_known(state, federation)
-        pool = np.union1d(known, taken) if len(taken) else known
-        rows = _Pool.of(state, pool)
+        pool = _Pool.of(state, np.union1d(known, taken) if len(taken) else known)
         group = match(
-            rows.directions,
+            pool.directions,
             self.target(state, federation.weights),
-            rows.find(np.unique(np.concatenate([taken, first]))),
+            pool.find(np.unique(np.concatenate([taken, first]))),
             wanted + len(taken),
-            swaps=swaps,
-            weights=rows.shares,
-            criterion=criterion,
-            allowed=rows.allowed,
+            swaps=self.swaps,
+            weights=pool.shares,
+            criterion=self.criterion,
+            allowed=pool.allowed,
         )
-        clients = rows.clients[group]
-        return clients[~np.isin(clients, taken)]
+        return without(pool.clients[group], taken)
 
-    def rivals(
-        self,
-        state: State,
-        federation: Federation,
-        members: IntArray,
-        criterion: Criterion,
-    ) -> tuple[IntArray, FloatArray]:
-        """For each member of the group, who would replace it best, and what the group would be.
+    def reasons(self, state: State, federation: Federation, chosen: IntArray) -> Reasons:
+        """How well the group matches everyone's mean, and how old its directions are.
 
-        Args:
-            state: The state after `select`.
-            federation: Who was available. Where rules have bounds, only a client that counts alike
-                can replace another.
-            members: (C,) the chosen clients whose direction is known.
-            criterion: As in `matching`.
+        `measures` name the measure of the first, of the first two, ... clients, and that before
+        each client; `age` is in rounds. `runner_up` is the client that would replace it best in the
+        whole group, and `margin` how much worse the group would then be. Clients without a known
+        direction are not in the mean, as they are not in the matching, and have NaN.
+        """
+        known = state["seen"][chosen] >= 0
+        if not known.any():
+            return {}
+        members = chosen[known]
+        weights = state["shares"][members, None]
+        sums = np.cumsum(weights * table_rows(state, "directions", members), axis=0)
+        target = self.target(state, federation.weights)
+        measured = self.measure(sums, np.cumsum(weights, axis=0), target)
+        rivals, others = self._rivals(state, federation, members, target)
+        closer = self.criterion == "distance"  # the smaller, the better
+        name, before = self.measures
+        columns = {
+            name: measured,
+            before: np.concatenate([[np.nan], measured[:-1]]),
+            "age": state["round"] - 1 - state["seen"][members],
+            "runner_up": rivals,
+            "margin": others - measured[-1] if closer else measured[-1] - others,
+        }
+        return spread(columns, known)
 
-        Returns:
-            (C,) clients, -1 for none; and (C,) the group's distance or cosine with it, or NaN.
+    def _rivals(
+        self, state: State, federation: Federation, members: IntArray, target: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """For each member of the group, who would replace it best, and the group's measure then.
+
+        NaN for no one. Where rules have bounds, only a client that counts alike can replace
+        another.
         """
         before = {**state, "round": state["round"] - 1}  # for all who were not chosen
-        ready = federation.available[~self.resting(before)[federation.available]]
-        chosen_now = state["asked"][ready] == before["round"]
-        others = ready[(state["seen"][ready] >= 0) & ~chosen_now]
+        others = ready(before, federation.available)
+        others = others[(state["seen"][others] >= 0) & (state["asked"][others] != before["round"])]
         pool = _Pool.of(state, np.concatenate([members, others]))
         seats = seats_of(federation)
         rows, values = replacements(
             pool.directions,
-            self.target(state, federation.weights),
+            target,
             pool.find(members),
             kinds=None if seats is None else seats.groups.cell_of[pool.clients],
             weights=pool.shares,
-            criterion=criterion,
+            criterion=self.criterion,
             allowed=pool.allowed,
         )
-        return np.where(rows < 0, -1, pool.clients[rows]), values
+        return np.where(rows < 0, np.nan, pool.clients[rows]), values
 
     def new_per_round(self, count: int) -> int:
         """How many of `count` clients may be new ones, while there are any."""
         return count
-
-    def joined_per_round(self, count: int, rng: np.random.Generator) -> int:
-        """How many of `count` clients may be new ones that joined after the first round."""
-        return fraction_of(_JOINED_SHARE, count) or int(rng.random() < _JOINED_SHARE * count)
 
     def ageing_weights(self, state: State) -> FloatArray | float:
         """(N,) How much each remembered direction still counts in the mean of everyone."""
@@ -269,10 +288,7 @@ class RememberingSelector(ABC):
         count = population.count
         return {
             **extend_table(state, "directions", count),
-            "shares": extend_clients(state["shares"], count, 1.0),
-            "seen": extend_clients(state["seen"], count, -1),
-            "asked": extend_clients(state["asked"], count, -1),
-            "failed": extend_clients(state["failed"], count, 0),
+            **extend_state(state, self.init(population), ("shares", "seen", "asked", "failed")),
             "founders": state["founders"] if state["round"] else np.array(count),
         }
 
@@ -280,15 +296,16 @@ class RememberingSelector(ABC):
         """(C,) clients: those that never trained, then known ones; and the new state."""
         available, rng, t = federation.available, federation.rng, int(state["round"])
         count = min(self.clients_per_round, len(available))
-        ready = available[~self.resting(state)[available]]
-        seen = state["seen"][ready] >= 0
-        new, known = ready[~seen], ready[seen]
+        clients = ready(state, available)
+        seen = state["seen"][clients] >= 0
+        new, known = clients[~seen], clients[seen]
         most = self.new_per_round(count)
         joined = new[new >= int(state["founders"])]
         chosen = uniform(rng, new[: len(new) - len(joined)], most)  # the others joined last
         if len(joined) and len(chosen) < most:
-            share = min(self.joined_per_round(count, rng), most - len(chosen))
-            chosen = np.concatenate([chosen, uniform(rng, joined, share)])
+            share = fraction_of(_JOINED_SHARE, count) or int(rng.random() < _JOINED_SHARE * count)
+            more = uniform(rng, joined, min(share, most - len(chosen)))
+            chosen = np.concatenate([chosen, more])
         if len(chosen) < count and len(known):
             wanted = min(count - len(chosen), len(known))
             group = self.choose_known(state, federation, known, wanted)
@@ -306,11 +323,6 @@ class RememberingSelector(ABC):
         """How many clients have not trained yet, while there are any: they come first."""
         new, count = int((state["seen"] < 0).sum()), len(state["seen"])
         return f"{new} of {count} clients have not trained yet" if new else ""
-
-    @staticmethod
-    def resting(state: State) -> BoolArray:
-        """(N,) clients that failed to deliver and are left out for now."""
-        return resting(state["failed"], state["asked"], int(state["round"]))
 
     def target(self, state: State, weights: FloatArray) -> FloatArray:
         """(s,) t, the mean direction of all clients whose direction is known.
@@ -389,8 +401,6 @@ class _Pool:
 
     def find(self, clients: IntArray) -> IntArray:
         """The rows of some of these clients."""
-        if self.allowed is not None:
-            return clients
         order = np.argsort(self.clients, kind="stable")
         return order[np.searchsorted(self.clients, clients, sorter=order)]
 

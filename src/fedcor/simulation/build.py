@@ -71,9 +71,17 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
     schedule = experiment.build_schedule()
     if (count := experiment.clients) is not None:
         check_memory("partition.clients", count, float(BYTES_PER_CLIENT) * count)
-    clients, sizes = _clients(experiment, data, seed)
-    if experiment.noisy_clients:
-        data = _with_noisy_labels(experiment, data, clients, seed)
+    clients: list[IntArray] | ClientData
+    if isinstance(experiment.data, OwnClients):
+        clients = experiment.data.clients
+        sizes = np.asarray(clients.sizes)
+    else:
+        clients = split_data(experiment, data, seed)
+        sizes = np.array([len(rows) for rows in clients])
+        if noisy := experiment.noisy_clients:
+            rng = stream(seed, LABEL_NOISE)
+            labels = randomise_labels(data.train_y, data.classes, clients, noisy, rng)
+            data = dataclasses.replace(data, train_y=labels)
     task = build_task(experiment.loss, experiment.metrics, classes=data.classes)
     module = _build_module(experiment, data, task, seed)
     parameters = sum(tensor.numel() for tensor in module.parameters())
@@ -114,38 +122,16 @@ def build_simulation(experiment: Experiment, seed: int, data: Dataset | None = N
     return simulation
 
 
-def _clients(
-    experiment: Experiment, data: Dataset, seed: int
-) -> tuple[list[IntArray] | ClientData, IntArray]:
-    """The rows of each client, or clients that load their own data; and (N,) their sizes."""
-    if isinstance(experiment.data, OwnClients):
-        return experiment.data.clients, np.asarray(experiment.data.clients.sizes)
-    parts = split_data(experiment, data, seed)
-    return parts, np.array([len(rows) for rows in parts])
-
-
 def _build_module(experiment: Experiment, data: Dataset, task: Task, seed: int) -> nn.Module:
     """The model with its initial weights."""
-    name, options = experiment.model, {}
-    if isinstance(name, Mapping):
-        options = {key: value for key, value in name.items() if key != "name"}
-        name = name["name"]
+    model = experiment.model
+    options = dict(model) if isinstance(model, Mapping) else {"name": model}
+    name = options.pop("name")
     with errors_under("model"):
         # Counted first, so that a model that is too large is refused before it is made.
         parameters = count_parameters(name, data.shape, data.outputs, options)
         check_memory("name", name, 4.0 * parameters)
         return build_model(name, data.shape, data.outputs, seed, options, data=data, task=task)
-
-
-def _with_noisy_labels(
-    experiment: Experiment, data: Dataset, clients: list[IntArray] | ClientData, seed: int
-) -> Dataset:
-    """The data, in which some clients have random labels."""
-    noisy, rng = experiment.noisy_clients, stream(seed, LABEL_NOISE)
-    if not isinstance(clients, list):
-        raise ConfigError("noisy_clients", noisy, "needs data that is held, not loaded")
-    labels = randomise_labels(data.train_y, data.classes, clients, noisy, rng)
-    return dataclasses.replace(data, train_y=labels)
 
 
 def _check_memory(

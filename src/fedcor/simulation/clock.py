@@ -151,18 +151,6 @@ def _factors(seed: int, purpose: str, spread: float, clients: int) -> FloatArray
     return factors
 
 
-class Wait(NamedTuple):
-    """The result of waiting.
-
-    Attributes:
-        back: (m,) Which clients were back in time.
-        seconds: How long the server waited.
-    """
-
-    back: BoolArray
-    seconds: float
-
-
 def wait(
     times: FloatArray,
     *,
@@ -170,7 +158,7 @@ def wait(
     deadline: float | None = None,
     counts: IntArray | None = None,
     order: IntArray | FloatArray | None = None,
-) -> Wait:
+) -> tuple[BoolArray, float]:
     """Wait for clients: until `goal` are back, all are back, or the deadline.
 
     Without a deadline, the server does not wait for clients that never come: it sees that their
@@ -185,9 +173,12 @@ def wait(
         order: (m,) Breaks ties between clients that are back at the same time: the lower number is
             first, then the lower position.
 
+    Returns:
+        (m,) which clients were back in time, and how many seconds the server waited.
+
     Example:
         >>> wait(np.array([3.0, 1.0, np.inf, 2.0]), goal=2, deadline=10.0)
-        Wait(back=array([False,  True, False,  True]), seconds=2.0)
+        (array([False,  True, False,  True]), 2.0)
     """
     limit = np.inf if deadline is None else deadline
     back: BoolArray = np.isfinite(times) & (times <= limit)
@@ -201,7 +192,7 @@ def wait(
             enough = arrivals[before < goal]
             counted = np.zeros(len(times), dtype=bool)
             counted[enough] = True
-            return Wait(counted, float(times[enough[-1]]))
+            return counted, float(times[enough[-1]])
     if deadline is not None and not back.all():
-        return Wait(back, float(deadline))
-    return Wait(back, float(times[back].max()) if back.any() else 0.0)
+        return back, float(deadline)
+    return back, float(times[back].max()) if back.any() else 0.0

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedcor.core.config import build_dataclass
-from fedcor.core.describe import Described, describe, describe_array
+from fedcor.core.describe import Described, describe
 from fedcor.core.errors import ConfigError, errors_under
 from fedcor.core.types import Optimiser, Selector
 from fedcor.data.client_data import (
@@ -49,14 +49,8 @@ class OwnData(Described):
 
     @cached_property
     def _arrays(self) -> dict[str, Any]:
-        described: dict[str, Any] = {}
-        for key in ("train_x", "train_y", "test_x", "test_y"):
-            given = getattr(self.dataset, key)
-            if isinstance(given, Mapping):
-                described[key] = {name: describe_array(array) for name, array in given.items()}
-            else:
-                described[key] = describe_array(given)
-        return described
+        keys = ("train_x", "train_y", "test_x", "test_y")
+        return {key: describe(getattr(self.dataset, key)) for key in keys}
 
     def describe(self) -> dict[str, Any]:
         """The shape, type and digest of every array."""
@@ -125,8 +119,7 @@ def as_data(data: Any, test_data: Any, partition: Any) -> tuple[str | OwnData, P
 
 def as_model(given: Any) -> Any:
     """A table with `name`, or the object: a factory, a class, or a module."""
-    if isinstance(given, str):
-        given = {"name": given}
+    given = as_table(given)
     if not isinstance(given, Mapping):
         try:
             load_model_factory(given)
@@ -134,7 +127,6 @@ def as_model(given: Any) -> Any:
             allowed = "must be a name, a table, a module of torch, or a function that makes one"
             raise ConfigError("model", given, allowed) from None
         return given
-    check_finite({"model": given})
     options = dict(given)
     name = options.pop("name", None)
     if not isinstance(name, str):
@@ -145,33 +137,27 @@ def as_model(given: Any) -> Any:
     return given
 
 
-def as_optimiser_setting(given: Any) -> Any:
-    """A table, which need not have a `name`; the object; or None for the selector's optimiser."""
-    if isinstance(given, str):
-        return {"name": given}
-    if isinstance(given, Mapping):
-        check_finite({"optimiser": given})
-    elif given is not None:
-        try:
-            as_optimiser(given)
-        except ConfigError as error:
-            about = error.renamed if error.key == "name" else error.under
-            raise about("optimiser") from None
-    return given
+def as_table(given: Any) -> Any:
+    """A name as a table; anything else unchanged."""
+    return {"name": given} if isinstance(given, str) else given
 
 
 def make_optimiser(setting: Any, default: Callable[[], str]) -> Optimiser:
     """The optimiser of a setting.
 
     Args:
-        setting: What `as_optimiser_setting` returned.
+        setting: A table, which need not have a `name`; an object; or None for the default.
         default: Gives the name of the optimiser where the setting has none.
 
     Raises:
         ConfigError: There is no such optimiser, or an option is wrong.
     """
     if setting is not None and not isinstance(setting, Mapping):
-        return as_optimiser(setting)
+        try:
+            return as_optimiser(setting)
+        except ConfigError as error:
+            about = error.renamed if error.key == "name" else error.under
+            raise about("optimiser") from None
     options = dict(setting or {})
     name = options.pop("name") if "name" in options else default()
     with errors_under("optimiser"):
@@ -197,6 +183,9 @@ def as_selectors(given: Any) -> dict[str, Mapping[str, Any] | Selector]:
         if isinstance(options, type) or not isinstance(options, Mapping | Selector):
             allowed = "must be a table of settings, or a selector object"
             raise ConfigError(f"selectors.{name}", options, allowed)
+        if isinstance(options, Mapping) and "clients_per_round" in options:
+            key, number = f"selectors.{name}.clients_per_round", options["clients_per_round"]
+            raise ConfigError(key, number, "is set for all by clients_per_round")
     return dict(given)
 
 
@@ -219,24 +208,16 @@ def check_finite(settings: Any, path: str = "", depth: int = 0) -> None:
         raise ConfigError(path, settings, "must be a finite number")
 
 
-def describe_partition(partition: Partitioner) -> dict[str, Any]:
-    """As the table `[partition]` of a file, as far as a file can say it."""
-    return _as_table(partition, "kind")
-
-
-def describe_model(model: Any) -> dict[str, Any]:
-    """As the table `[model]` of a file, as far as a file can say it."""
-    return {**model} if isinstance(model, Mapping) else _as_table(model, "name")
-
-
 def describe_optimiser(optimiser: Optimiser) -> dict[str, Any]:
     """As the table `[optimiser]` of a file, with all options."""
     given = getattr(optimiser, "short_form", optimiser)  # a user's own object with `aggregate`
-    return {**_as_table(given, "name"), "name": OPTIMISERS.name_of(given)}
+    return {**described_table(given, "name"), "name": OPTIMISERS.name_of(given)}
 
 
-def _as_table(given: Any, key: str) -> dict[str, Any]:
-    """The description of an object, with its class under `key`."""
+def described_table(given: Any, key: str) -> dict[str, Any]:
+    """A table, or an object as a table with its class under `key`, as far as a file can say it."""
+    if isinstance(given, Mapping):
+        return {**given}
     described = describe(given)
     if isinstance(described, str):
         return {key: described}

@@ -18,7 +18,7 @@ from fedcor.core.config import (
 )
 from fedcor.core.describe import describe
 from fedcor.core.errors import ConfigError, errors_under
-from fedcor.core.types import Optimiser, Selector, SelectorTraits, selector_traits
+from fedcor.core.types import Optimiser, Selector, selector_traits
 from fedcor.rounds.defence.settings import Defence, as_defence
 from fedcor.rounds.loss_screening import LossNoise
 from fedcor.rounds.rules.declaration import (
@@ -29,26 +29,20 @@ from fedcor.rounds.rules.declaration import (
     with_clients,
 )
 from fedcor.rounds.rules.resolved import FixedRules, fix_rules
-from fedcor.selectors import (
-    DEFAULT_SELECTOR,
-    SELECTORS,
-    build_selector,
-    selector_class,
-    selector_name,
-)
+from fedcor.selectors import DEFAULT_SELECTOR, SELECTORS, build_selector, selector_name
 from fedcor.simulation.byzantine import Byzantine
 from fedcor.simulation.coerce import (
+    OwnClients,
     OwnData,
     as_data,
     as_model,
-    as_optimiser_setting,
     as_python,
     as_selectors,
     as_settings,
+    as_table,
     check_finite,
-    describe_model,
     describe_optimiser,
-    describe_partition,
+    described_table,
     make_optimiser,
 )
 from fedcor.simulation.faults import Faults
@@ -79,7 +73,7 @@ TABLES = {
 _PLAIN_TYPES = (int, float, str, tuple[int, ...], float | None)
 _COERCE: dict[str, Callable[[Any], Any]] = {
     "model": as_model,
-    "optimiser": as_optimiser_setting,
+    "optimiser": as_table,
     "selectors": as_selectors,
     "faults": partial(as_settings, "faults", Faults),
     "byzantine": partial(as_settings, "byzantine", Byzantine),
@@ -197,15 +191,17 @@ class Experiment:
         self._set("data", data)
         self._set("test_data", None)
         self._set("partition", partition)
+        check_finite({key: getattr(self, key) for key in ("model", "optimiser", "selectors")})
         for key, coerce in _COERCE.items():
             self._set(key, coerce(getattr(self, key)))
         self._take_selector()
         self._check_numbers()
         self._check_learning_rate()
-        self.build_optimiser()
-        self._check_selectors()
-        if self.clients is not None and self.clients_per_round:
-            self.check_faults(self.clients, self.fix_rules(self.clients))
+        if self.clients_per_round:  # else a selector object, which may follow, knows it
+            self.build_optimiser()
+            self._check_selectors()
+            if self.clients is not None:
+                self.check_faults(self.clients, self.fix_rules(self.clients))
         if self.loss is not None:
             find_loss(self.loss)
         find_metrics(self.metrics)
@@ -230,16 +226,9 @@ class Experiment:
 
     def build_optimiser(self) -> Optimiser:
         """The federated optimiser, with its options."""
-        return make_optimiser(self.optimiser, self._selectors_optimiser)
-
-    def _selectors_optimiser(self) -> str:
-        """The name of the optimiser that the selector goes with."""
-        label = self.selector_label
-        if self.clients_per_round or not isinstance(self.selectors.get(label, {}), Mapping):
-            return selector_traits(self._build_selector(label)).optimiser
-        # Only a selector object, which may follow, knows how many clients there are per round.
-        declared = getattr(selector_class(label), "optimiser", None)
-        return declared if isinstance(declared, str) else SelectorTraits().optimiser
+        return make_optimiser(
+            self.optimiser, lambda: selector_traits(self.build_selector()).optimiser
+        )
 
     def fix_rules(self, clients: int) -> FixedRules | None:
         """The rules for so many clients; None where there are none. Refuses what cannot be met."""
@@ -256,7 +245,7 @@ class Experiment:
                 return
             selector = self.build_selector()
             check_can_ask("over_selection", given, selector)
-            usual = int(selector_traits(selector).clients_per_round or 0)
+            usual = chosen_by(selector)
             by_round = {rules.rules.clients_at(t) for t in range(self.rounds)} if rules else {None}
             for needed in sorted(number or usual for number in by_round):
                 chosen = self.faults.choose(needed, clients)
@@ -282,10 +271,7 @@ class Experiment:
         if label is None or isinstance(selector, str):
             return dataclasses.replace(self, selector=selector)
         return dataclasses.replace(
-            self,
-            clients_per_round=self.clients_per_round or _chosen_by(selector),
-            selector=label,
-            selectors={**self.selectors, label: selector},
+            self, selector=label, selectors={**self.selectors, label: selector}
         )
 
     def describe(self) -> dict[str, Any]:
@@ -301,8 +287,8 @@ class Experiment:
         return {
             "name": self.name,
             "data": {**data, **tables["data"]},
-            "partition": describe_partition(self.partition),
-            "model": describe_model(self.model),
+            "partition": described_table(self.partition, "kind"),
+            "model": described_table(self.model, "name"),
             "training": tables["training"],
             "privacy": tables["privacy"],
             "metrics": describe_metrics(self.metrics),
@@ -332,7 +318,7 @@ class Experiment:
         SELECTORS.check(self.selector)
         label = selector_name(self.selector)
         if not self.clients_per_round:
-            self._set("clients_per_round", _chosen_by(self.selector))
+            self._set("clients_per_round", chosen_by(self.selector))
         self._set("selectors", {**self.selectors, label: self.selector})
         self._set("selector", label)
 
@@ -367,6 +353,9 @@ class Experiment:
             check_fraction(key, getattr(self, key), closed=True)
         if self.holdout == 1.0:
             raise ConfigError("holdout", self.holdout, "must be below 1, to leave training data")
+        if self.noisy_clients and isinstance(self.data, OwnClients):
+            allowed = "needs data that is held, not loaded"
+            raise ConfigError("noisy_clients", self.noisy_clients, allowed)
         LossNoise(self.loss_noise, self.loss_clip)
         if self.target_accuracy is not None:
             check_fraction("target_accuracy", self.target_accuracy, closed=True)
@@ -381,29 +370,17 @@ class Experiment:
             self._set("learning_rate", convert("learning_rate", given, float))
             check_positive("learning_rate", self.learning_rate)
             check_between("learning_rate", self.learning_rate, 0.0, _LARGEST)
-            if self.factor > 1.0:  # the rate is highest at the end
-                self.build_schedule().at(self.rounds - 1)
-            return
-        if self.milestones:
+        elif self.milestones:
             allowed = "go with a learning rate that is a number; yours is a schedule of its own"
             raise ConfigError("milestones", self.milestones, allowed)
-        schedule = as_schedule(given)
+        schedule = self.build_schedule()
         for round in {0, self.rounds - 1}:
             schedule.at(round)
 
     def _check_selectors(self) -> None:
         """All tables of selectors: a misspelt key is refused even if another selector runs."""
-        for name, options in self.selectors.items():
-            if not isinstance(options, Mapping):
-                continue
-            check_finite({f"selectors.{name}": options})
-            if "clients_per_round" in options:
-                key, given = f"selectors.{name}.clients_per_round", options["clients_per_round"]
-                raise ConfigError(key, given, "is set for all by clients_per_round")
-        if not self.clients_per_round:
-            return
         for name in {**self.selectors, self.selector_label: None}:
-            chosen = _chosen_by(self._build_selector(name))
+            chosen = chosen_by(self._build_selector(name))
             if chosen and chosen != self.clients_per_round:
                 raise ConfigError(
                     "selector",
@@ -417,6 +394,6 @@ class Experiment:
             raise ConfigError(f"selectors.{self.selector}.candidates", candidates, allowed)
 
 
-def _chosen_by(selector: Selector) -> int:
+def chosen_by(selector: Selector) -> int:
     """How many clients a selector chooses; 0 if it does not say."""
     return int(selector_traits(selector).clients_per_round or 0)

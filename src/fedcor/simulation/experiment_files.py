@@ -18,14 +18,13 @@ from typing import Any
 from fedcor.core.config import check_at_least, check_keys, convert, expand_home
 from fedcor.core.describe import Described, describe
 from fedcor.core.errors import ConfigError, errors_under, suggest
-from fedcor.core.types import Selector, selector_traits
+from fedcor.core.types import Selector
 from fedcor.data.partitioners import PARTITIONS
 from fedcor.rounds.defence.settings import Defence
 from fedcor.rounds.rules.declaration import Rules
-from fedcor.selectors import SELECTORS, selector_name
 from fedcor.simulation.byzantine import Byzantine
-from fedcor.simulation.coerce import DEEPEST, as_selectors
-from fedcor.simulation.experiment import TABLES, Experiment
+from fedcor.simulation.coerce import DEEPEST, as_selectors, check_finite
+from fedcor.simulation.experiment import TABLES, Experiment, chosen_by
 from fedcor.simulation.faults import Faults
 
 _PRESETS = resources.files("fedcor.simulation") / "presets"
@@ -123,19 +122,8 @@ def read_settings(source: str | Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         # It is not UTF-8, not TOML, or has a number of thousands of digits, or endless brackets.
         raise ConfigError("experiment", source, f"the file is not TOML: {error}") from None
-    if _nests_deeper_than(DEEPEST, settings):
-        why = f"it has tables or lists within one another, more than {DEEPEST} levels deep"
-        raise ConfigError("experiment", source, why)
+    check_finite(settings)
     return {"name": path.stem, **settings}
-
-
-def _nests_deeper_than(depth: int, settings: Mapping[str, Any]) -> bool:
-    """Whether tables and lists have more levels than `depth`; checked without recursion."""
-    level: list[Any] = [settings]
-    for _ in range(depth):
-        inner = (item.values() if isinstance(item, Mapping) else item for item in level)
-        level = [value for values in inner for value in values if isinstance(value, Mapping | list)]
-    return bool(level)
 
 
 def _in_table(error: ConfigError) -> ConfigError:
@@ -148,47 +136,39 @@ def _in_table(error: ConfigError) -> ConfigError:
 
 def _apply_override(settings: dict[str, Any], override: str) -> None:
     """Override one setting in place."""
-    *tables, last = _overridden_key(override)
-    text = override.partition("=")[2]
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-        value = parsed["value"] if len(parsed) == 1 else text
-    except (ValueError, RecursionError):  # not TOML, or a number of thousands of digits
-        value = text
-    target = settings
-    for table in tables:
-        target = target.setdefault(table, {})
-        if not isinstance(target, dict):
-            raise ConfigError("override", override, f"{table} is not a table of settings")
-    target[last] = value
-
-
-def _overridden_key(override: str) -> list[str]:
-    """The key of `a.b.c=value` as [a, b, c]."""
-    key, equals, _ = override.partition("=")
-    try:
-        path = _only_key(tomllib.loads(f"{key} = 0")) if equals else []
-    except (ValueError, RecursionError):
-        path = []
-    if not path:
+    key, equals, text = override.partition("=")
+    path = _key_path(key)
+    if not equals or not path:
         raise ConfigError(
             "override",
             override,
             "must have the form key=value, for example training.rounds=50; "
             "quote a name that has a colon: 'selectors.\"module:Class\".key=1'",
         )
-    return path
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+        value = parsed["value"] if len(parsed) == 1 else text
+    except (ValueError, RecursionError):  # not TOML, or a number of thousands of digits
+        value = text
+    target = settings
+    for table in path[:-1]:
+        target = target.setdefault(table, {})
+        if not isinstance(target, dict):
+            raise ConfigError("override", override, f"{table} is not a table of settings")
+    target[path[-1]] = value
 
 
-def _only_key(table: Any) -> list[str]:
-    """The dotted key of a table that holds nothing else; empty where it holds more, or nothing."""
+def _key_path(key: str) -> list[str]:
+    """The TOML key `a.b.c` as [a, b, c]; empty if it is not one key."""
     path: list[str] = []
-    while isinstance(table, dict):
-        if len(table) != 1 or len(path) == DEEPEST:
-            return []
-        ((key, table),) = table.items()
-        path.append(key)
-    return path
+    try:
+        table: Any = tomllib.loads(f"{key} = 0")
+        while isinstance(table, dict):
+            ((name, table),) = table.items()  # a ValueError unless the table has one key
+            path.append(name)
+    except (ValueError, RecursionError):
+        return []
+    return path if len(path) <= DEEPEST else []
 
 
 Selectors = str | Selector | Iterable[str | Selector] | Mapping[str, str | Selector]
@@ -218,56 +198,52 @@ def variants(experiment: Experiment, selectors: Selectors) -> list[Experiment]:
     given: list[Any] = list(selectors.values() if isinstance(selectors, Mapping) else selectors)
     if not given:
         raise ConfigError("selectors", selectors, "must have at least one selector")
-    objects = [selector for selector in given if not isinstance(selector, str)]
-    for selector in objects:
-        SELECTORS.check(selector)
     if not experiment.clients_per_round:
-        counts = [selector_traits(selector).clients_per_round for selector in objects]
-        count = next((int(count) for count in counts if count is not None), 0)
+        objects = [selector for selector in given if not isinstance(selector, str)]
+        count = next(filter(None, map(chosen_by, objects)), 0)
         experiment = dataclasses.replace(experiment, clients_per_round=count)
+    found = [experiment.with_selector(selector) for selector in given]
     if isinstance(selectors, Mapping):
-        given = [_built(experiment, selector) for selector in given]
-        labels: list[str | None] = [str(label) for label in selectors]
+        labels = [str(label) for label in selectors]
     else:
-        labels = _labels(experiment, given)
-    found = [experiment.with_selector(*pair) for pair in zip(given, labels, strict=True)]
-    names = [variant.selector_label for variant in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError("selectors", name, "is listed twice")
-        if not re.search(r"\w", name):
-            raise ConfigError("selectors", name, "must have a letter or a digit: it names a folder")
-    return found
+        labels = [
+            selector if isinstance(selector, str) else _label(variant, found)
+            for selector, variant in zip(given, found, strict=True)
+        ]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError("selectors", label, "is listed twice")
+        if not re.search(r"\w", label):
+            allowed = "must have a letter or a digit: it names a folder"
+            raise ConfigError("selectors", label, allowed)
+    return [
+        experiment.with_selector(variant.build_selector(), label)
+        if label != variant.selector
+        else variant
+        for variant, label in zip(found, labels, strict=True)
+    ]
 
 
-def _built(experiment: Experiment, selector: str | Selector) -> Selector:
-    """The selector as an object; one that is named has the experiment's hyper-parameters."""
-    if not isinstance(selector, str):
-        return selector
-    return experiment.with_selector(selector).build_selector()
-
-
-def _labels(experiment: Experiment, given: list[Any]) -> list[str | None]:
-    """A label for each object whose name another one has as well; None for all others."""
-    names = [each if isinstance(each, str) else selector_name(each) for each in given]
-    labels: list[str | None] = []
-    for index, (selector, name) in enumerate(zip(given, names, strict=True)):
-        rivals = [other for i, other in enumerate(given) if i != index and names[i] == name]
-        if isinstance(selector, str) or not rivals:
-            labels.append(None)
-            continue
-        others = [describe(_built(experiment, rival)) for rival in rivals]
-        text = ", ".join(
-            f"{key}={value}"
-            for key, value in describe(selector).items()
-            if any(other.get(key) != value for other in others)
-        )
-        if not text or len(text) > 60:
-            allowed = "cannot be told from another of its class"
-            hint = 'give each a label: {"one": ..., "other": ...}'
-            raise ConfigError("selectors", selector, allowed, hint)
-        labels.append(f"{name}({text})")
-    return labels
+def _label(variant: Experiment, others: list[Experiment]) -> str:
+    """The selector's name; with the parameters in which it differs from others of that name."""
+    selector = variant.build_selector()
+    rivals = [
+        describe(other.build_selector())
+        for other in others
+        if other is not variant and other.selector == variant.selector
+    ]
+    if not rivals:
+        return variant.selector_label
+    text = ", ".join(
+        f"{key}={value}"
+        for key, value in describe(selector).items()
+        if any(rival.get(key) != value for rival in rivals)
+    )
+    if not text or len(text) > 60:
+        allowed = "cannot be told from another of its class"
+        hint = 'give each a label: {"one": ..., "other": ...}'
+        raise ConfigError("selectors", selector, allowed, hint)
+    return f"{variant.selector}({text})"
 
 
 def experiment(source: str | Path | Experiment, **overrides: Any) -> Experiment:
@@ -306,10 +282,8 @@ def _merged(key: str, old: Any, new: Any) -> Any:
         return tables | {k: _merged("options", tables.get(k), v) for k, v in overrides.items()}
     if key == "partition" and isinstance(old, Described):
         old = old.describe()
-    if isinstance(old, Byzantine | Defence | Faults):
-        old = vars(old)
-    if isinstance(old, Rules):
-        old = {name: value for name, value in vars(old).items() if value}
+    if isinstance(old, Byzantine | Defence | Faults | Rules):
+        old = {name: value for name, value in vars(old).items() if value not in (None, {})}
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return new
     if key in ("model", "optimiser") and new.get("name", old.get("name")) != old.get("name"):

@@ -8,7 +8,6 @@ They are drawn from streams of (seed, round), so that every selector meets the s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ from fedcor.core.describe import describe
 from fedcor.core.errors import ConfigError, errors_under
 from fedcor.core.rng import stream
 from fedcor.core.types import BoolArray, FloatArray, IntArray
+from fedcor.rounds.state_machine import over_selected
 from fedcor.simulation.clock import EVALUATION, Devices, Speeds, device_speeds, wait
 from fedcor.simulation.traces import AvailabilityTrace, DeviceTrace, read_availability, read_devices
 
@@ -129,9 +129,7 @@ class Faults:
 
     def choose(self, needed: int, clients: int) -> int:
         """C', how many of `clients` are chosen where C = `needed` must come back."""
-        # A product such as 1.1 x 10 must not become 12 by its last bit.
-        wanted = math.ceil(self.over_selection * needed * (1 - 1e-12))
-        return max(needed, min(wanted, clients))
+        return over_selected(needed, self.over_selection, clients)
 
     def check_for(self, clients: int, eligible: BoolArray | None = None) -> None:
         """Refuse lists and traces for another number of clients.
@@ -166,17 +164,16 @@ class Faults:
         assert not isinstance(self.devices, str | Mapping)
         return self.devices
 
-    def _availability_at(self, round: int, clients: int) -> float | FloatArray:
+    def _availability_at(self, round: int, clients: int) -> FloatArray:
         given = self.availability
         if isinstance(given, AvailabilityTrace):
             return given.at(round, clients)
-        return np.array(given) if isinstance(given, tuple) else float(given)
+        return np.broadcast_to(np.asarray(given, dtype=np.float64), (clients,))
 
     def _ever_available(self, clients: int) -> BoolArray:
-        given = self.availability
-        if isinstance(given, AvailabilityTrace):
-            return given.ever(clients)
-        return np.broadcast_to(np.asarray(given, dtype=np.float64) > 0, (clients,))
+        if isinstance(self.availability, AvailabilityTrace):
+            return self.availability.ever(clients)
+        return self._availability_at(0, clients) > 0
 
 
 def _as_availability(given: Any) -> float | tuple[float, ...] | AvailabilityTrace:
@@ -185,20 +182,13 @@ def _as_availability(given: Any) -> float | tuple[float, ...] | AvailabilityTrac
         return given
     if isinstance(given, str):
         return read_availability("availability", given)
-    if isinstance(given, np.ndarray):
-        given = given.tolist()
-    if isinstance(given, Sequence):
-        for value in given:
-            check_fraction("availability", value, closed=True)
-        numbers = tuple(map(float, given))
-        if not any(numbers):
-            allowed = "must have a number above 0, or nobody could ever train"
-            raise ConfigError("availability", given, allowed)
-        return numbers
-    check_fraction("availability", given, closed=True)
-    if given == 0.0:
-        raise ConfigError("availability", 0.0, "must be above 0, or nobody could ever train")
-    return float(given)
+    given = given.tolist() if isinstance(given, np.ndarray) else given
+    numbers = given if isinstance(given, Sequence) else [given]
+    for value in numbers:
+        check_fraction("availability", value, closed=True)
+    if not any(numbers):
+        raise ConfigError("availability", given, "must be above 0, or nobody could ever train")
+    return tuple(map(float, given)) if isinstance(given, Sequence) else float(given)
 
 
 def _as_devices(given: Any) -> Devices | DeviceTrace | None:
@@ -299,13 +289,11 @@ class Attendance:
             sent: (m,) Bytes that each is sent.
             returned: Bytes that each returns.
         """
-        if self._speeds is None:
-            times = np.zeros(len(clients))
-        else:
-            times = self._speeds.round_trip(clients, sent, self.steps[clients], returned)
         asked = np.isin(clients, list(self._asked))
         arrived = np.isin(clients, list(self._arrived))
+        times = np.zeros(len(clients))
         if self._speeds is not None:
+            times = self._speeds.round_trip(clients, sent, self.steps[clients], returned)
             sending = ~asked & self.trains[clients]
             self.took[clients[sending]] = times[sending]
         times = np.where(self.trains[clients] & ~asked, times, np.where(arrived, 0.0, np.inf))
@@ -337,8 +325,7 @@ class Attendance:
         """Which clients are back when the server stops waiting; only a training has counts."""
         goal = None if counts is None else self._goal
         order = None if self._order is None or clients is None else self._order[clients]
-        deadline = None if self._speeds is None else self._deadline
-        back, seconds = wait(times, goal=goal, deadline=deadline, counts=counts, order=order)
+        back, seconds = wait(times, goal=goal, deadline=self._deadline, counts=counts, order=order)
         if self.seconds is not None:
             self.seconds += seconds
         return back

@@ -27,8 +27,9 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from fedcor.core.config import check_keys
 from fedcor.core.describe import describe
-from fedcor.core.errors import ConfigError, FedcorError, suggest
+from fedcor.core.errors import ConfigError, FedcorError, blame, suggest
 from fedcor.core.registry import load_object
 from fedcor.core.types import Array
 
@@ -41,8 +42,6 @@ Metric: TypeAlias = Callable[[Array, Array], float]  # (targets, outputs)
 MetricSetting: TypeAlias = (
     str | Callable[..., float] | tuple[str | Callable[..., float], str] | Mapping[str, Any]
 )
-
-LOSSES = ("cross_entropy", "mse")
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -107,7 +106,17 @@ class Task:
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """(n,) the loss of each sample. Raises FedcorError for a loss of another shape."""
         outputs = self.shaped(outputs, targets)
-        self.check_shape(outputs, targets)
+        # Without this check, torch would broadcast, or fail on a label larger than the last score.
+        wanted = tuple(outputs.shape)
+        if self.loss is _cross_entropy:
+            wanted = (len(targets), self.classes or 0)
+        elif self.loss is _squared_error:
+            wanted = tuple(targets.shape)
+        if tuple(outputs.shape) != wanted:
+            raise FedcorError(
+                f"the model must give outputs of shape {wanted} for {len(targets)} samples, but "
+                f"gave {tuple(outputs.shape)}"
+            )
         losses = self.loss(outputs, targets)
         shape = getattr(losses, "shape", None)
         if shape != targets.shape[:1]:
@@ -138,36 +147,15 @@ class Task:
             return outputs.squeeze(-1)
         return outputs
 
-    def check_shape(self, outputs: Tensor, targets: Tensor) -> None:
-        """Raises FedcorError unless a built-in loss can take outputs of this shape.
-
-        Without it, torch would broadcast, or fail on a label that is larger than the last score.
-        """
-        wanted = tuple(targets.shape)
-        if self.is_cross_entropy:
-            wanted = (len(targets), self.classes or 0)
-        elif self.loss is not _squared_error:
-            return
-        if tuple(self.shaped(outputs, targets).shape) != wanted:
-            raise FedcorError(
-                f"the model must give outputs of shape {wanted} for {len(targets)} samples, but "
-                f"gave {tuple(outputs.shape)}"
-            )
-
     def measure(self, targets: Array, outputs: Array) -> dict[str, float]:
         """Each metric of the test data. Raises FedcorError for one that fails."""
         return {name: _measured(name, m, targets, outputs) for name, m in self.metrics.items()}
 
 
 def _measured(name: str, metric: Metric, targets: Array, outputs: Array) -> float:
-    try:
+    shapes = f"targets of shape {targets.shape} and outputs of shape {outputs.shape}"
+    with blame(f"the metric {name} failed on {shapes}"):
         value = metric(targets, outputs)
-    except Exception as error:  # a user's metric may fail in any way
-        cause = f"{type(error).__name__}: {error}"
-        raise FedcorError(
-            f"the metric {name} failed on targets of shape {targets.shape} and outputs of shape "
-            f"{outputs.shape}: {cause}"
-        ) from error
     try:
         return float(value)
     except (TypeError, ValueError) as error:
@@ -185,7 +173,7 @@ def build_task(
     """The task of a user's loss and metrics on data with `classes`.
 
     Args:
-        loss: A name of `LOSSES` or of an entry point, `module:function`, or a function
+        loss: "cross_entropy", "mse", the name of an entry point, `module:function`, or a function
             `(outputs, targets) -> (n,)`. None: cross entropy for labels, else mean squared error.
         metrics: name -> a function `(targets, outputs) -> float`, `module:function`, or the name of
             an entry point; or a pair of one of these and "lower" or "higher", whichever is better.
@@ -214,7 +202,7 @@ def find_loss(loss: str | Loss) -> Loss:
     """The loss as a function. Raises ConfigError about `loss` if there is none such."""
     if isinstance(loss, str) and loss in _BUILT_IN:
         return _BUILT_IN[loss]
-    found: Loss = _function("loss", loss, "fedcor.losses", LOSSES)
+    found: Loss = _function("loss", loss, "fedcor.losses", tuple(_BUILT_IN))
     return found
 
 
@@ -249,16 +237,20 @@ def describe_metrics(metrics: Mapping[str, MetricSetting]) -> dict[str, Any]:
 def _metric(name: str, setting: Any) -> tuple[Any, Metric, str | None]:
     """A metric as it was given, its function, and which direction is better; None if unsaid."""
     key, better = f"metrics.{name}", None
+    where = key
     if isinstance(setting, Mapping):
         if set(setting) != {"function", "better"}:
             allowed = 'must be a table of function and better, {function = "m:f", better = "lower"}'
             raise ConfigError(key, dict(setting), allowed)
-        setting, better = setting["function"], _better(f"{key}.better", setting["better"])
+        setting, better, where = setting["function"], setting["better"], f"{key}.better"
     elif isinstance(setting, tuple | list):
         if len(setting) != 2:
             allowed = 'must be a function, or a pair of one and "lower" or "higher"'
             raise ConfigError(key, setting, allowed)
-        setting, better = setting[0], _better(key, setting[1])
+        setting, better = setting
+    if better not in (None, "lower", "higher"):
+        allowed = 'the direction that is better must be "lower" or "higher"'
+        raise ConfigError(where, better, allowed)
     function = _function(key, setting, "fedcor.metrics")
     declared = getattr(function, "greater_is_better", None)
     if better is None and declared is not None:
@@ -269,13 +261,6 @@ def _metric(name: str, setting: Any) -> tuple[Any, Metric, str | None]:
     if better != known and better is not None:
         raise ConfigError(key, better, f"{known} is better of {name}: choose another name")
     return setting, function, better
-
-
-def _better(key: str, given: Any) -> str:
-    if given not in ("lower", "higher"):
-        allowed = 'the direction that is better must be "lower" or "higher"'
-        raise ConfigError(key, given, allowed)
-    return str(given)
 
 
 def _function(key: str, given: Any, group: str, built_in: tuple[str, ...] = ()) -> Any:
@@ -312,18 +297,12 @@ def check_model_options(name: str, options: Mapping[str, Any]) -> None:
         name: a built-in model, or the user's `module:factory`, which is imported.
         options: what the factory is to be called with, beside shape and number of classes.
     """
-    known: tuple[str, ...] | None
-    if name in MODEL_OPTIONS:
-        known = MODEL_OPTIONS[name]
-    else:
+    known = MODEL_OPTIONS.get(name)
+    if known is None:
         load_model_factory(name)
         known = _option_names(_named(name))
-    if known is None:
-        return
-    for key, value in options.items():
-        if key not in known:
-            allowed = f"the model {name} has no such option; it has: {', '.join(known) or 'none'}"
-            raise ConfigError(key, value, allowed, suggest(key, known))
+    if known is not None:
+        check_keys(options, list(known))
 
 
 def load_model_factory(given: Any) -> Callable[..., Any]:
@@ -361,11 +340,9 @@ def _needs_nothing(factory: Callable[..., Any]) -> bool:
 
 def _option_names(factory: Any) -> tuple[str, ...] | None:
     """The options that a factory takes; None if it takes any, or does not say."""
-    if not callable(factory):
-        return ()
     try:
         parameters = inspect.signature(factory).parameters
-    except ValueError:
+    except (TypeError, ValueError):
         return None
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return None

@@ -25,7 +25,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from fedcor.core.errors import ConfigError
 from fedcor.core.types import BoolArray, FloatArray, IntArray
 
 LARGEST_FILE = 500_000_000  # bytes; its rows take about ten times as many while it is read
-_FOREVER = np.iinfo(np.int64).max // 4
+_FOREVER = 2**61  # a round that no run reaches
 _STRETCH = ("client", "first", "last", "every", "probability")
 _DEVICE = ("client", "seconds_per_step", "down", "up")
 
@@ -117,25 +117,17 @@ def read_availability(key: str, path: str) -> AvailabilityTrace:
     Raises:
         ConfigError: About `key`: the file cannot be read, or which of its rows cannot be used.
     """
-    trace, stretches = _TraceFile.read(key, path), []
-    for row in trace.rows(_STRETCH, ("client", "first")):
-        client, first = row.whole("client", 0), row.whole("first", 0)
-        last = row.whole("last", first, _FOREVER)
-        every = row.whole("every", 1, 0)
-        length = last - first + 1
-        if every and last == _FOREVER:
-            raise row.error("every", "goes with last: where does the stretch end?")
-        if every and length > every:
-            raise row.error("every", f"must be at least {length}, the length of the stretch")
-        probability = row.number("probability", 0.0, 1.0, 1.0)
-        stretches.append((client, first, length, every, probability))
-    columns = list(zip(*stretches, strict=True))
-    clients, starts, lengths, periods = (np.array(c, dtype=np.int64) for c in columns[:-1])
-    probabilities = np.array(columns[-1], dtype=np.float64)
-    if not (probabilities > 0).any():
-        raise trace.error("no client could ever be reached")
-    name, digest = trace.identity
-    return AvailabilityTrace(name, digest, clients, starts, lengths, periods, probabilities)
+    table = _Table(key, path, _STRETCH, needed=_STRETCH[:2])
+    clients, first = table.whole("client"), table.whole("first")
+    last, every = table.whole("last", _FOREVER), table.whole("every", 0)
+    probability = table.numbers("probability", 0.0, 1.0, 1.0)
+    length, once = last - first + 1, every == 0
+    table.check("last", length > 0, "must be at least the first round")
+    table.check("every", once | (last < _FOREVER), "goes with last: where does the stretch end?")
+    table.check("every", once | (every >= length), "must be at least the length of the stretch")
+    if not probability.any():
+        raise table.error("no client could ever be reached")
+    return AvailabilityTrace(table.file, table.sha256, clients, first, length, every, probability)
 
 
 def read_devices(key: str, path: str) -> DeviceTrace:
@@ -144,55 +136,41 @@ def read_devices(key: str, path: str) -> DeviceTrace:
     Raises:
         ConfigError: About `key`: the file cannot be read, or which of its rows cannot be used.
     """
-    trace, found = _TraceFile.read(key, path), {}
-    for row in trace.rows(_DEVICE, _DEVICE):
-        client = row.whole("client", 0)
-        if client in found:
-            raise row.error("client", "is listed twice")
-        found[client] = [row.number(name, 1e-9, 1e9) for name in _DEVICE[1:]]
-    missing = next((client for client in range(len(found)) if client not in found), None)
-    if missing is not None:
-        raise trace.error(f"has no row of client {missing}; each client needs one")
-    table = np.array([found[client] for client in range(len(found))], dtype=np.float64)
-    return DeviceTrace(*trace.identity, *table.T.copy())
+    table = _Table(key, path, _DEVICE, needed=_DEVICE)
+    clients = table.whole("client")
+    found, rows = np.unique(clients, return_index=True)
+    table.check("client", np.isin(np.arange(len(clients)), rows), "is listed twice")
+    missing = np.setdiff1d(np.arange(len(clients)), found)
+    if len(missing):
+        raise table.error(f"has no row of client {missing[0]}; each client needs one")
+    columns = [table.numbers(name, 1e-9, 1e9)[rows] for name in _DEVICE[1:]]
+    return DeviceTrace(table.file, table.sha256, *columns)
 
 
-@dataclass(frozen=True)
-class _TraceFile:
-    """A trace as it was read: the setting that names it, its path and its content."""
+class _Table:
+    """The rows of a trace file: of a CSV file, or of one JSON object per line.
 
-    key: str
-    path: str
-    content: bytes
+    Args:
+        key: The setting that names the file.
+        path: The file.
+        known: Names of all columns.
+        needed: Names of the columns that must be there.
 
-    @classmethod
-    def read(cls, key: str, path: str) -> _TraceFile:
+    Raises:
+        ConfigError: The file cannot be read, has no rows, or has other columns.
+    """
+
+    def __init__(self, key: str, path: str, known: Sequence[str], needed: Sequence[str]) -> None:
+        self._key, self._path, self.file = key, path, Path(path).name
+        content = self._read()
+        self.sha256 = hashlib.sha256(content).hexdigest()
         try:
-            file = expand_home(key, path)
-            if file.stat().st_size > LARGEST_FILE:
-                raise ConfigError(key, path, f"is larger than {LARGEST_FILE // 10**6} MB")
-            return cls(key, path, file.read_bytes())
-        except OSError as error:
-            why = f"the file cannot be read: {error.strerror}"
-            raise ConfigError(key, path, why) from None
-
-    @property
-    def identity(self) -> tuple[str, str]:
-        """The name of the file, and the digest of its content."""
-        return Path(self.path).name, hashlib.sha256(self.content).hexdigest()
-
-    def error(self, why: str, line: int | None = None) -> ConfigError:
-        return ConfigError(self.key, self.path, why if line is None else f"line {line}: {why}")
-
-    def rows(self, known: Sequence[str], needed: Sequence[str]) -> Iterator[_Row]:
-        """The rows of a CSV file, or of one JSON object per line; its columns are checked."""
-        try:
-            text = self.content.decode("utf-8-sig")
+            text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise self.error(f"the file cannot be read: {error}") from None
         parse = self._json_rows if text.lstrip().startswith("{") else self._csv_rows
-        empty = True
-        for line, values in parse(text):
+        self._rows = list(parse(text))  # line, and values by column
+        for line, values in self._rows:
             try:
                 check_keys(values, list(known))
             except ConfigError as error:
@@ -201,10 +179,40 @@ class _TraceFile:
             if missing:
                 columns = f"must have the columns {', '.join(needed)}; there is no {missing[0]}"
                 raise self.error(columns, line)
-            empty = False
-            yield _Row(self, line, values)
-        if empty:
+        if not self._rows:
             raise self.error(f"has no rows; its columns are {', '.join(known)}")
+
+    def numbers(self, name: str, low: float, high: float, default: float = np.nan) -> FloatArray:
+        """(R,) a column of numbers from `low` to `high`, or the default where there is none."""
+        column = np.array([_number(values.get(name), default) for _, values in self._rows])
+        inside = (low <= column) & (column <= high)
+        self.check(name, inside | (column == default), f"must be a number from {low:g} to {high:g}")
+        return column
+
+    def whole(self, name: str, default: float = np.nan) -> IntArray:
+        """(R,) a column of whole numbers, or the default where there is none."""
+        column = self.numbers(name, 0, LARGEST_COUNT, default)
+        self.check(name, column == np.floor(column), "must be a whole number")
+        return column.astype(np.int64)
+
+    def check(self, name: str, usable: BoolArray, allowed: str) -> None:
+        """Refuse the first row that is not usable, for its value of a column."""
+        if not usable.all():
+            line, values = self._rows[int(usable.argmin())]
+            raise self.error(f"{name} = {values.get(name)!r}: {allowed}", line)
+
+    def error(self, why: str, line: int | None = None) -> ConfigError:
+        """An error about the file, or about one of its lines."""
+        return ConfigError(self._key, self._path, why if line is None else f"line {line}: {why}")
+
+    def _read(self) -> bytes:
+        try:
+            file = expand_home(self._key, self._path)
+            if file.stat().st_size > LARGEST_FILE:
+                raise self.error(f"is larger than {LARGEST_FILE // 10**6} MB")
+            return file.read_bytes()
+        except OSError as error:
+            raise self.error(f"the file cannot be read: {error.strerror}") from None
 
     def _json_rows(self, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in enumerate(text.split("\n"), start=1):
@@ -220,50 +228,24 @@ class _TraceFile:
 
     def _csv_rows(self, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         reader = csv.reader(io.StringIO(text, newline=""))
-        head: list[str] | None = None
         try:
-            for cells in reader:
-                cells = [cell.strip() for cell in cells]
-                if not any(cells):
-                    continue
-                if head is None:
-                    head = cells
-                    if len({*head}) < len(head):
-                        raise self.error("has two columns of one name")
-                elif len(cells) != len(head):
-                    wrong = f"has {len(cells)} values for {len(head)} columns"
-                    raise self.error(wrong, reader.line_num)
-                else:
-                    yield reader.line_num, dict(zip(head, cells, strict=True))
+            rows = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
         except csv.Error as error:
             raise self.error(str(error), reader.line_num) from None
+        (_, head), *rows = [(line, cells) for line, cells in rows if any(cells)] or [(0, [])]
+        if len({*head}) < len(head):
+            raise self.error("has two columns of one name")
+        for line, cells in rows:
+            if len(cells) != len(head):
+                raise self.error(f"has {len(cells)} values for {len(head)} columns", line)
+            yield line, dict(zip(head, cells, strict=True))
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One row of a trace, and its line."""
-
-    trace: _TraceFile
-    line: int
-    values: Mapping[str, Any]
-
-    def whole(self, name: str, least: int, default: int | None = None) -> int:
-        number = self.number(name, least, LARGEST_COUNT, default)
-        if number != int(number):
-            raise self.error(name, "must be a whole number")
-        return int(number)
-
-    def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
-        given = self.values.get(name)
-        if (given is None or given == "") and default is not None:
-            return default
-        try:
-            number = math.nan if isinstance(given, bool) else float(given)  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not low <= number <= high:
-            raise self.error(name, f"must be a number from {low:g} to {high:g}")
-        return number
-
-    def error(self, name: str, allowed: str) -> ConfigError:
-        return self.trace.error(f"{name} = {self.values.get(name)!r}: {allowed}", self.line)
+def _number(given: Any, default: float) -> float:
+    """A number, or the text of one; the default where there is none, NaN for anything else."""
+    if given is None or given == "":
+        return default
+    try:
+        return math.nan if isinstance(given, bool) else float(given)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan

@@ -11,8 +11,9 @@ A test of your own selector, and of your own optimiser:
         check_optimiser(MyOptimiser())
 """
 
+from fedcor.testing.conformance import round_trip
 from fedcor.testing.fake_federation import FakeFederation
 from fedcor.testing.optimiser_checks import check_optimiser
-from fedcor.testing.selector_checks import check_selector, round_trip
+from fedcor.testing.selector_checks import check_selector
 
 __all__ = ["FakeFederation", "check_optimiser", "check_selector", "round_trip"]

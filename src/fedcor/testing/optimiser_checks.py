@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 
+from fedcor.core.errors import ConfigError
 from fedcor.core.rng import stream
 from fedcor.core.types import (
     Array,
@@ -17,8 +18,9 @@ from fedcor.core.types import (
     State,
     optimiser_traits,
 )
+from fedcor.optimisers import check_traits
 from fedcor.rounds.aggregation import read_only
-from fedcor.testing.selector_checks import round_trip
+from fedcor.testing.conformance import check_frozen, check_state, round_trip, same
 
 T = TypeVar("T")
 _SIZE = 6  # P, the parameters of the model
@@ -45,25 +47,23 @@ def check_optimiser(optimiser: Optimiser, clients: int = 12, rounds: int = 12) -
         >>> from fedcor import FedAvg
         >>> check_optimiser(FedAvg())
     """
-    assert not isinstance(optimiser, type), "this is a class: pass an object, MyOptimiser()"
     assert isinstance(optimiser, Optimiser), (
         "it has no methods init and step; the short form, with aggregate alone, keeps nothing, and "
         "needs no check"
     )
-    parameters = getattr(optimiser, "__dataclass_params__", None)
-    assert parameters is not None and parameters.frozen, (  # noqa: PT018
-        "an optimiser is a frozen dataclass: its hyper-parameters never change, "
-        "and its state is kept outside it"
-    )
-    _check_traits(optimiser)
+    check_frozen(optimiser)
+    try:
+        check_traits(optimiser)
+    except ConfigError as error:
+        raise AssertionError(str(error)) from error
     everyone = _population(clients)
-    models = _play(optimiser, everyone, rounds)
-    dropped = _play(optimiser, everyone, rounds, try_others=True)
-    assert _same_models(models, dropped), (
+    models, _ = _play(optimiser, everyone, rounds)
+    dropped, _ = _play(optimiser, everyone, rounds, try_others=True)
+    assert same(models, dropped), (
         "steps that were tried and dropped changed those that followed: keep it all in the state"
     )
-    resumed = _play(optimiser, everyone, rounds, checkpoint=True)
-    assert _same_models(models, resumed), (
+    resumed, _ = _play(optimiser, everyone, rounds, checkpoint=True)
+    assert same(models, resumed), (
         "a state that went through a checkpoint led to other models: keep it all in the state"
     )
     _play(optimiser, _population(1), rounds)
@@ -76,35 +76,16 @@ def _population(clients: int) -> Population:
     return Population(read_only(stream(clients, "sizes").integers(5, 50, size=clients)))
 
 
-def _check_traits(optimiser: Optimiser) -> None:
-    traits = optimiser_traits(optimiser)
-    for name in ("weighted", "needs_updates"):
-        value = getattr(traits, name)
-        assert isinstance(value, bool), f"{name} is {value!r}, not True or False"
-    mu = traits.proximal
-    assert isinstance(mu, int | float), f"proximal is {mu!r}, not a number"
-    assert np.isfinite(mu), f"proximal is {mu!r}"
-    assert mu >= 0, f"proximal is {mu!r}, below 0"
-    for name in ("extra_down", "extra_up"):
-        value = getattr(traits, name)
-        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        assert whole, f"{name} is {value!r}, not a whole number of at least 0"
-
-
 def _check_join(optimiser: Optimiser, clients: int, rounds: int) -> None:
     """When clients have trained for a while, other sizes become known, and then as many join."""
     early, late = _population(clients // 2), _population(clients)
     known = Population(read_only(early.sizes + np.arange(1, early.count + 1)))
     join = getattr(optimiser, "join", None)
     if join is None:
-        one, other = _init(optimiser, early), _init(optimiser, late)
-        assert _same_states(one, other), (
+        assert same(_init(optimiser, early), _init(optimiser, late)), (
             "init gave another state for more clients, so clients cannot join: give it `join`"
         )
-    state = _init(optimiser, early)
-    model = _start()
-    for t in range(rounds):
-        model, state = _step(optimiser, state, _delivery(optimiser, early, t, model))
+    _, state = _play(optimiser, early, rounds)
     for population in (known, late):
         if join is not None:
             state = _join(join, state, population)
@@ -114,10 +95,7 @@ def _check_join(optimiser: Optimiser, clients: int, rounds: int) -> None:
 def _join(
     join: Callable[[State, Population], State], state: State, population: Population
 ) -> State:
-    def take_in() -> State:
-        return _check_state("join", join(state, population))
-
-    return _pure("join", state, take_in, _same_states)
+    return _pure("join", state, lambda: check_state("join", join(state, population)))
 
 
 def _play(
@@ -128,8 +106,8 @@ def _play(
     checkpoint: bool = False,
     try_others: bool = False,
     state: State | None = None,
-) -> list[Array]:
-    """The model after every round, checked.
+) -> tuple[list[Array], State]:
+    """The model after every round, checked, and the last state.
 
     With `checkpoint`, each state goes through a checkpoint; with `try_others`, a step with other
     clients is taken and dropped before each.
@@ -144,7 +122,7 @@ def _play(
         model, state = _step(optimiser, state, delivery)
         state = round_trip(state) if checkpoint else state
         models.append(model)
-    return models
+    return models, state
 
 
 def _start() -> Array:
@@ -182,12 +160,8 @@ def _delivery(optimiser: Optimiser, population: Population, t: int, model: Array
 
 
 def _init(optimiser: Optimiser, population: Population) -> State:
-    def make() -> State:
-        return _check_state("init", optimiser.init(population, read_only(_start())))
-
-    first, again = _call("init", make), _call("init", make)
-    assert _same_states(first, again), "init gave another state when it was called again"
-    return first
+    model = read_only(_start())
+    return _pure("init", {}, lambda: check_state("init", optimiser.init(population, model)))
 
 
 def _step(optimiser: Optimiser, state: State, delivery: Delivery) -> tuple[Array, State]:
@@ -198,9 +172,9 @@ def _step(optimiser: Optimiser, state: State, delivery: Delivery) -> tuple[Array
         assert isinstance(answer, tuple) and len(answer) == 2, (  # noqa: PT018
             f"step returned {answer!r}, not (model, state)"
         )
-        return _check_numbers(where, answer[0], (_SIZE,)), _check_state("step", answer[1])
+        return _check_numbers(where, answer[0], (_SIZE,)), check_state("step", answer[1])
 
-    model, after = _pure("step", state, take, _same_answers)
+    model, after = _pure("step", state, take)
     return model.astype(np.float32), after
 
 
@@ -213,22 +187,20 @@ def _check_corrections(optimiser: Optimiser, state: State, clients: IntArray) ->
         shape = (len(clients), _SIZE)
         return _check_numbers("corrections", give(state, read_only(clients)), shape)
 
-    given = _pure("corrections", state, ask, _same_arrays)
+    given = _pure("corrections", state, ask)
     for i in range(len(clients)):
         alone = give(state, read_only(clients[i : i + 1]))
-        assert _same_arrays(alone[0].astype(np.float32), given[i].astype(np.float32)), (
+        assert same(alone[0].astype(np.float32), given[i].astype(np.float32)), (
             f"the correction of client {clients[i]} depends on who trains beside it"
         )
 
 
-def _pure(verb: str, state: State, call: Callable[[], T], same: Callable[[T, T], bool]) -> T:
+def _pure(verb: str, state: State, call: Callable[[], T]) -> T:
     """What `call` returns, after a check that it changes nothing and returns it again."""
     before = {name: array.copy() for name, array in state.items()}
-    first = _call(verb, call)
-    assert _same_states(state, before), f"{verb} changed the state in place: return a new one"
-    again = _call(verb, call)
+    first, again = _call(verb, call), _call(verb, call)
+    assert same(state, before), f"{verb} changed the state in place: return a new one"
     assert same(first, again), f"{verb} returned something else when it was called again"
-    assert _same_states(state, before), f"{verb} changed the state in place: return a new one"
     return first
 
 
@@ -247,31 +219,3 @@ def _check_numbers(where: str, given: object, shape: tuple[int, ...]) -> Array:
     assert given.dtype.kind == "f", f"{where} returned numbers of type {given.dtype}, not floats"
     assert np.isfinite(given).all(), f"{where} returned numbers that are not finite"
     return given
-
-
-def _check_state(verb: str, state: object) -> State:
-    assert isinstance(state, Mapping), (
-        f"{verb} returned the state {state!r}, not a mapping of names to NumPy arrays"
-    )
-    for name in state:
-        assert isinstance(name, str), f"{verb} returned a state with the name {name!r}, not a text"
-    round_trip(state)
-    return state
-
-
-def _same_arrays(one: Array, other: Array) -> bool:
-    """Whether two arrays are equal bit for bit."""
-    alike = one.dtype == other.dtype and one.shape == other.shape
-    return alike and one.tobytes() == other.tobytes()
-
-
-def _same_states(one: State, other: State) -> bool:
-    return one.keys() == other.keys() and all(_same_arrays(one[k], other[k]) for k in one)
-
-
-def _same_answers(one: tuple[Array, State], other: tuple[Array, State]) -> bool:
-    return _same_arrays(one[0], other[0]) and _same_states(one[1], other[1])
-
-
-def _same_models(one: list[Array], other: list[Array]) -> bool:
-    return all(_same_arrays(a, b) for a, b in zip(one, other, strict=True))

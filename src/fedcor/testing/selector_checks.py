@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 
 import numpy as np
 
 from fedcor.core.types import IntArray, Selector, State, planned_questions, selector_traits
+from fedcor.testing.conformance import check_frozen, check_state, round_trip, same
 from fedcor.testing.fake_federation import FakeFederation
-
-
-def round_trip(state: State) -> State:
-    """The state as a checkpoint gives it back: named arrays, through a file without pickle.
-
-    Raises AssertionError if a checkpoint could not take it.
-
-    Example:
-        >>> round_trip({"seen": np.array([True, False])})
-        {'seen': array([ True, False])}
-    """
-    for name, array in state.items():
-        assert isinstance(array, np.ndarray), (
-            f"the state {name!r} is a {type(array).__name__}, not a NumPy array"
-        )
-        assert not array.dtype.hasobject, (
-            f"the state {name!r} holds Python objects, which no checkpoint takes"
-        )
-    file = io.BytesIO()
-    np.savez(file, **{f"selector/{name}": array for name, array in state.items()})  # type: ignore[arg-type]
-    file.seek(0)
-    with np.load(file, allow_pickle=False) as archive:
-        return {name.removeprefix("selector/"): archive[name] for name in archive.files}
 
 
 def check_selector(selector: Selector, clients: int = 12, rounds: int = 25) -> None:
@@ -53,20 +30,14 @@ def check_selector(selector: Selector, clients: int = 12, rounds: int = 25) -> N
         >>> from fedcor import Random
         >>> check_selector(Random(clients_per_round=3))
     """
-    assert not isinstance(selector, type), "this is a class: pass an object, MySelector(3)"
-    parameters = getattr(selector, "__dataclass_params__", None)
-    assert parameters is not None and parameters.frozen, (  # noqa: PT018
-        "a selector is a frozen dataclass: its hyper-parameters never change, "
-        "and its state is kept outside it"
-    )
-
-    choices = _play(selector, FakeFederation.example(clients), rounds)
-    repeated = _play(selector, FakeFederation.example(clients), rounds)
-    assert _same(choices, repeated), (
+    check_frozen(selector)
+    choices, _ = _play(selector, FakeFederation.example(clients), rounds)
+    repeated, _ = _play(selector, FakeFederation.example(clients), rounds)
+    assert same(choices, repeated), (
         "two runs with the same streams chose differently: draw from federation.rng alone"
     )
-    resumed = _play(selector, FakeFederation.example(clients), rounds, checkpoint=True)
-    assert _same(choices, resumed), (
+    resumed, _ = _play(selector, FakeFederation.example(clients), rounds, checkpoint=True)
+    assert same(choices, resumed), (
         "a state that went through a checkpoint led to other choices: keep it all in the state"
     )
 
@@ -84,10 +55,7 @@ def _check_join(selector: Selector, clients: int, rounds: int) -> None:
     if join is None:
         return
     early, late = FakeFederation.example(clients // 2), FakeFederation.example(clients)
-    state = selector.init(early.population)
-    for _ in range(rounds):
-        chosen, state = selector.select(state, early)
-        state = selector.observe(state, early.train(chosen))
+    _, state = _play(selector, early, rounds)
     _play(selector, late, rounds, state=join(round_trip(state), late.population))
 
 
@@ -123,10 +91,6 @@ def _check_questions(selector: Selector, clients: int, rounds: int) -> None:
         state = selector.observe(state, federation.train(chosen))
 
 
-def _same(one: list[IntArray], other: list[IntArray]) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
-
-
 def _play(
     selector: Selector,
     federation: FakeFederation,
@@ -134,11 +98,13 @@ def _play(
     *,
     checkpoint: bool = False,
     state: State | None = None,
-) -> list[IntArray]:
-    """Every round's choice, checked. With `checkpoint`, each state goes through a checkpoint."""
+) -> tuple[list[IntArray], State]:
+    """Every round's choice, checked, and the last state.
+
+    With `checkpoint`, each state goes through a checkpoint.
+    """
     if state is None:
-        state = selector.init(federation.population)
-        _check_state("init", state)
+        state = check_state("init", selector.init(federation.population))
     choices = []
     for _ in range(rounds):
         before = {name: array.copy() for name, array in state.items()}
@@ -146,43 +112,27 @@ def _play(
         assert isinstance(answer, tuple) and len(answer) == 2, (  # noqa: PT018
             f"select returned {answer!r}, not (choice, state)"
         )
-        chosen, after = answer
-        _check_state("select", after)
+        chosen, after = answer[0], check_state("select", answer[1])
         _check_choice(selector, federation, chosen)
-        drawn = str(federation.rng.bit_generator.state)
-        _check_reasons(selector, after, federation, chosen)
-        _check_details(selector, state, after, federation, chosen)
-        assert str(federation.rng.bit_generator.state) == drawn, (
-            "reasons or details drew from federation.rng: they may not, since they only explain"
-        )
-        _check_phase(selector, after)
-        observed = selector.observe(after, federation.train(chosen))
-        _check_state("observe", observed)
+        _check_explanations(selector, state, after, federation, chosen)
+        observed = check_state("observe", selector.observe(after, federation.train(chosen)))
         for name, array in before.items():
-            same = np.array_equal(array, state[name], equal_nan=array.dtype.kind == "f")
-            assert same, f"select or observe changed the state {name!r} in place: return a new one"
+            assert same(array, state[name]), (
+                f"select or observe changed the state {name!r} in place: return a new one"
+            )
         state = round_trip(observed) if checkpoint else observed
         choices.append(chosen)
-    return choices
+    return choices, state
 
 
-def _check_state(verb: str, state: object) -> None:
-    assert isinstance(state, Mapping), (
-        f"{verb} returned the state {state!r}, not a mapping of names to NumPy arrays"
-    )
-    for name, value in state.items():
-        assert isinstance(name, str), f"{verb} returned a state with the name {name!r}, not a text"
-        assert isinstance(value, np.ndarray), (
-            f"{verb} returned a state whose {name!r} is a {type(value).__name__}, not a NumPy "
-            "array: np.array(value) makes one"
-        )
-
-
-def _check_reasons(
-    selector: Selector, state: State, federation: FakeFederation, chosen: IntArray
+def _check_explanations(
+    selector: Selector, before: State, state: State, federation: FakeFederation, chosen: IntArray
 ) -> None:
-    give = getattr(selector, "reasons", None)
-    reasons = {} if give is None else give(state, federation, chosen)
+    """Check `reasons`, `details` and `phase`, where the selector has them."""
+    drawn = str(federation.rng.bit_generator.state)
+    reasons: object = getattr(selector, "reasons", lambda *_: {})(state, federation, chosen)
+    details: object = getattr(selector, "details", lambda *_: {})(before, state, federation, chosen)
+    phase = getattr(selector, "phase", lambda *_: "")(state)
     assert isinstance(reasons, Mapping), (
         f"reasons returned {reasons!r}, not a mapping of names to one number per chosen client"
     )
@@ -191,26 +141,17 @@ def _check_reasons(
             f"the reason {name!r} has the shape {np.shape(values)}, not one number for each of "
             f"{len(chosen)} chosen clients"
         )
-
-
-def _check_details(
-    selector: Selector, before: State, state: State, federation: FakeFederation, chosen: IntArray
-) -> None:
-    give = getattr(selector, "details", None)
-    details = {} if give is None else give(before, state, federation, chosen)
     assert isinstance(details, Mapping), (
         f"details returned {details!r}, not a mapping of names to lists of numbers"
     )
     for name, values in details.items():
         plain = np.ndim(values) == 1 and np.asarray(values).dtype.kind in "biuf"
         assert plain, f"the detail {name!r} is {values!r}, not a list of numbers"
-
-
-def _check_phase(selector: Selector, state: State) -> None:
-    say = getattr(selector, "phase", None)
-    phase = "" if say is None else say(state)
     assert isinstance(phase, str) and "\n" not in phase, (  # noqa: PT018
         f"phase returned {phase!r}, not a text of one line"
+    )
+    assert str(federation.rng.bit_generator.state) == drawn, (
+        "reasons, details or phase drew from federation.rng: they may not, since they only explain"
     )
 
 

@@ -19,16 +19,23 @@ from fedcor.reporting.page.run_data import count_reasons, rounded, run_data
 from fedcor.reporting.series import (
     clean,
     flat_settings,
-    group_names,
+    named_runs,
+    optimiser_settings,
     run_name,
-    series_names,
+    selector_options,
     shared_settings,
     short_names,
 )
-from fedcor.reporting.summary import ExperimentSummary, measured_in, ranking, summarise
+from fedcor.reporting.summary import (
+    ExperimentSummary,
+    every_curve,
+    measured_in,
+    ranking,
+    summarise,
+)
 from fedcor.reporting.tables import Row, results_table, title
 from fedcor.reporting.verdict import experiment_verdict
-from fedcor.runs.record import RunRecord, differences
+from fedcor.runs.record import RunRecord, differences, first_round
 from fedcor.simulation.experiment_files import load_experiment, preset_names
 
 NAME_WIDTH = 32
@@ -60,14 +67,15 @@ def page_data(
         page_data(read_runs(Path("runs/demo")))["experiments"][0]["verdict"]
     """
     summary = summarise(runs, baseline, measure)
-    named = list(zip(group_names(runs), series_names(runs), runs, strict=True))
+    named = named_runs(runs)
     stride = max(1, -(-sum(map(count_reasons, runs)) // MOST_REASONS))
     experiments = []
     for experiment in summary.experiments:
         order = ranking(experiment)
         members = [(name, run) for group, name, run in named if group == experiment.name]
         shown = [of_run(run, order.index(name), stride) for name, run in members]
-        experiments.append(_experiment(experiment, [run for _, run in members], shown))
+        about = _experiment(experiment, [run for _, run in members])
+        experiments.append({**about, "runs": shown})
     return {
         "fedcor": version("fedcor"),
         "notes": [clean(note) for note in summary.notes],
@@ -75,13 +83,12 @@ def page_data(
     }
 
 
-def _experiment(
-    experiment: ExperimentSummary, runs: Sequence[RunRecord], shown: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
+def _experiment(experiment: ExperimentSummary, runs: Sequence[RunRecord]) -> dict[str, Any]:
     order = ranking(experiment)
+    short = short_names(order, NAME_WIDTH)
     colours = _colours([s.name for s in experiment.selectors])
     faults = [note for run in runs if (note := faults_note(run))]
-    measured = measured_in(experiment.curves)
+    measured = measured_in(every_curve(experiment.curves))
     drawn = dict.fromkeys([experiment.measure, "accuracy", "loss", *sorted(measured)])
     measures = [name for name in drawn if name in measured][:MOST_MEASURES]
     return {
@@ -99,7 +106,7 @@ def _experiment(
         "series": [
             {
                 "name": clean(name),
-                "short": short_names(order, NAME_WIDTH)[name],
+                "short": short[name],
                 "baseline": name == experiment.baseline,
                 "look": colours[name],
                 "seeds": len(experiment.curves[name]),
@@ -107,7 +114,6 @@ def _experiment(
             }
             for name in order
         ],
-        "runs": list(shown),
         "run_with": _run_with(experiment, runs),
     }
 
@@ -150,7 +156,7 @@ def _curves(experiment: ExperimentSummary, name: str, measures: Sequence[str]) -
         "seconds": rounded(spent.seconds, 5),
         "simulated": rounded(spent.time, 5),
         "measures": bands,
-        "first_round": next(iter(by_seed.values())).first_round,
+        "first_round": first_round(next(iter(by_seed.values())).run),
     }
 
 
@@ -185,9 +191,9 @@ def _run_with(experiment: ExperimentSummary, runs: Sequence[RunRecord]) -> dict[
             versions.setdefault(str(name), set()).add(str(number))
     options = {}
     for name in ranking(experiment):
-        curve = next(iter(experiment.curves[name].values()))
-        selector = curve.options.get(curve.selector)
-        options[clean(name)] = _pairs(selector) + _pairs({"optimiser": curve.optimiser})
+        run = next(iter(experiment.curves[name].values())).run
+        settings = {**selector_options(run), "optimiser": optimiser_settings(run)}
+        options[clean(name)] = _pairs(settings)
     return {
         "command": repeat_command(runs),
         "settings": _pairs(shared_settings(runs[0])),
@@ -198,9 +204,9 @@ def _run_with(experiment: ExperimentSummary, runs: Sequence[RunRecord]) -> dict[
     }
 
 
-def _pairs(settings: Any) -> list[list[str]]:
-    flat = flat_settings(settings) if isinstance(settings, Mapping) else {}
-    return [[clean(key), clean(str(value))[:300]] for key, value in flat.items() if value != {}]
+def _pairs(settings: Mapping[str, Any]) -> list[list[str]]:
+    flat = flat_settings(settings).items()
+    return [[clean(key), clean(str(value))[:300]] for key, value in flat if value != {}]
 
 
 def repeat_command(runs: Sequence[RunRecord]) -> str | None:
@@ -213,25 +219,22 @@ def repeat_command(runs: Sequence[RunRecord]) -> str | None:
             Python or from a TOML file, or renamed, have no command
     """
     headers = [run.header for run in runs]
-    if any(header.get("engine") for header in headers):
+    configs = {str(header["selector"]): header["config"] for header in headers}
+    name = str(headers[0]["experiment"])
+    if any(header.get("engine") for header in headers) or name not in preset_names():
         return None
-    try:
-        configs = {str(h["selector"]): dict(h["config"]) for h in headers}
-        name = str(headers[0]["experiment"])
-        rounds = max(int(h["config"]["training"]["rounds"]) for h in headers)
-        seeds = sorted({int(h["seed"]) for h in headers})
-    except (KeyError, TypeError, ValueError):
+    if any(map(_names_code, configs.values())):
         return None
-    if name not in preset_names() or _names_code(configs):
-        return None
+    rounds = max(int(header["config"]["training"]["rounds"]) for header in headers)
+    seeds = sorted({int(header["seed"]) for header in headers})
     settings = [f"training.rounds={rounds}"]
     changes: dict[str, Any] = {}
     for selector, config in configs.items():
         changes |= _changes(name, selector, config, settings) or {}
     wanted = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
-    for selector, config in configs.items():
-        if _changes(name, selector, config, [*wanted, *settings]) != {}:
-            return None
+    settings += wanted
+    if any(_changes(name, *item, settings) != {} for item in configs.items()):
+        return None
     selectors = ",".join(configs)
     words = ["fedcor", "compare", name, "--selectors", selectors, "--seeds", seeds_argument(seeds)]
     if len(runs) == 1:
@@ -252,13 +255,9 @@ def seeds_argument(seeds: Sequence[int]) -> str:
     return ",".join(map(str, seeds))
 
 
-def _names_code(value: Any) -> bool:
+def _names_code(config: Mapping[str, Any]) -> bool:
     """Whether settings name a `module:Class`. A record's code is not imported to read it."""
-    if isinstance(value, Mapping):
-        return any(_names_code(part) for pair in value.items() for part in pair)
-    if isinstance(value, list | tuple):
-        return any(map(_names_code, value))
-    return isinstance(value, str) and ":" in value
+    return any(":" in f"{key} {value}" for key, value in flat_settings(config).items())
 
 
 def _changes(
@@ -271,5 +270,5 @@ def _changes(
         return None
     preset = json.loads(json.dumps(preset, default=repr))  # as a record has it
     machine = ("training.device", "training.rounds")  # given otherwise, or not of the experiment
-    differing = differences(preset, config).items()
-    return {key: recorded for key, (_, recorded) in differing if key not in machine}
+    changed = differences(preset, config).items()
+    return {key: recorded for key, (_, recorded) in changed if key not in machine}

@@ -18,7 +18,7 @@ from fedcor.core.rng import stream
 from fedcor.core.types import Array, FloatArray, IntArray
 from fedcor.data.datasets import available, load
 from fedcor.data.partitioners import PARTITIONS
-from fedcor.reporting.explanations import explanations
+from fedcor.reporting.explanations import explanations, or_empty
 from fedcor.reporting.gp_calibration import health, health_sentence
 from fedcor.reporting.reason_texts import PARTS
 from fedcor.reporting.series import clean, run_name
@@ -45,15 +45,12 @@ def run_data(run: RunRecord, series: int, stride: int = 1) -> dict[str, Any]:
         stride: of every how many rounds the reasons are there; of the last one always
     """
     count, checkpoint = count_clients(run), checkpoint_of(run)
-    mapped = client_map(checkpoint)
-    labels = label_mix(run)
+    mapped, labels = client_map(checkpoint), label_mix(run)
     if labels is not None and len(labels) != count:
         labels = None
+    sizes = _vector(checkpoint.get("sizes") if labels is None else labels.sum(axis=1), count)
     losses, losses_are = client_losses(run, checkpoint, count)
     spread = distribution(losses)
-    sizes = checkpoint.get("sizes") if labels is None else labels.sum(axis=1)
-    if not _is_vector(sizes, count):
-        sizes = None
     times_chosen, times_failed = times(run, count)
     return {
         "series": series,
@@ -64,7 +61,7 @@ def run_data(run: RunRecord, series: int, stride: int = 1) -> dict[str, Any]:
         "attendance": attendance(run),
         "clients": {
             "names": client_names(run.path),
-            "sizes": None if sizes is None else sizes.astype(int).tolist(),
+            "sizes": rounded(sizes),
             # Shown on the map; without one, they would only fill the page.
             "labels": labels.tolist() if mapped and labels is not None else None,
             "chosen": times_chosen.tolist(),
@@ -111,14 +108,12 @@ def attendance(run: RunRecord) -> dict[str, Any]:
         **{key: {} for key in ("failed", "reasons", "alone", "faults", "refused")},
     }
     for number, entry in enumerate(run.rounds):
-        missing, faults = (_table(entry.get(key)) for key in ("missing", "faults"))
-        refused = entry.get("refused")
         of_round = {
             "failed": _failed(entry),
-            "reasons": {str(why): ids for why, who in missing.items() if (ids := _clients(who))},
-            "alone": _clients(entry.get("quarantined")),
-            "faults": {str(kind): n for kind, n in faults.items() if type(n) is int and n},
-            "refused": refused if isinstance(refused, int) else 0,
+            "reasons": {why: ids for why, ids in (entry.get("missing") or {}).items() if ids},
+            "alone": or_empty(entry.get("quarantined"), list),
+            "faults": {kind: n for kind, n in or_empty(entry.get("faults"), dict).items() if n},
+            "refused": entry.get("refused"),
         }
         for key, value in of_round.items():
             if value:
@@ -129,7 +124,7 @@ def attendance(run: RunRecord) -> dict[str, Any]:
 def count_clients(run: RunRecord) -> int:
     """How many clients the federation has: as its settings say, and at least those that are named
     or were chosen."""
-    planned = _table(_table(run.header.get("config")).get("partition")).get("clients")
+    planned = or_empty((run.header.get("config") or {}).get("partition"), dict).get("clients")
     highest = max((max(entry.get("selected") or [-1]) for entry in run.rounds), default=-1)
     named = len(client_names(run.path))
     return max(planned if isinstance(planned, int) else 0, highest + 1, named)
@@ -148,14 +143,6 @@ def times(run: RunRecord, count: int) -> tuple[IntArray, IntArray]:
 def _failed(entry: Mapping[str, Any]) -> list[int]:
     delivered = {*(entry.get("participated") or ())}
     return [client for client in entry.get("selected") or () if client not in delivered]
-
-
-def _table(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _clients(value: Any) -> list[int]:
-    return [client for client in value if type(client) is int] if isinstance(value, list) else []
 
 
 # --- clients: losses, labels, map -----------------------------------------------------------------
@@ -183,20 +170,18 @@ def client_losses(
     are those in the record, asked for or sent along with an update, and those of the newest model,
     in the checkpoint: the largest number of them is shown.
     """
-    remembered = checkpoint.get("selector/losses")
-    if remembered is not None and _is_vector(remembered, count):
-        return _finite(remembered), "the last training loss that each client reported"
+    remembered = _vector(checkpoint.get("selector/losses"), count)
+    if remembered is not None:
+        return remembered, "the last training loss that each client reported"
     asked, told, newest = np.full((3, count), np.nan)
     for entry in run.rounds:
         details = entry.get("details") or {}
         _take(asked, entry.get("selected"), (entry.get("why") or {}).get("loss"))
         _take(asked, details.get("known"), details.get("losses"))
         _take(told, entry.get("participated"), details.get("told"))
-    known = checkpoint.get("known")
-    if known is not None and _is_vector(known, count):
-        newest = _finite(known)
-    if "known_clients" in checkpoint and "known_losses" in checkpoint:
-        _take(newest, checkpoint["known_clients"].tolist(), checkpoint["known_losses"].tolist())
+    # Of everyone in a simulation; on Flower, of those that are known.
+    _take(newest, range(count), _vector(checkpoint.get("known"), count))
+    _take(newest, checkpoint.get("known_clients"), checkpoint.get("known_losses"))
     sources = {
         "the last loss that each client was asked for": asked,
         "the last loss that came with an update of each client": told,
@@ -207,19 +192,19 @@ def client_losses(
 
 
 def _take(losses: FloatArray, clients: Any, values: Any) -> None:
-    """Write the `values` of `clients` into `losses`."""
-    for client, loss in zip(clients or (), values or (), strict=False):
+    """Write the `values` of `clients` into `losses`, where there are any."""
+    if clients is None or values is None:
+        return
+    for client, loss in zip(clients, values, strict=False):
         if loss is not None and math.isfinite(loss) and 0 <= int(client) < len(losses):
             losses[int(client)] = loss
 
 
-def _is_vector(array: Array | None, count: int) -> bool:
-    return array is not None and array.shape == (count,) and array.dtype.kind in "fiu"
-
-
-def _finite(values: Array) -> FloatArray:
-    wide = values.astype(np.float64)
-    return np.where(np.isfinite(wide), wide, np.nan)
+def _vector(array: Array | None, count: int) -> FloatArray | None:
+    """(N,) numbers of all clients, NaN where they are not finite; None where it is nothing such."""
+    if array is None or array.shape != (count,) or array.dtype.kind not in "fiu":
+        return None
+    return np.where(np.isfinite(array), array.astype(np.float64), np.nan)
 
 
 def distribution(values: FloatArray) -> dict[str, Any] | None:
@@ -273,9 +258,12 @@ def client_map(checkpoint: Mapping[str, Array]) -> dict[str, Any] | None:
             continue
         points, explained = principal_components(rows[seen] / lengths[seen, None])
         x, y = points.T.tolist()
-        done = int(checkpoint["round"]) if "round" in checkpoint else 0
-        axes = {"x": x, "y": y, "explained": list(explained)}
-        return {"what": what, "round": done, "clients": seen.tolist(), **axes}
+        return {
+            "what": what,
+            "round": int(checkpoint.get("round", 0)),
+            "clients": seen.tolist(),
+            **{"x": x, "y": y, "explained": explained.tolist()},
+        }
     return None
 
 
@@ -289,21 +277,17 @@ def _learnt(checkpoint: Mapping[str, Array], name: str) -> FloatArray | None:
     return np.concatenate(blocks, dtype=np.float64)
 
 
-def principal_components(rows: FloatArray) -> tuple[FloatArray, tuple[float, float]]:
-    """(K, 2) the first two principal components of `rows` (K, d), and the part of the variance that
-    each has. The sign of an axis is that which makes its largest loading positive, so that the same
-    numbers give the same picture.
+def principal_components(rows: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """(K, 2) the first two principal components of `rows` (K, d), and (2,) the part of the variance
+    that each has. The sign of an axis is that which makes its largest loading positive, so that the
+    same numbers give the same picture.
     """
-    centred = rows - rows.mean(axis=0)
-    u, s, vt = np.linalg.svd(centred, full_matrices=False)
-    total = float((s**2).sum())
-    points = np.zeros((len(rows), 2))
-    explained = [0.0, 0.0]
-    for axis in range(min(2, len(s))):
-        sign = 1.0 if vt[axis, np.abs(vt[axis]).argmax()] >= 0 else -1.0
-        points[:, axis] = sign * u[:, axis] * s[axis]
-        explained[axis] = float(s[axis] ** 2) / total if total > 0 else 0.0
-    return points, (explained[0], explained[1])
+    u, s, vt = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)
+    largest = vt[np.arange(len(s)), np.abs(vt).argmax(axis=1)]
+    shares = s**2 / max((s**2).sum(), np.finfo(float).tiny)
+    missing = max(2 - len(s), 0)  # of one dimension alone
+    points = np.pad(u * s * np.sign(largest), ((0, 0), (0, missing)))
+    return points[:, :2], np.pad(shares, (0, missing))[:2]
 
 
 def label_mix(run: RunRecord) -> IntArray | None:
@@ -313,12 +297,11 @@ def label_mix(run: RunRecord) -> IntArray | None:
     this machine, it is made again. No code that a record names is imported for that: own partitions
     and own data stay unknown.
     """
-    config = _table(run.header.get("config"))
-    data, partition, seed = config.get("data"), config.get("partition"), run.header.get("seed")
-    if not (isinstance(data, Mapping) and isinstance(partition, Mapping) and type(seed) is int):
-        return None
+    config = run.header.get("config") or {}
+    data, partition = (or_empty(config.get(key), dict) for key in ("data", "partition"))
     if data.get("noisy_clients"):  # some hold other labels than the data set says
         return None
+    seed = int(run.header["seed"])
     return _label_counts(str(data.get("name")), json.dumps(partition, sort_keys=True), seed)
 
 
@@ -326,10 +309,7 @@ def label_mix(run: RunRecord) -> IntArray | None:
 def _label_counts(name: str, partition: str, seed: int) -> IntArray | None:
     """(N, K) label counts; runs of several selectors share them."""
     try:
-        loaded = _labels(name)
-        if loaded is None:
-            return None
-        labels, classes = loaded
+        labels, classes = _labels(name)
         options = json.loads(partition)
         made = PARTITIONS.built_in[options.pop("kind")](**options)
         parts = made.split(labels, stream(seed, "partition"))
@@ -339,12 +319,14 @@ def _label_counts(name: str, partition: str, seed: int) -> IntArray | None:
 
 
 @functools.lru_cache(maxsize=4)
-def _labels(name: str) -> tuple[IntArray, int] | None:
-    """The labels of the training samples, and how many there are; None if they are not here."""
+def _labels(name: str) -> tuple[IntArray, int]:
+    """The labels of the training samples, and how many there are; raises if they are not here."""
     if not any(entry.name == name and entry.present for entry in available()):
-        return None
+        raise LookupError(name)
     data = load(name)
-    return (data.train_y, data.classes) if data.classes else None
+    if data.classes is None:
+        raise LookupError(name)
+    return data.train_y, data.classes
 
 
 # --- why: the reasons of each round, and the Gaussian process behind them -------------------------

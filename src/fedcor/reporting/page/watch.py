@@ -14,13 +14,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from fedcor.core.errors import RecordError
-from fedcor.reporting.page import render_page
+from fedcor.reporting.page import escaped_json, render_page
 from fedcor.reporting.page.data import page_data
 from fedcor.reporting.page.run_data import run_data
 from fedcor.reporting.series import clean
@@ -49,20 +50,14 @@ class Follower:
     def __init__(self, folder: Path, baseline: str | None = None, measure: str | None = None):
         self.folder, self.baseline, self.measure = folder, baseline, measure
         self._lock = threading.Lock()
-        self._runs: dict[Path, tuple[Stamp, RunRecord]] = {}
-        self._shown: dict[tuple[Path, int, int], tuple[tuple[Stamp, Stamp], dict[str, Any]]] = {}
-        self._version = ""
-        self._data: dict[str, Any] = {}
+        self._made: dict[Any, tuple[Any, Any]] = {}  # what `_once` gave
 
     def version(self) -> str:
         """Names what the runs hold now; another one when anything was added.
 
         A checkpoint is written after the line of its round, and the page shows what is in it.
         """
-        stamps = {
-            str(path): (_stamp(path / RECORD), _stamp(path / CHECKPOINT))
-            for path in self._folders()
-        }
+        stamps = {str(folder): _stamps(folder) for folder in self._folders()}
         return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:16]
 
     def is_empty(self) -> bool:
@@ -77,14 +72,16 @@ class Follower:
         """
         with self._lock:
             version = self.version()
-            if version != self._version:
-                runs, unreadable = self._readable()
-                if unreadable and not runs:
-                    raise RecordError("; ".join(unreadable))
-                shown = page_data(runs, self.baseline, self.measure, self._run_data)
-                notes = [*shown["notes"], *(f"A run is not shown. {why}" for why in unreadable)]
-                self._data, self._version = {**shown, "notes": notes, "version": version}, version
-            return self._data
+            data: dict[str, Any] = self._once("data", version, lambda: self._page(version))
+            return data
+
+    def _page(self, version: str) -> dict[str, Any]:
+        runs, unreadable = self._readable()
+        if unreadable and not runs:
+            raise RecordError("; ".join(unreadable))
+        shown = page_data(runs, self.baseline, self.measure, self._run_data)
+        notes = [*shown["notes"], *(f"A run is not shown. {why}" for why in unreadable)]
+        return {**shown, "notes": notes, "version": version}
 
     def news(self, after: str, patience: float = PATIENCE) -> dict[str, Any]:
         """The data as soon as it is another than `after`; after a while, only the version.
@@ -115,26 +112,23 @@ class Follower:
         runs, wrong = [], []
         for folder in self._folders():
             try:
-                runs.append(self._read(folder))
+                runs.append(self._once(folder, _stamp(folder / RECORD), partial(read_run, folder)))
             except RecordError as error:
                 wrong.append(clean(str(error)))
         return runs, wrong
 
-    def _read(self, folder: Path) -> RunRecord:
-        stamp = _stamp(folder / RECORD)
-        known = self._runs.get(folder)
-        if known is None or known[0] != stamp:
-            known = self._runs[folder] = stamp, read_run(folder)
-        return known[1]
-
     def _run_data(self, run: RunRecord, series: int, stride: int) -> dict[str, Any]:
         assert run.path is not None
-        stamps = _stamp(run.path / RECORD), _stamp(run.path / CHECKPOINT)
-        key = run.path, series, stride
-        known = self._shown.get(key)
-        if known is None or known[0] != stamps:
-            known = self._shown[key] = stamps, run_data(run, series, stride)
-        return known[1]
+        data: dict[str, Any] = self._once(
+            (run.path, series, stride), _stamps(run.path), lambda: run_data(run, series, stride)
+        )
+        return data
+
+    def _once(self, key: Any, state: Any, make: Callable[[], Any]) -> Any:
+        """What `make` gives; it is called again only if the state of its files is another."""
+        if key not in self._made or self._made[key][0] != state:
+            self._made[key] = state, make()
+        return self._made[key][1]
 
 
 def _may_have_run(folder: Path) -> bool:
@@ -150,6 +144,10 @@ def _stamp(path: Path) -> Stamp:
     except OSError:
         return 0, 0
     return status.st_mtime_ns, status.st_size
+
+
+def _stamps(folder: Path) -> tuple[Stamp, Stamp]:
+    return _stamp(folder / RECORD), _stamp(folder / CHECKPOINT)
 
 
 class PageServer(ThreadingHTTPServer):
@@ -183,28 +181,26 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
-        if self.headers.get("Host") not in self.server.hosts:
-            self._answer(403, "text/plain", b"this server answers to its own name only\n")
-            return
-        wanted = urlsplit(self.path)
-        follower = self.server.follower
-        if wanted.path == "/":
-            self._try("text/html", lambda: render_page(follower.data(), live=True))
-        elif wanted.path == "/data.json":
-            after = parse_qs(wanted.query).get("after", [""])[0]
-            self._try("application/json", lambda: _json(follower.news(after)))
-        else:
-            self._answer(404, "text/plain", b"there is nothing here\n")
-
-    def _try(self, kind: str, content: Callable[[], bytes]) -> None:
         try:
-            status, body = 200, content()
+            status, kind, content = self._content()
         except RecordError as error:
-            status, kind, body = 503, "text/plain", _line(str(error))
+            status, kind, content = 503, "text/plain", _line(str(error))
         except Exception as error:  # one request must not end the others
             LOG.exception("the page could not be made")
-            status, kind, body = 500, "text/plain", _line(f"{type(error).__name__}: {error}")
-        self._answer(status, kind, body)
+            status, kind, content = 500, "text/plain", _line(f"{type(error).__name__}: {error}")
+        self._answer(status, kind, content)
+
+    def _content(self) -> tuple[int, str, bytes]:
+        """The status, the kind of content, and the content."""
+        if self.headers.get("Host") not in self.server.hosts:
+            return 403, "text/plain", b"this server answers to its own name only\n"
+        wanted, follower = urlsplit(self.path), self.server.follower
+        if wanted.path == "/":
+            return 200, "text/html", render_page(follower.data(), live=True)
+        if wanted.path == "/data.json":
+            after = parse_qs(wanted.query).get("after", [""])[0]
+            return 200, "application/json", escaped_json(follower.news(after)).encode()
+        return 404, "text/plain", b"there is nothing here\n"
 
     def _answer(self, status: int, kind: str, content: bytes) -> None:
         headers = {
@@ -231,7 +227,3 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _line(text: str) -> bytes:
     return f"{clean(text)}\n".encode(errors="replace")
-
-
-def _json(data: dict[str, Any]) -> bytes:
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()

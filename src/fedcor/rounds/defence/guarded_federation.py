@@ -28,6 +28,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -68,59 +69,66 @@ def read_turns(arrays: Mapping[str, Array]) -> State:
     return dict(arrays)
 
 
-def window_of(clients: int, chosen: int) -> int:
-    """W, for N clients of which C are chosen in a round.
+@dataclass(frozen=True)
+class Cap:
+    """The cap on participation in a round.
 
-    >>> window_of(50, 10), window_of(100, 5), window_of(3, 3)
-    (20, 80, 4)
-    """
-    return max(1, -(-TURNS * clients // max(1, chosen)))
-
-
-def offered(
-    turns: State,
-    round: int,
-    available: IntArray,
-    *,
-    clients: int,
-    chosen: int,
-    most_share: float,
-) -> IntArray:
-    """Sorted ids of the clients that a selector is offered, a subset of `available`.
-
-    Args:
-        turns: The choices of earlier rounds.
-        round: t, the number of this round.
-        available: Sorted ids of the clients that can be reached.
+    Attributes:
         clients: N.
         chosen: C.
         most_share: The most rounds that a client may have, in multiples of its fair share.
+
+    Example:
+        >>> Cap(50, 10, 1.0).window, Cap(100, 5, 1.0).window, Cap(3, 3, 1.0).window
+        (20, 80, 4)
     """
-    window = window_of(clients, chosen)
-    recent = turns["clients"][turns["rounds"] > round - window]
-    times = np.bincount(recent, minlength=int(available.max(initial=-1)) + 1)[available]  # c_k
-    fair = min(window * chosen / max(1, clients), float(window))
-    limit = max(1, math.floor(most_share * fair + 1e-9))
-    wanted = min(chosen, len(available))
-    if wanted:
-        limit = max(limit, int(np.partition(times, wanted - 1)[wanted - 1]) + 1)
-    return available[times < limit]
+
+    clients: int
+    chosen: int
+    most_share: float
+
+    @property
+    def window(self) -> int:
+        """W."""
+        return max(1, -(-TURNS * self.clients // max(1, self.chosen)))
+
+    def offered(self, turns: State, round: int, available: IntArray) -> IntArray:
+        """Sorted ids of the clients that a selector is offered, a subset of `available`.
+
+        Args:
+            turns: The choices of earlier rounds.
+            round: t, the number of this round.
+            available: Sorted ids of the clients that can be reached.
+        """
+        recent = turns["clients"][turns["rounds"] > round - self.window]
+        times = np.bincount(recent, minlength=int(available.max(initial=-1)) + 1)[available]  # c_k
+        fair = min(self.window * self.chosen / max(1, self.clients), float(self.window))
+        limit = max(1, math.floor(self.most_share * fair + 1e-9))
+        wanted = min(self.chosen, len(available))
+        if wanted:
+            limit = max(limit, int(np.partition(times, wanted - 1)[wanted - 1]) + 1)
+        return available[times < limit]
+
+    def count(self, turns: State, round: int, selected: IntArray) -> State:
+        """The memory with the choice of a round, and without what no later round can ask for.
+
+        Args:
+            turns: The choices of earlier rounds.
+            round: t, the number of the round.
+            selected: The clients that were chosen; one that is in it twice counts once.
+        """
+        new = np.unique(selected).astype(np.int64)
+        rounds = np.concatenate([turns["rounds"], np.full(len(new), round, dtype=np.int64)])
+        kept = rounds > round + 1 - self.window
+        return {"clients": np.concatenate([turns["clients"], new])[kept], "rounds": rounds[kept]}
 
 
-def count_turns(turns: State, round: int, selected: IntArray, clients: int, chosen: int) -> State:
-    """The memory with the choice of a round, and without what no later round can ask for.
-
-    Args:
-        turns: The choices of earlier rounds.
-        round: t, the number of the round.
-        selected: The clients that were chosen; one that is in it twice counts once.
-        clients: N.
-        chosen: C.
-    """
-    new = np.unique(selected).astype(np.int64)
-    rounds = np.concatenate([turns["rounds"], np.full(len(new), round, dtype=np.int64)])
-    kept = rounds > round + 1 - window_of(clients, chosen)
-    return {"clients": np.concatenate([turns["clients"], new])[kept], "rounds": rounds[kept]}
+def _cap(defence: Defence, selector: Selector, clients: int) -> Cap | None:
+    """The cap, if there is one: the selector must say how many clients it chooses."""
+    chosen = selector_traits(selector).clients_per_round
+    if not defence.most_share or chosen is None:
+        return None
+    return Cap(clients, int(chosen), defence.most_share)
 
 
 def guard_federation(
@@ -140,21 +148,12 @@ def guard_federation(
         clients: How many clients may be chosen, reachable or not, and share the rounds among them;
             None for all.
     """
-    chosen = selector_traits(selector).clients_per_round
-    capped = defence.most_share > 0.0 and chosen is not None
-    if not capped and not defence.clip_reports:
-        return federation
     available = federation.available
-    if capped:
-        assert chosen is not None
-        available = offered(
-            turns,
-            federation.round,
-            available,
-            clients=len(federation.weights) if clients is None else clients,
-            chosen=int(chosen),
-            most_share=defence.most_share,
-        )
+    cap = _cap(defence, selector, len(federation.weights) if clients is None else clients)
+    if cap is not None:
+        available = cap.offered(turns, federation.round, available)
+    elif not defence.clip_reports:
+        return federation
     return _GuardedFederation(federation, available, defence.clip_reports)
 
 
@@ -181,10 +180,8 @@ def after_round(
         outcome: The outcome of this round.
         clients: How many clients may be chosen.
     """
-    chosen = selector_traits(selector).clients_per_round
-    if defence.most_share == 0.0 or chosen is None:
-        return turns
-    return count_turns(turns, outcome.round, outcome.selected, clients, int(chosen))
+    cap = _cap(defence, selector, clients)
+    return turns if cap is None else cap.count(turns, outcome.round, outcome.selected)
 
 
 class _GuardedFederation:

@@ -20,7 +20,7 @@ import numpy as np
 
 from fedcor.core.config import build_dataclass, check_at_least, expand_home, plain_keywords
 from fedcor.core.describe import describe
-from fedcor.core.errors import ConfigError, FedcorError
+from fedcor.core.errors import ConfigError, FedcorError, errors_under
 from fedcor.core.types import Selector, selector_traits
 
 # Tag -> value -> sorted ids.
@@ -111,12 +111,11 @@ def _ids(key: str, given: Any) -> tuple[int, ...]:
                 raise ConfigError(key, given, f"the range {part.strip()} ends before it starts")
             found.update(range(first, last + 1))
         return tuple(sorted(found))
-    if isinstance(given, bool) or not isinstance(given, int | np.integer | Iterable):
-        raise ConfigError(key, given, allowed)
-    ids = [given] if isinstance(given, int | np.integer) else list(given)
-    whole = all(isinstance(k, int | np.integer) and not isinstance(k, bool) for k in ids)
-    if not whole or any(not 0 <= k < _MOST_CLIENTS for k in ids):
-        raise ConfigError(key, given, allowed)
+    ids = list(given) if isinstance(given, Iterable) else [given]
+    for k in ids:
+        whole = isinstance(k, int | np.integer) and not isinstance(k, bool)
+        if not whole or not 0 <= k < _MOST_CLIENTS:
+            raise ConfigError(key, given, allowed)
     return tuple(sorted({int(k) for k in ids}))
 
 
@@ -305,10 +304,8 @@ def as_rules(given: Any) -> Rules:
         return given or Rules()
     if not isinstance(given, Mapping):
         raise ConfigError("rules", given, "must be fedcor.Rules, or a table of settings")
-    try:
+    with errors_under("rules"):
         return build_dataclass(Rules, given)
-    except ConfigError as error:
-        raise error.under("rules") from None
 
 
 def check_rules_for(rules: Rules, selector: Selector) -> None:
@@ -341,14 +338,19 @@ def with_clients(selector: Selector, count: int | None) -> Selector:
     return changed
 
 
+def _is_table(key: str, given: Any, allowed: str) -> bool:
+    """Whether a rule is a table: neither None nor a function; ConfigError for anything else."""
+    if isinstance(given, Mapping):
+        return True
+    if given is not None and not callable(given):
+        raise ConfigError(key, given, allowed)
+    return False
+
+
 def _as_eligible(given: Any) -> Any:
-    if given is None or (callable(given) and not isinstance(given, Mapping)):
+    allowed = "must be a table, tag -> value or values, or a function of the client and its tags"
+    if not _is_table("eligible", given, allowed):
         return given
-    if not isinstance(given, Mapping):
-        allowed = (
-            "must be a table, tag -> value or values, or a function of the client and its tags"
-        )
-        raise ConfigError("eligible", given, allowed)
     wanted = {}
     for tag, values in given.items():
         several = isinstance(values, list | tuple | set | frozenset)
@@ -375,11 +377,9 @@ def _as_bounds(key: str, given: Any, least: int) -> dict[str, Bounds]:
 
 
 def _as_schedule(given: Any) -> Any:
-    if given is None or (callable(given) and not isinstance(given, Mapping)):
+    allowed = "must be a table, round -> clients from that round on, or a function of the round"
+    if not _is_table("clients_per_round", given, allowed):
         return given
-    if not isinstance(given, Mapping):
-        allowed = "must be a table, round -> clients from that round on, or a function of the round"
-        raise ConfigError("clients_per_round", given, allowed)
     schedule = {}
     for round, count in given.items():
         number = int(round) if isinstance(round, str) and round.isdecimal() else round

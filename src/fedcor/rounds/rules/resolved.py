@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedcor.core.errors import ConfigError, suggest
+from fedcor.core.errors import ConfigError, errors_under, suggest
 from fedcor.core.types import BoolArray, Selector, selector_traits
 from fedcor.rounds.rules.declaration import (
     Rules,
@@ -57,7 +58,7 @@ def fix_rules(
     columns = tag_columns(tags, clients)
     if not rules:
         return None
-    try:
+    with errors_under("rules"):
         _check_names(rules, tags)
         check_rules_for(rules, selector)
         eligible = _eligible(rules, columns, clients)
@@ -66,9 +67,7 @@ def fix_rules(
         for number in sorted({rules.clients_at(round) or usual or 0 for round in range(rounds)}):
             if number:
                 _check_number(fixed, selector, number)
-        return fixed
-    except ConfigError as error:
-        raise error.under("rules") from error.__cause__
+    return fixed
 
 
 def _eligible(rules: Rules, columns: Mapping[str, Sequence[str | None]], clients: int) -> BoolArray:
@@ -132,14 +131,12 @@ def _check_number(fixed: FixedRules, selector: Selector, number: int) -> None:
 def _why(seats: Seats) -> str:
     """Which minima are too high, by themselves or together."""
     groups, counts = seats.groups, seats.groups.count(seats.groups.in_cells(seats.candidates))
+    needed: Counter[str] = Counter()
     for label, low, count in zip(groups.labels, groups.lower, counts, strict=False):
         if low > count:
             return f"{label} has {count} of {low} clients"
-    per_tag: dict[str, int] = {}
-    for label, low in zip(groups.labels, groups.lower, strict=False):
-        tag = label.partition("=")[0]
-        per_tag[tag] = per_tag.get(tag, 0) + int(low)
-    for tag, total in per_tag.items():
+        needed[label.partition("=")[0]] += int(low)
+    for tag, total in needed.items():
         if total > seats.count:
             return f"the groups of {tag} need {total} together"
     return "the minima and maxima contradict each other"

@@ -23,14 +23,16 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fedcor.core.errors import ConfigError, FedcorError
-from fedcor.core.types import BoolArray, IntArray
+from fedcor.core.types import BoolArray, Federation, IntArray
 from fedcor.rounds.rules.declaration import Rules
 
+# Names so many of some clients, beside those who have taken a seat.
+Pick: TypeAlias = Callable[[IntArray, int, IntArray], IntArray]
 UNLIMITED = np.iinfo(np.int64).max // 4
 _MOST_CELLS = 500  # where several tags have bounds: the integer programme has to stay small
 
@@ -44,7 +46,7 @@ class Groups:
         lower: (G + 1,) Least number of each; the last entry is that of "no group", 0.
         upper: (G + 1,) Most of each; `UNLIMITED` where there is no maximum.
         cell_of: (N,) The cell of each client.
-        groups_of: (K, T) The group of each cell, by tag; G for none.
+        groups_of: (K, T) The group of each cell, by tag; -1 for none.
     """
 
     labels: tuple[str, ...]
@@ -66,21 +68,17 @@ class Groups:
     @cached_property
     def constraints(self) -> Any:
         """(2G + 2, 2K + G) The rows of the programme in `_solve`: minima, maxima, and the sums."""
-        from scipy.sparse import bmat, csr_array, identity
+        from scipy.sparse import csr_array
 
         K, G = self.cells, len(self.labels)
-        group, cell = self.groups_of.ravel(), np.repeat(np.arange(K), self.tags)
-        counted = group < G
-        entries = np.ones(int(counted.sum()))
-        member = csr_array((entries, (group[counted], cell[counted])), shape=(G, K))
-        each_cell, each_group = np.ones((1, K)), np.ones((1, G))
-        rows = [
-            [member, member, identity(G)],
-            [member, member, None],
-            [each_cell, each_cell, None],
-            [None, None, each_group],
-        ]
-        return csr_array(bmat(rows))
+        member = np.zeros((G + 1, K))
+        for column in self.groups_of.T:
+            member[column, np.arange(K)] = 1.0
+        rows = np.zeros((2 * G + 2, 2 * K + G))
+        rows[: 2 * G, : 2 * K] = np.tile(member[:G], (2, 2))
+        rows[:G, 2 * K :] = np.eye(G)
+        rows[-2, : 2 * K] = rows[-1, 2 * K :] = 1.0
+        return csr_array(rows)
 
     def count(self, per_cell: IntArray) -> IntArray:
         """(G + 1,) clients in each group, of the number in each cell."""
@@ -111,37 +109,35 @@ def make_groups(
         eligible: (N,) Clients that may be chosen. A value that only other clients have makes no
             group, unless a bound names it.
     """
-    labels: list[str] = []
-    lower: list[int] = []
-    upper: list[int] = []
+    found: list[tuple[str, int, int]] = []  # label, least and most of each group
     rows: list[list[int]] = []
     for tag in rules.quota_tags:
         column = columns.get(tag) or [None] * len(eligible)
-        found = {value for value, may in zip(column, eligible.tolist(), strict=True) if may}
+        values = {
+            v for v, may in zip(column, eligible.tolist(), strict=True) if may and v is not None
+        }
         number_of: dict[str | None, int] = {}
-        for value in sorted({v for v in found if v is not None} | rules.bounded_values(tag)):
+        for value in sorted(values | rules.bounded_values(tag)):
             low, high = rules.bounds(tag, value)
             if low or high is not None:
-                number_of[value] = len(labels)
-                labels.append(f"{tag}={value}")
-                lower.append(low)
-                upper.append(UNLIMITED if high is None else high)
+                number_of[value] = len(found)
+                found.append((f"{tag}={value}", low, UNLIMITED if high is None else high))
         if number_of:
             rows.append([number_of.get(value, -1) for value in column])
-    if not labels:
+    if not found:
         return None
     table = np.array(rows, dtype=np.int64).reshape(len(rows), len(eligible)).T
-    table = np.where(table < 0, len(labels), table)
     groups_of, cell_of = np.unique(table, axis=0, return_inverse=True)
     if len(rows) > 1 and len(groups_of) > _MOST_CELLS:
         allowed = f"{len(rows)} tags have bounds, whose values make {len(groups_of)} combinations"
         key = "at_most" if rules.at_most else "at_least"
         hint = f"at most {_MOST_CELLS} are possible with several tags; with one tag, any number is"
         raise ConfigError(key, getattr(rules, key), allowed, hint)
+    labels, lower, upper = zip(*found, ("", 0, UNLIMITED), strict=True)
     return Groups(
-        labels=tuple(labels),
-        lower=np.array([*lower, 0], dtype=np.int64),
-        upper=np.array([*upper, UNLIMITED], dtype=np.int64),
+        labels=labels[:-1],
+        lower=np.array(lower, dtype=np.int64),
+        upper=np.array(upper, dtype=np.int64),
         cell_of=cell_of.reshape(-1),
         groups_of=groups_of,
     )
@@ -390,6 +386,20 @@ def _seat(seats: Seats, named: IntArray, one_by_one: bool) -> Seats:
         elif one_by_one:
             break
     return seats
+
+
+def fill_round(
+    federation: Federation, count: int, pick: Pick, *, one_by_one: bool = False
+) -> IntArray:
+    """The clients that fill a round: `count` of those available, or the seats that rules leave.
+
+    `pick(clients, count, taken)` names `count` of the `clients`, the best first, beside those who
+    have taken a seat. `one_by_one` as in `fill`.
+    """
+    seats = seats_of(federation)
+    if seats is None:
+        return pick(federation.available, count, _NOBODY)
+    return fill(seats, lambda left, may: pick(may, left.count, left.taken), one_by_one=one_by_one)
 
 
 def seats_of(federation: object) -> Seats | None:

@@ -11,12 +11,10 @@ compares its versions with those of this process (`task_entry`), then makes the 
 
 from __future__ import annotations
 
-import gc
 import importlib
 import logging
 import os
 import pickle
-import platform
 import site
 import socket
 import sys
@@ -24,20 +22,16 @@ import sysconfig
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import chdir, closing, contextmanager, nullcontext, suppress
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fedcor.core.errors import ConfigError, FedcorError, RecordError, WorkerDiedError
 from fedcor.core.text import one_line
-from fedcor.runs.cluster.address import (
-    check_answer,
-    find_address,
-    missing_address,
-)
+from fedcor.runs.cluster.address import check_answer, find_address, missing_address
 
 LOG = logging.getLogger("fedcor")
 RETRIES = 3  # times that Ray starts a task again whose worker died
@@ -45,7 +39,6 @@ CONNECT_WITHIN = 10  # seconds
 WAIT_FOR_WORKERS = 60.0  # seconds
 # Ray sends no usage statistics, and does not choose devices.
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-_COMPARED = ("fedcor", "numpy", "torch", "numba")  # all that computes; one may be missing on both
 # A worker of Dask may have several threads, but a run sets what a whole process shares.
 _ONE_AT_A_TIME = threading.Lock()
 T = TypeVar("T")
@@ -82,15 +75,13 @@ def run_with_retries(
     """
     with connect(backend, address) as cluster:
         _wait_for_workers(cluster, at_once)
-        left = iter(items)
-        running: dict[Any, T] = {}
+        waiting, running = deque(items), dict[Any, T]()
         try:
-            while True:
+            while waiting or running:
                 limit = at_once or max(1, cluster.slots())
-                while len(running) < limit and (entry := next(((item,) for item in left), None)):
-                    running[cluster.submit(pack(partial(function, entry[0])))] = entry[0]
-                if not running:
-                    return
+                while waiting and len(running) < limit:
+                    item = waiting.popleft()
+                    running[cluster.submit(pack(partial(function, item)))] = item
                 for task in cluster.finished(list(running)):
                     yield running.pop(task), _unpack(*cluster.result(task))
         finally:
@@ -122,43 +113,35 @@ def _unpack(status: str, value: Any) -> Any:
     return value
 
 
-@contextmanager
-def connect(backend: str, address: str | None) -> Iterator[RayCluster | DaskCluster]:
+def connect(backend: str, address: str | None) -> closing[RayCluster | DaskCluster]:
     """Connect to a cluster that is running; it stays up when the block ends."""
-    found = find_address(backend, address)
-    given = address is not None
-    cluster = RayCluster(found, given=given) if backend == "ray" else DaskCluster(found)
-    try:
-        yield cluster
-    finally:
-        cluster.close()
+    return closing(RayCluster(address) if backend == "ray" else DaskCluster(address))
 
 
 class RayCluster:
     """A connection to Ray: the one that this process has, or a new one.
 
     Args:
-        address: Of the cluster; None if this process must be connected already.
-        given: Whether a user gave the address. One of the environment is ignored if this process
-            is connected already.
+        given: The user's address; None for the environment's, which is ignored if this process is
+            connected already.
     """
 
-    def __init__(self, address: str | None, *, given: bool) -> None:
+    def __init__(self, given: str | None) -> None:
         import ray
 
         self._ray: Any = ray
         self._is_ours = not ray.is_initialized()
-        if not self._is_ours and given:
-            raise ConfigError(
-                "address",
-                address,
-                "this process is connected to Ray already: leave out address, or call "
-                "ray.shutdown() first",
-            )
         if self._is_ours:
+            address = find_address("ray", given)
             if address is None:
                 raise missing_address("ray")
             connect_ray(address)
+        elif given is not None:
+            allowed = (
+                "this process is connected to Ray already: leave out address, or call "
+                "ray.shutdown() first"
+            )
+            raise ConfigError("address", given, allowed)
         # A process per task: the next one sees the user's modules as they are then.
         self._function = ray.remote(num_cpus=1, max_retries=RETRIES, max_calls=1)(task_entry())
 
@@ -226,13 +209,15 @@ class DaskCluster:
     """A connection to Dask: the client that this process has, or a new one.
 
     Args:
-        address: Of the scheduler; None if this process must have a client already.
+        given: The user's address of the scheduler; None for the environment's, else for the client
+            that this process has.
     """
 
-    def __init__(self, address: str | None) -> None:
+    def __init__(self, given: str | None) -> None:
         import distributed
 
         self._dask: Any = distributed
+        address = find_address("dask", given)
         self._is_ours = address is not None
         if address is None:
             try:
@@ -244,22 +229,16 @@ class DaskCluster:
             # It logs each lost connection at length; our errors say what matters.
             for name in ("distributed", "distributed.client", "distributed.comm"):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
-            self._client = self._connect(address)
+            try:
+                self._client = self._dask.Client(
+                    address, timeout=CONNECT_WITHIN, set_as_default=False
+                )
+            except Exception as error:
+                raise FedcorError(
+                    f"no Dask scheduler can be used at {address}: {one_line(str(error), 500)}; is "
+                    "this the address of the scheduler?"
+                ) from error
         self._function = task_entry()
-
-    def _connect(self, address: str) -> Any:
-        try:
-            return self._dask.Client(address, timeout=CONNECT_WITHIN, set_as_default=False)
-        except Exception as error:
-            why = one_line(str(error), 500)
-            error.__traceback__ = error.__cause__ = error.__context__ = None
-        # The client that failed logs a long message when it is collected: do that now, and raise
-        # an error that does not hold it.
-        gc.collect()
-        raise FedcorError(
-            f"no Dask scheduler can be used at {address}: {why}; is this the address of the "
-            "scheduler?"
-        )
 
     @contextmanager
     def _connected(self) -> Iterator[None]:
@@ -342,25 +321,30 @@ def task_entry() -> Callable[[bytes], tuple[str, Any]]:
     It travels as code, not as a name, because it reports a worker that has no fedcor, or another
     version. So it uses nothing of this module before it has compared them.
     """
-    wanted, folder = {name: _version(name) for name in _COMPARED}, os.getcwd()
-    wanted["Python"] = ".".join(platform.python_version_tuple()[:2])
 
-    def enter(payload: bytes) -> tuple[str, Any]:
+    def versions() -> dict[str, str]:
+        """Of all that computes, without the build: a laptop may have no accelerator."""
         import platform
-        import socket
         from importlib import metadata
 
-        different = []
-        for name, version in wanted.items():
+        found = {"Python": ".".join(platform.python_version_tuple()[:2])}
+        for name in ("fedcor", "numpy", "torch", "numba"):
             try:
-                if name == "Python":
-                    installed = ".".join(platform.python_version_tuple()[:2])
-                else:
-                    installed = metadata.version(name).partition("+")[0]
+                found[name] = metadata.version(name).partition("+")[0]
             except metadata.PackageNotFoundError:
-                installed = "missing"
-            if installed != version:
-                different.append(f"{name} is {installed} there, {version} here")
+                found[name] = "missing"  # which it may be on both sides
+        return found
+
+    here, folder = versions(), os.getcwd()
+
+    def enter(payload: bytes) -> tuple[str, Any]:
+        import socket
+
+        different = [
+            f"{name} is {version} there, {here[name]} here"
+            for name, version in versions().items()
+            if version != here[name]
+        ]
         if different:
             return "refused", f"the worker on {socket.gethostname()}: {', '.join(different)}"
         from fedcor.runs.cluster.retry import call_here
@@ -370,42 +354,20 @@ def task_entry() -> Callable[[bytes], tuple[str, Any]]:
     return enter
 
 
-def _version(name: str) -> str:
-    """The version without the build, which may differ: a laptop may have no accelerator."""
-    try:
-        return metadata.version(name).partition("+")[0]
-    except metadata.PackageNotFoundError:
-        return "missing"
-
-
 def call_here(folder: str, payload: bytes) -> tuple[str, Any]:
     """Make a call on this worker, in the caller's folder if this machine has one of this name.
+
+    Paths of data and of the user's modules may be relative.
 
     Returns:
         "done" and the result, or "failed" and the error, pickled.
     """
-    with _ONE_AT_A_TIME, _in_folder(folder), _forgetting_modules():
+    in_folder = chdir(folder) if os.path.isdir(folder) else nullcontext()
+    with _ONE_AT_A_TIME, in_folder, _forgetting_modules():
         try:
             return "done", pickle.loads(payload)()
-        except ModuleNotFoundError as error:
-            text = f"{_this_worker()} lacks a module: {error}; install it there"
-            return "failed", pickle.dumps(FedcorError(text))
         except Exception as error:
-            return "failed", _pack_error(error)
-
-
-@contextmanager
-def _in_folder(folder: str) -> Iterator[None]:
-    """Paths of data and of the user's modules may be relative."""
-    if not os.path.isdir(folder):
-        yield
-        return
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
+            return "failed", pickle.dumps(sendable(_with_worker(error)))
 
 
 @contextmanager
@@ -432,22 +394,23 @@ def _is_installed(file: str | None) -> bool:
     return any(Path(file).is_relative_to(folder) for folder in folders)
 
 
-def _pack_error(error: Exception) -> bytes:
-    """An error as bytes, with the worker's name if the worker may be its cause."""
-    import cloudpickle
-
+def _with_worker(error: Exception) -> Exception:
+    """The error, with the worker's name if the worker may be its cause."""
+    worker = f"the worker on {socket.gethostname()}"
     if isinstance(error, ConfigError):
-        allowed = f"{error.allowed}, on {_this_worker()}"
-        error = ConfigError(error.key, error.given, allowed, error.hint)
-    elif isinstance(error, FedcorError) and not isinstance(error, RecordError):
-        error = FedcorError(f"{_this_worker()}: {error}")
+        allowed = f"{error.allowed}, on {worker}"
+        return ConfigError(error.key, error.given, allowed, error.hint)
+    if isinstance(error, FedcorError) and not isinstance(error, RecordError):
+        return FedcorError(f"{worker}: {error}")
+    if isinstance(error, ModuleNotFoundError):
+        return FedcorError(f"{worker} lacks a module: {error}; install it there")
+    return error
+
+
+def sendable(error: Exception) -> Exception:
+    """The error, or one with its text if it cannot be sent to another process as it is."""
     try:
-        packed: bytes = cloudpickle.dumps(error)
-        pickle.loads(packed)
+        pickle.loads(pickle.dumps(error))
     except Exception:
-        return pickle.dumps(FedcorError(f"{type(error).__name__}: {error}"))
-    return packed
-
-
-def _this_worker() -> str:
-    return f"the worker on {socket.gethostname()}"
+        return FedcorError(f"{type(error).__name__}: {error}")
+    return error

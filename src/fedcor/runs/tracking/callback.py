@@ -1,26 +1,27 @@
 """Callbacks, called after every round: their protocol, and what trackers share.
 
-A tracker is a callback that logs a run elsewhere. The helpers here keep what a tracker needs to
-continue (`remember`), attach files, and turn a round into named numbers (`scalars`, `Tally`).
+A tracker is a callback that logs a run elsewhere. `RoundTracker` gives it the numbers of every
+round. The helpers here keep what a tracker needs to continue (`remember`), attach files, and turn a
+round into named numbers (`scalars`, `Tally`).
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import math
 import shutil
+import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from fedcor.core.errors import ConfigError, MissingExtraError, RecordError
+from fedcor.core.errors import MissingExtraError, RecordError
 from fedcor.core.files import write_whole
 from fedcor.core.types import IntArray
 from fedcor.rounds.record_line import RoundRecord
@@ -86,35 +87,10 @@ class Tracker:
     refused. A tracker of yours may derive from it, and has then both properties.
     """
 
-    def on_start(self, run: StartedRun) -> None:
-        """Nothing, unless it is overridden."""
-
-    def on_round(self, record: RoundRecord) -> None:
-        """Nothing, unless it is overridden."""
-
-    def on_end(self, run: RunRecord) -> None:
-        """Nothing, unless it is overridden."""
-
-    def close(self) -> None:
-        """Nothing, unless it is overridden."""
-
 
 # An object with some of the methods, a class of such objects, a function of a round's record, or a
 # tracker's name.
 GivenCallback = Callback | Tracker | type[Any] | Callable[[RoundRecord], object] | str | Any
-
-
-def as_callbacks(given: Iterable[GivenCallback]) -> tuple[GivenCallback, ...]:
-    """What a user gave as `callbacks`, as a tuple; its entries are not looked at."""
-    single = isinstance(given, str | Mapping) or callable(given) or not _is_iterable(given)
-    if single:
-        example = f'["{given}"]' if isinstance(given, str) else "[f]"
-        raise ConfigError("callbacks", given, f"must be a list, such as {example}")
-    return tuple(given)
-
-
-def _is_iterable(given: object) -> bool:
-    return isinstance(given, Iterable)
 
 
 REPORT = "report.html"
@@ -232,22 +208,61 @@ class Tally:
 
     def counts(self, clients: int = 0) -> IntArray:
         """How often each client was chosen, for as many clients as are known of."""
-        counts = np.zeros(max(clients, *(client + 1 for client in (*self.selected, 0))), dtype=int)
-        for client, times in self.selected.items():
-            counts[client] = times
-        return counts
+        known = max(clients, max(self.selected, default=0) + 1)
+        return np.array([self.selected[client] for client in range(known)])
 
     def table(self, clients: int = 0) -> str:
         """As CSV: each client, how often it was chosen, and how often it delivered."""
-        rows: Iterable[tuple[int, int, int]] = (
-            (client, int(times), self.participated[client])
+        rows = (
+            f"{client},{times},{self.participated[client]}\n"
             for client, times in enumerate(self.counts(clients))
         )
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(("client", "selected", "participated"))
-        writer.writerows(rows)
-        return text.getvalue()
+        return "".join(["client,selected,participated\n", *rows])
+
+
+class RoundTracker(Tracker, ABC):
+    """The root of trackers that log the numbers of every round, with those of before this start.
+
+    Attributes:
+        tally: What adds up over the rounds so far.
+        clients: How many clients the settings say there are; see `known_clients`.
+        now: When the round that is logged was over, in seconds since 1970.
+    """
+
+    tally: Tally
+    clients: int
+    now: float
+
+    def on_start(self, run: StartedRun) -> None:
+        """Open the log, and log the rounds so far."""
+        assert run.folder is not None
+        self.tally, self.clients = Tally(), known_clients(run.header)
+        self.open(run, run.folder)
+        # The time of earlier rounds is that which they took, up to now.
+        seconds = [float(entry.get("seconds") or 0.0) for entry in run.rounds]
+        self.now = time.time() - sum(seconds)
+        for entry, taken in zip(run.rounds, seconds, strict=True):
+            self.now += taken
+            self.log(entry["round"], self.tally.add(entry))
+        self.flush()
+
+    def on_round(self, record: RoundRecord) -> None:
+        """Log the round."""
+        self.now = time.time()
+        self.log(record.round, self.tally.add(as_entry(record)))
+        self.flush()
+
+    @abstractmethod
+    def open(self, run: StartedRun, folder: Path) -> None:
+        """Open the log of the run in `folder`."""
+
+    @abstractmethod
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Log the numbers of round `step`."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Called after one or several rounds were logged."""
 
 
 def known_clients(header: Mapping[str, Any]) -> int:

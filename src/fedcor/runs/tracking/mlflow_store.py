@@ -10,24 +10,20 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from filelock import FileLock
 
-from fedcor.rounds.record_line import RoundRecord
 from fedcor.runs.record import RunRecord
 from fedcor.runs.tracking.callback import (
+    RoundTracker,
     StartedRun,
-    Tally,
-    Tracker,
-    as_entry,
     check_installed,
     copy_attachments,
     flat_settings,
-    known_clients,
     no_link,
     recall,
     remember,
@@ -42,7 +38,7 @@ _WAIT = 300  # seconds for another process that makes the store
 
 
 @dataclass
-class MLflow(Tracker):
+class MLflow(RoundTracker):
     """Writes metrics, parameters and artifacts to an MLflow run.
 
     The store is `mlflow.db` in the folder of the comparison, or of the run if it is a single one. A
@@ -51,41 +47,46 @@ class MLflow(Tracker):
     once a second; those of a last second that a kill cut off are written when the run is resumed.
     """
 
-    _client: Any = field(init=False, repr=False, default=None)
-    _id: str = field(init=False, repr=False)
-    _tally: Tally = field(init=False, repr=False)
-    _written: dict[str, set[int]] = field(init=False, repr=False)  # steps by the metric's name
-    _pending: list[Any] = field(init=False, repr=False)  # metrics that are not written yet
-    _flushed: float = field(init=False, repr=False)  # when metrics were written
-
     def __post_init__(self) -> None:
         for package in ("mlflow", "sqlalchemy", "alembic"):
             check_installed(package, "mlflow")
+        self._client: Any = None
 
-    def on_start(self, run: StartedRun) -> None:
-        """Open the store and the run, and write the rounds so far."""
-        assert run.folder is not None
-        self._tally, self._pending, self._flushed = Tally(), [], -math.inf
-        before = recall(run.folder, "mlflow") if run.resumed else {}
-        store = run.folder / before["store"] if before.get("store") else None
-        if store is None or not store.is_file():
-            store = (run.root or run.folder) / STORE
+    def open(self, run: StartedRun, folder: Path) -> None:
+        """Open the store and the run."""
+        self._pending: list[Any] = []  # metrics that are not written yet
+        self._flushed = -math.inf  # when metrics were written
+        self._written: dict[str, set[int]] = {}  # steps by the metric's name
+        before = recall(folder, "mlflow") if run.resumed else {}
+        store = folder / before.get("store", "")
+        if not store.is_file():
+            store = (run.root or folder) / STORE
         with _opened(store) as self._client:
             self._id = self._find_run(before.get("run_id")) or self._make_run(run, store)
-        relative = {} if os.environ.get(URI) else {"store": os.path.relpath(store, run.folder)}
-        remember(run.folder, "mlflow", {"run_id": self._id, **relative})
+        relative = {} if os.environ.get(URI) else {"store": os.path.relpath(store, folder)}
+        remember(folder, "mlflow", {"run_id": self._id, **relative})
         self._describe(run.header)
-        self._write(list(run.rounds), run.rounds)
 
-    def on_round(self, record: RoundRecord) -> None:
-        """Write the round's metrics."""
-        self._write([as_entry(record)])
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Gather the round's metrics."""
+        from mlflow.entities import Metric
+
+        for name, value in values.items():
+            steps = self._written.setdefault(_safe(name), set())
+            if step not in steps:
+                steps.add(step)
+                self._pending.append(Metric(_safe(name), value, int(self.now * 1000), step))
+
+    def flush(self) -> None:
+        """Write what has gathered, if the last time is long enough ago."""
+        if time.monotonic() - self._flushed >= _FLUSH_EVERY:
+            self._flush()
 
     def on_end(self, run: RunRecord) -> None:
         """Write the artifacts, and say that the run is finished."""
         assert run.path is not None
         self._flush()
-        table = self._tally.table(known_clients(run.header))
+        table = self.tally.table(self.clients)
         self._client.log_text(self._id, table, "selection.csv")
         with TemporaryDirectory() as folder:
             for path in copy_attachments(run.path, Path(folder)):
@@ -122,14 +123,11 @@ class MLflow(Tracker):
     def _make_run(self, run: StartedRun, store: Path) -> str:
         name = str(run.header.get("experiment"))
         found = self._client.get_experiment_by_name(name)
-        if found is not None:
-            experiment = found.experiment_id
-        elif os.environ.get(URI):
-            experiment = self._client.create_experiment(name)
-        else:
-            place = (store.parent / ARTIFACTS).resolve().as_uri()
+        if found is None:
+            place = None if os.environ.get(URI) else (store.parent / ARTIFACTS).resolve().as_uri()
             experiment = self._client.create_experiment(name, artifact_location=place)
-        self._written = {}
+        else:
+            experiment = found.experiment_id
         made: str = self._client.create_run(experiment, run_name=run.name).info.run_id
         return made
 
@@ -150,25 +148,6 @@ class MLflow(Tracker):
         for some in _parts(parameters, _MOST_PARAMETERS):
             self._client.log_batch(self._id, params=some)
         self._client.log_text(self._id, json.dumps(dict(header), indent=1), "header.json")
-
-    def _write(
-        self, entries: list[Mapping[str, Any]], before: list[Mapping[str, Any]] | tuple[()] = ()
-    ) -> None:
-        """Write rounds; the time of those of `before` is that which they took, up to now."""
-        from mlflow.entities import Metric
-
-        now = time.time() - sum(float(entry.get("seconds") or 0.0) for entry in before)
-        metrics = []
-        for entry in entries:
-            now += float(entry.get("seconds") or 0.0) if before else 0.0
-            for name, value in self._tally.add(entry).items():
-                steps = self._written.setdefault(_safe(name), set())
-                if entry["round"] not in steps:
-                    steps.add(entry["round"])
-                    metrics.append(Metric(_safe(name), value, int(now * 1000), entry["round"]))
-        self._pending += metrics
-        if time.monotonic() - self._flushed >= _FLUSH_EVERY:
-            self._flush()
 
     def _flush(self) -> None:
         """Write what has gathered."""

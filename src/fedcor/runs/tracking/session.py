@@ -6,19 +6,19 @@ An error in a user's callback ends the run. An error in a tracker is logged, and
 from __future__ import annotations
 
 import copy
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from fedcor.core.errors import ConfigError
 from fedcor.core.registry import Registry
 from fedcor.core.text import one_line
 from fedcor.rounds.record_line import RoundRecord
-from fedcor.runs.record import RunRecord, json_line, read_run
-from fedcor.runs.tracking.callback import METHODS, GivenCallback, StartedRun, Tracker, as_callbacks
+from fedcor.runs.record import RunRecord, read_run
+from fedcor.runs.tracking.callback import METHODS, GivenCallback, StartedRun, Tracker, as_entry
 
 TRACKERS = Registry(
     "callbacks",
@@ -30,31 +30,6 @@ TRACKERS = Registry(
     },
     ("on_round",),
 )
-
-
-def tracker_names() -> list[str]:
-    """All built-in and registered trackers."""
-    return TRACKERS.names()
-
-
-class _Named(Tracker):
-    """A tracker that was given by its name; it is kept from failing whatever its class is."""
-
-    def __init__(self, made: Any) -> None:
-        for method in METHODS:
-            if callable(getattr(made, method, None)):
-                setattr(self, method, getattr(made, method))
-
-
-class _EachRound:
-    """A function, as a callback."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-
-    def on_round(self, record: RoundRecord) -> None:
-        """Calls it."""
-        self._function(record)
 
 
 def build_callback(given: GivenCallback) -> Any:
@@ -69,19 +44,14 @@ def build_callback(given: GivenCallback) -> Any:
         MissingExtraError: The package of a tracker is not installed.
     """
     if isinstance(given, str):
-        made = TRACKERS.build(given, {})
-        return made if isinstance(made, Tracker) else _Named(made)
-    if isinstance(given, type):
-        if not _has_methods(given):
-            raise ConfigError("callbacks", given, _ALLOWED)
-        return given()
-    if isinstance(given, Tracker):
-        return copy.copy(given)
+        return TRACKERS.build(given, {})
     if _has_methods(given):
-        return given
-    if callable(given):
-        return _EachRound(given)
-    raise ConfigError("callbacks", given, _ALLOWED)
+        if isinstance(given, type):
+            return given()
+        return copy.copy(given) if isinstance(given, Tracker) else given
+    if isinstance(given, type) or not callable(given):
+        raise ConfigError("callbacks", given, _ALLOWED)
+    return SimpleNamespace(on_round=given)
 
 
 _ALLOWED = (
@@ -94,6 +64,13 @@ def _has_methods(given: object) -> bool:
     return any(callable(getattr(given, method, None)) for method in METHODS)
 
 
+def _is_tracker(given: GivenCallback) -> bool:
+    """Whether an error in it must not end the run: it is a tracker, or was given by its name."""
+    if isinstance(given, type):
+        return issubclass(given, Tracker)
+    return isinstance(given, str | Tracker)
+
+
 def check_callbacks(
     callbacks: Iterable[GivenCallback], folder: Path | str | None, parameter: str = "out"
 ) -> tuple[GivenCallback, ...]:
@@ -104,14 +81,19 @@ def check_callbacks(
         folder: Of the run; None for a run that lives in memory, which no tracker can follow.
         parameter: What the folder is called where it can be given.
     """
-    given = as_callbacks(callbacks)
-    for one in given:
-        # Of a class of the user's, nothing is made in vain.
-        known = isinstance(one, type) and _has_methods(one) and not issubclass(one, Tracker)
-        if not known and isinstance(build_callback(one), Tracker) and folder is None:
+    given: Any = callbacks
+    if isinstance(given, str | Mapping) or callable(given) or not isinstance(given, Iterable):
+        example = f'["{given}"]' if isinstance(given, str) else "[f]"
+        raise ConfigError("callbacks", given, f"must be a list, such as {example}")
+    checked: tuple[GivenCallback, ...] = tuple(given)
+    for one in checked:
+        of_user = isinstance(one, type) and _has_methods(one) and not _is_tracker(one)
+        if not of_user:  # of a class of the user's, nothing is made in vain
+            build_callback(one)
+        if folder is None and _is_tracker(one):
             allowed = f"is written to the folder of its run: give {parameter}"
             raise ConfigError("callbacks", one, allowed)
-    return given
+    return checked
 
 
 LOG = logging.getLogger("fedcor")
@@ -121,8 +103,11 @@ class Session:
     """Calls the callbacks of one run. Made by `following`."""
 
     def __init__(self, callbacks: Iterable[GivenCallback]) -> None:
-        self._callbacks = [build_callback(one) for one in callbacks]
+        given = list(callbacks)
+        self._callbacks = [build_callback(one) for one in given]
+        self._trackers = {index for index, one in enumerate(given) if _is_tracker(one)}
         self._failed: set[int] = set()
+        self._reads_record = any(hasattr(one, "on_end") for one in self._callbacks)
         self._run: StartedRun | None = None
         self._lines: list[Mapping[str, Any]] = []  # of a run in memory
 
@@ -133,20 +118,17 @@ class Session:
 
     def round(self, record: RoundRecord) -> None:
         """A round is over, and in the record."""
-        if self._callbacks and self._run is not None and self._run.folder is None:
-            self._lines.append(json.loads(json_line(vars(record))))
+        if self._reads_record and self._run is not None and self._run.folder is None:
+            self._lines.append(as_entry(record))
         self._tell("on_round", record)
 
     def end(self) -> None:
         """All rounds are over."""
         assert self._run is not None, "start() comes first"
-        if not self._callbacks:
-            return
-        folder = self._run.folder
-        finished = (
-            RunRecord(None, self._run.header, self._lines) if folder is None else read_run(folder)
-        )
-        self._tell("on_end", finished)
+        if self._reads_record:
+            header, folder = self._run.header, self._run.folder
+            in_memory = RunRecord(None, header, self._lines)
+            self._tell("on_end", in_memory if folder is None else read_run(folder))
 
     def close(self, *, quietly: bool = False) -> None:
         """Close every callback; an error of one does not keep the others open.
@@ -154,42 +136,38 @@ class Session:
         Args:
             quietly: Whether the run ends with an error already, which must not be hidden.
         """
-        first: Exception | None = None
+        errors: list[Exception] = []
         for index in range(len(self._callbacks)):
             try:
-                self._call(index, "close", ())
+                self._call(index, "close")
             except Exception as error:
-                first = first or error
-        if first is not None and not quietly:
-            raise first
+                errors.append(error)
+        if errors and not quietly:
+            raise errors[0]
 
     def _tell(self, method: str, what: object) -> None:
         for index in range(len(self._callbacks)):
             if index not in self._failed:
-                self._call(index, method, (what,))
+                self._call(index, method, what)
 
-    def _call(self, index: int, method: str, arguments: tuple[object, ...]) -> None:
-        callback = self._callbacks[index]
-        function = getattr(callback, method, None)
+    def _call(self, index: int, method: str, *arguments: object) -> None:
+        function = getattr(self._callbacks[index], method, None)
         if not callable(function):
             return
         try:
             function(*arguments)
         except Exception as error:
-            if not isinstance(callback, Tracker):
+            if index not in self._trackers:
                 raise
             if index not in self._failed:
-                self._warn(callback, error)
+                where = "" if self._run is None else f" of {self._run.folder}"
+                LOG.warning(
+                    "a tracker%s failed and is left out from here on; the run itself goes on "
+                    "(resume it with the tracker to write what is missing): %s: %s",
+                    *(where, type(error).__name__, one_line(str(error), 500)),
+                )
+                LOG.debug("%s failed", function, exc_info=error)
             self._failed.add(index)
-
-    def _warn(self, callback: Tracker, error: Exception) -> None:
-        where = "" if self._run is None else f" of {self._run.folder}"
-        LOG.warning(
-            "a tracker%s failed and is left out from here on; the run itself goes on "
-            "(resume it with the tracker to write what is missing): %s: %s",
-            *(where, type(error).__name__, one_line(str(error), 500)),
-        )
-        LOG.debug("%s failed", type(callback).__name__, exc_info=error)
 
 
 @contextmanager

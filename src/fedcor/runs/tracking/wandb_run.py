@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,17 +12,13 @@ from uuid import uuid4
 import numpy as np
 
 from fedcor.core.types import IntArray
-from fedcor.rounds.record_line import RoundRecord
 from fedcor.runs.record import RunRecord
 from fedcor.runs.tracking.callback import (
     HISTOGRAM_EVERY,
+    RoundTracker,
     StartedRun,
-    Tally,
-    Tracker,
-    as_entry,
     check_installed,
     copy_attachments,
-    known_clients,
     recall,
     remember,
 )
@@ -33,7 +28,7 @@ _OFFLINE = "offline-run-"
 
 
 @dataclass
-class WandB(Tracker):
+class WandB(RoundTracker):
     """Writes history, configuration, the selection histogram and files to a W&B run.
 
     It is offline unless WANDB_MODE says otherwise, in `wandb/` in the folder of the comparison, or
@@ -42,25 +37,19 @@ class WandB(Tracker):
     Online, rounds that the server has are skipped.
     """
 
-    _run: Any = field(init=False, repr=False, default=None)
-    _first: int = field(init=False, repr=False)  # earlier rounds are on the server
-    _tally: Tally = field(init=False, repr=False)
-    _clients: int = field(init=False, repr=False)
-
     def __post_init__(self) -> None:
         check_installed("wandb", "wandb")
+        self._run: Any = None
 
-    def on_start(self, run: StartedRun) -> None:
-        """Open the run, and write the rounds so far."""
+    def open(self, run: StartedRun, folder: Path) -> None:
+        """Open the run."""
         # Read when wandb is imported: it reports its errors to its vendor otherwise.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        assert run.folder is not None
-        self._tally, self._clients = Tally(), known_clients(run.header)
         mode: Any = os.environ.get("WANDB_MODE", "offline")
-        before = recall(run.folder, "wandb") if run.resumed else {}
-        place = (run.root or run.folder).resolve()
+        before = recall(folder, "wandb") if run.resumed else {}
+        place = (run.root or folder).resolve()
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedcor"),
             group=str(run.header.get("experiment")),
@@ -80,25 +69,30 @@ class WandB(Tracker):
                 x_disable_machine_info=True,
             ),
         )
-        self._first = 0 if mode == "offline" else self._run.step
-        folder = os.path.relpath(Path(self._run.dir).parent, run.folder.resolve())
-        remember(run.folder, "wandb", {"id": self._run.id, "folder": folder})
+        self._first = 0 if mode == "offline" else self._run.step  # earlier ones are on the server
+        written = os.path.relpath(Path(self._run.dir).parent, folder.resolve())
+        remember(folder, "wandb", {"id": self._run.id, "folder": written})
         # Only now that the new one is open: where W&B refuses it, the old one is kept.
-        if mode == "offline" and before.get("folder") not in (None, folder):
-            _remove_offline(run.folder / before["folder"], before.get("id", ""))
-        for entry in run.rounds:
-            self._write(entry)
+        if mode == "offline" and before.get("folder") not in (None, written):
+            _remove_offline(folder / before["folder"], before.get("id", ""))
 
-    def on_round(self, record: RoundRecord) -> None:
+    def log(self, step: int, values: dict[str, Any]) -> None:
         """Write the round's numbers."""
-        self._write(as_entry(record))
+        if step < self._first:
+            return
+        if (step + 1) % HISTOGRAM_EVERY == 0:
+            values["selection"] = self._histogram()
+        self._run.log(values, step=step)
+
+    def flush(self) -> None:
+        """Nothing: W&B has a process of its own that writes."""
 
     def on_end(self, run: RunRecord) -> None:
         """Write the last histogram and the files, and end the run."""
         assert run.path is not None
         folder = Path(self._run.dir)
         table = folder / "selection.csv"
-        table.write_text(self._tally.table(self._clients), encoding="utf-8")
+        table.write_text(self.tally.table(self.clients), encoding="utf-8")
         for path in (*copy_attachments(run.path, folder), table):
             self._run.save(str(path), base_path=str(folder), policy="now")
         self._run.summary["selection"] = self._histogram()
@@ -111,18 +105,10 @@ class WandB(Tracker):
             run, self._run = self._run, None
             run.finish(exit_code=1)
 
-    def _write(self, entry: Mapping[str, Any]) -> None:
-        values: dict[str, Any] = self._tally.add(entry)
-        if entry["round"] < self._first:
-            return
-        if (entry["round"] + 1) % HISTOGRAM_EVERY == 0:
-            values["selection"] = self._histogram()
-        self._run.log(values, step=entry["round"])
-
     def _histogram(self) -> Any:
         import wandb
 
-        counts, edges = bars(self._tally.counts(self._clients))
+        counts, edges = bars(self.tally.counts(self.clients))
         return wandb.Histogram(np_histogram=(counts.tolist(), edges.tolist()))
 
 

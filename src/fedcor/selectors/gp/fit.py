@@ -19,7 +19,6 @@ and get no gradient from it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -82,23 +81,6 @@ class Group:
             yield rows, slice(None) if count == len(who) else who, part
 
 
-def log_likelihood(X: FloatArray, samples: Samples, s2: float) -> float:
-    """Phi(X): the weighted log likelihood of the samples."""
-    from scipy.linalg import cho_factor, cho_solve  # slow to import, and a fit does not need it
-
-    total = 0.0
-    for group in samples.by_answered():
-        Xo, Y, w = X[group.who], group.Y, group.w
-        n, d = Xo.shape
-        factor = cho_factor(s2 * np.eye(d) + Xo.T @ Xo, lower=True)
-        XY = Xo.T @ Y.T  # (d, m)
-        explained = np.sum(XY * cho_solve(factor, XY), axis=0)  # (m,)
-        quadratic = (np.sum(Y * Y, axis=1) - explained) / s2  # (m,)
-        logdet = 2.0 * np.sum(np.log(np.diag(factor[0]))) + (n - d) * math.log(s2)
-        total -= 0.5 * float(w @ (quadratic + logdet + n * math.log(2 * math.pi)))
-    return total
-
-
 def log_likelihood_gradient(X: FloatArray, samples: Samples, s2: float) -> FloatArray:
     """(N, d) gradient of Phi at X, in O(N d^2 + m N d); parameters as in `fit`."""
     gradient = np.empty_like(X)
@@ -143,9 +125,6 @@ def fit(
     s2: float,
     steps: int,
     learning_rate: float,
-    *,
-    betas: tuple[float, float] = (0.9, 0.999),
-    epsilon: float = 1e-8,
 ) -> FloatArray:
     """Maximise Phi by `steps` of Adam, starting from X with fresh moments.
 
@@ -155,15 +134,13 @@ def fit(
         s2: Noise variance.
         steps: Number of Adam steps.
         learning_rate: Learning rate of Adam.
-        betas: Decay rates of Adam's first and second moments.
-        epsilon: Added to Adam's denominator.
 
     Returns:
         (N, d) the new embedding.
     """
     groups = list(samples.by_answered())
     first, second = np.zeros_like(X), np.zeros_like(X)
-    b1, b2 = betas
+    b1, b2, epsilon = 0.9, 0.999, 1e-8  # Adam's own
     X = X.copy()
     for step in range(1, steps + 1):
         # The gradient is never there as a whole: a block's rows take their step at once.

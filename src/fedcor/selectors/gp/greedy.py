@@ -74,19 +74,10 @@ class Picks:
     Attributes:
         clients: (C,) ids.
         gain: (C,) expected decrease of the global loss, annealed, given the earlier picks.
-        alone: (C,) the same for this client without the earlier picks.
-        annealing: (C,) alpha_k, the factor in `gain` and `alone`.
     """
 
     clients: IntArray
     gain: FloatArray
-    alone: FloatArray
-    annealing: FloatArray
-
-    @property
-    def redundancy(self) -> FloatArray:
-        """(C,) alone - gain, what earlier picks cover; negative where they raised the gain."""
-        return self.alone - self.gain
 
 
 def select(
@@ -106,7 +97,6 @@ def select(
     posterior = Posterior(Xc, pc, prior.s2, p @ X)
     left = np.ones(len(candidates), dtype=bool)
     order, gain = np.empty(count, dtype=np.int64), np.empty(count)
-    alone = posterior.gains(ac)
     for k in [] if earlier is None else earlier.tolist():
         posterior.pick(X[k], float(p[k]))
     for j in range(count):
@@ -115,7 +105,7 @@ def select(
         else:
             k, gain[j] = posterior.pick_and_find(Xc[k], float(pc[k]), ac, left)  # lines 9 and 7
         order[j], left[k] = k, False  # line 8
-    return Picks(candidates[order], gain, alone[order], ac[order])
+    return Picks(candidates[order], gain)
 
 
 def select_proxy(
@@ -144,12 +134,12 @@ class PickParts:
 
     Attributes:
         gain: (C,) as in `Picks`.
-        redundancy: (C,) as in `Picks`.
+        redundancy: (C,) what earlier picks cover of it; negative where they raised the gain.
         annealing: (C,) alpha_k.
         others: (C,) worth of the pick for all other clients, without earlier picks or annealing.
         own: (C,) the same for itself.
         change: (C,) predicted change of its own loss, mu_k - alpha_k sigma_k.
-        runner_up: (C,) the best other client that could have had this place; -1 for none.
+        runner_up: (C,) the best other client that could have had this place; NaN for none.
         margin: (C,) by how much the pick's gain exceeds the runner-up's; NaN where there is none.
     """
 
@@ -159,7 +149,7 @@ class PickParts:
     others: FloatArray
     own: FloatArray
     change: FloatArray
-    runner_up: IntArray
+    runner_up: FloatArray
     margin: FloatArray
 
 
@@ -194,8 +184,8 @@ def take_apart(
     own = pc[rows] * sigma
     squares = np.einsum("cd,cd->c", Xc[rows], Xc[rows])
     others = (Xc[rows] @ v - pc[rows] * squares) / sigma
-    gain, margin, change = np.empty(len(rows)), np.full(len(rows), np.nan), np.empty(len(rows))
-    runner_up, mean = np.full(len(rows), NOBODY), np.zeros(len(rows))  # mean: mu of each pick
+    gain, change, mean = np.empty(len(rows)), np.empty(len(rows)), np.zeros(len(rows))  # mean: mu
+    runner_up, margin = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
     left[rows[:1]] = False
     best, best_gain = posterior.best(ac, left) if len(rows) else (0, 0.0)
     for j, k in enumerate(rows.tolist()):
@@ -212,10 +202,9 @@ def take_apart(
         if j + 1 < len(rows):
             left[rows[j + 1]] = False
             best, best_gain = posterior.pick_and_find(Xc[k], float(pc[k]), ac, left)
-    redundancy = alone[rows] - gain
     return PickParts(
         gain=gain,
-        redundancy=redundancy,
+        redundancy=alone[rows] - gain,
         annealing=ac[rows],
         others=others,
         own=own,

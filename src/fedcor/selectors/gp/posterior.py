@@ -17,25 +17,21 @@ Since then A x = u s2 / h_x, both vectors follow from the products z = X u alone
     h <- h - z^2 / h_x          b <- b - z (u'v + s2 q) / h_x
 
 A pick and the next best client take one pass, in blocks of clients that stay in a core's own cache:
-a large population costs its matrix products, and not the memory between them. From `COMPILED_FROM`
-clients on, the pass is a compiled one (`compiled.py`) where Numba is installed.
+a large population costs its matrix products, and not the memory between them. From
+`COMPILED_FROM` clients on, the pass is compiled (`compiled.py`) where Numba is installed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from fedcor.core.types import BoolArray, FloatArray, IntArray
+from fedcor.selectors.numba_passes import compiled_pass
 
 BLOCK = 4096
-# Below, a pick takes a few milliseconds at most, and a run would hardly win back the seconds in
-# which Numba compiles. The sums of the two passes have different orders, so their results differ by
-# rounding errors.
-COMPILED_FROM = 100_000
 
 
 def blocks(count: int) -> Iterator[slice]:
@@ -69,20 +65,6 @@ class Pick(NamedTuple):
     s2: float  # noise variance
 
 
-_Pass = Callable[..., tuple[int, float]]
-
-
-@cache
-def _compiled_pass() -> _Pass | None:
-    """`compiled.condition_and_find`; None where Numba is not installed."""
-    try:
-        from fedcor.selectors.compiled import condition_and_find
-    except ImportError:
-        return None
-    compiled: _Pass = condition_and_find
-    return compiled
-
-
 class Posterior:
     """What conditioning on one picked client after another leaves of n clients.
 
@@ -97,7 +79,7 @@ class Posterior:
         self.X, self.p, self.s2 = X, p, s2
         self.A, self.v = np.eye(X.shape[1]), v.copy()
         self.variance, self.benefit = np.empty(len(X)), np.empty(len(X))
-        self._pass = _compiled_pass() if len(X) >= COMPILED_FROM else None
+        self._pass = compiled_pass("condition_and_find", len(X))
         if self._pass is not None:
             self.X = np.ascontiguousarray(X)
         for rows in blocks(len(X)):
@@ -105,21 +87,30 @@ class Posterior:
             self.variance[rows] = np.einsum("nd,nd->n", Xb, Xb) + s2
             self.benefit[rows] = Xb @ v + s2 * p[rows]
 
-    def gains(self, alpha: FloatArray) -> FloatArray:
-        """(n,) gain of every client, picked or not; alpha: (n,) annealing factors."""
-        return alpha * self.benefit / np.sqrt(self.variance)
+    def gains(self, alpha: FloatArray, rows: slice = slice(None)) -> FloatArray:
+        """Gains of all clients or of some, picked or not; alpha: (n,) annealing factors."""
+        return alpha[rows] * self.benefit[rows] / np.sqrt(self.variance[rows])
 
     def gain(self, row: int, alpha: float) -> float:
         """The gain of one client."""
         return float(alpha * self.benefit[row] / np.sqrt(self.variance[row]))
 
-    def best(self, alpha: FloatArray, left: BoolArray) -> tuple[int, float]:
-        """The first row with the largest gain of those that are `left`, and that gain."""
+    def best(
+        self, alpha: FloatArray, left: BoolArray, pick: Pick | None = None
+    ) -> tuple[int, float]:
+        """The first row with the largest gain of those that are `left`, and that gain.
+
+        With `pick`, everyone is conditioned on it before, in the same pass.
+        """
         best, gain = -1, -np.inf
         for rows in blocks(len(self.p)):
-            row, largest = self._best_of(rows, alpha, left)
-            if largest > gain or best < 0:
-                best, gain = rows.start + row, largest
+            if pick is not None:
+                self._condition(rows, pick)
+            g = self.gains(alpha, rows)
+            g[~left[rows]] = -np.inf
+            row = int(np.argmax(g))
+            if g[row] > gain or best < 0:
+                best, gain = rows.start + row, float(g[row])
         return best, gain
 
     def pick(self, x: FloatArray, q: float) -> None:
@@ -133,17 +124,11 @@ class Posterior:
     ) -> tuple[int, float]:
         """`pick`, then `best`, in one pass."""
         pick = self._pick(x, q)
-        if self._pass is not None:
-            clients = Clients(self.X, self.variance, self.benefit, alpha, left)
-            best, gain = self._pass(clients, pick)
-            return (best, gain) if best >= 0 else self.best(alpha, left)
-        best, gain = -1, -np.inf
-        for rows in blocks(len(self.X)):
-            self._condition(rows, pick)
-            row, largest = self._best_of(rows, alpha, left)
-            if largest > gain or best < 0:
-                best, gain = rows.start + row, largest
-        return best, gain
+        if self._pass is None:
+            return self.best(alpha, left, pick)
+        clients = Clients(self.X, self.variance, self.benefit, alpha, left)
+        best, gain = self._pass(clients, pick)
+        return (best, gain) if best >= 0 else self.best(alpha, left)
 
     def _pick(self, x: FloatArray, q: float) -> Pick:
         """Condition A and v on a client."""
@@ -160,9 +145,3 @@ class Posterior:
         variance = self.variance[rows]
         variance -= z * z / pick.h
         np.maximum(variance, self.s2, out=variance)
-
-    def _best_of(self, rows: slice, alpha: FloatArray, left: BoolArray) -> tuple[int, float]:
-        g = alpha[rows] * self.benefit[rows] / np.sqrt(self.variance[rows])
-        g[~left[rows]] = -np.inf
-        row = int(np.argmax(g))
-        return row, float(g[row])

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedcor.core.errors import FedcorError
+from fedcor.core.errors import FedcorError, blame
 from fedcor.core.types import FloatArray, IntArray, Population
 from fedcor.data.client_data import ClientData
 from fedcor.data.datasets import Dataset
@@ -29,7 +29,7 @@ from fedcor.simulation.engine.models import (
     transformed,
 )
 from fedcor.simulation.engine.stacked import StackedTrainer, dense_stack
-from fedcor.simulation.engine.stores import HeldData, LoadedData, Store, labels_of
+from fedcor.simulation.engine.stores import HeldData, LoadedData, Store
 from fedcor.simulation.engine.train import Assignment, LocalTraining, LoopTrainer, Trainer
 from fedcor.simulation.tasks import Task, build_task
 
@@ -231,23 +231,20 @@ class Engine:
 
         In one pass with large batches.
         """
-        found: list[list[FloatArray]] = [[np.empty(0)], [np.empty(0)]]
+        losses, accuracies = [np.empty(0)], [np.empty(0)]
         for x, y, sizes in self.store.measured(clients) if len(clients) else ():
             starts = np.cumsum(sizes) - sizes
-            each, correct = self._forward(model, x, y)[:2]
-            for means, per_sample in zip(
-                found, (each.double() ** power, correct.double()), strict=True
-            ):
-                means.append(np.add.reduceat(per_sample.cpu().numpy(), starts) / sizes)
-        losses, accuracies = (np.concatenate(means) for means in found)
-        return losses, accuracies
+            each, correct, _ = self._forward(model, x, y)
+            for means, values in ((losses, each.double() ** power), (accuracies, correct.double())):
+                means.append(np.add.reduceat(values.cpu().numpy(), starts) / sizes)
+        return np.concatenate(losses), np.concatenate(accuracies)
 
     def majority_labels(self) -> IntArray:
         """(N,) the most frequent label of each client. Raises FedcorError without labels."""
         if self.task.classes is None:
             raise FedcorError("the targets are not labels, so no client has a most frequent one")
-        clients = range(self.population.count)
-        return np.array([np.bincount(labels_of(self.store, k)).argmax() for k in clients])
+        found = [self.store.training([k]) for k in range(self.population.count)]
+        return np.array([np.bincount(own.y[own.rows[0]].cpu()).argmax() for own in found])
 
     def measured_rows(self, size: int) -> Iterator[tuple[int, Batch, Tensor]]:
         """All data that losses are measured on, client by client, in blocks of at most `size` rows.
@@ -286,14 +283,9 @@ class Engine:
         for start in range(0, size_of(x), self._rows_at_once):
             rows = slice(start, start + self._rows_at_once)
             targets = y[rows]
-            try:
+            with blame("the model failed in evaluation"):
                 outputs = outputs_of(self.module(rows_of(x, rows)))
                 losses.append(self.task.losses(outputs, targets))
-            except FedcorError:
-                raise
-            except Exception as error:  # a user's module or loss may fail on any batch
-                cause = f"{type(error).__name__}: {error}"
-                raise FedcorError(f"the model failed in evaluation: {cause}") from error
             predicted = self.task.predictions(outputs)
             correct.append(
                 torch.full_like(losses[-1], torch.nan)

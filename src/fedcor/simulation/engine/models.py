@@ -26,7 +26,7 @@ from fedcor.core.rng import stream_seed
 from fedcor.core.types import Array
 from fedcor.data.datasets import Dataset
 from fedcor.data.own_samples import Samples
-from fedcor.simulation.tasks import Task, load_model_factory
+from fedcor.simulation.tasks import Task, build_task, load_model_factory
 
 Batch: TypeAlias = Tensor | dict[str, Tensor]
 # A user's model: a factory, or a module. See `build_model`.
@@ -207,8 +207,8 @@ def build_model(
         classes: Number of outputs (`Dataset.outputs`): of classes, or of targets per sample.
         seed: The seed of the run.
         options: Options of the model by name.
-        data: The data, of which the model is tried on two samples; zeros if it is not given.
-        task: What the model is for; cross entropy if it is not given.
+        data: The data, of which the model is tried on two samples; it is not tried without.
+        task: What the model is for; the default of the data if it is not given.
 
     Raises:
         ConfigError: There is no such model, it cannot be built, or it does not fit the data.
@@ -223,64 +223,36 @@ def build_model(
         inputs = ", ".join(shape)
         allowed = f"takes one array per sample, but the data has {inputs}: give a model of your own"
         raise ConfigError("name", name, allowed)
-    given = shape if isinstance(shape, Mapping) else tuple(shape)
-    name = name if isinstance(name, str) else describe(name)
+    name = getattr(name, "__qualname__", None) or str(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, "weights"))
         try:
-            module = factory(given, classes, **(options or {}))
+            module = factory(shape, classes, **(options or {}))
         except ConfigError:
             raise
         except Exception as error:  # a user's factory may fail in any way
-            allowed = f"could not be built for samples of shape {given}: {error}"
+            allowed = f"could not be built for samples of shape {shape}: {error}"
             raise ConfigError("name", name, allowed) from error
         if not isinstance(module, nn.Module):
             allowed = f"must make a torch.nn.Module, but made a {type(module).__name__}"
             raise ConfigError("name", name, allowed)
-        if data is not None or not isinstance(given, Mapping):
-            _check_forward(name, module, given, classes, data=data, task=task)
+        if data is not None:
+            _check_forward(name, module, data, task or build_task(classes=data.classes))
     return _with_client_dropout(module)
 
 
-def describe(model: Model) -> str:
-    """A user's model as messages name it: `module:Class`."""
-    named = type(model) if isinstance(model, nn.Module) else model
-    name = getattr(named, "__qualname__", type(named).__qualname__)
-    return f"{getattr(named, '__module__', '')}:{name}"
-
-
-def _check_forward(
-    name: str,
-    module: nn.Module,
-    shape: Any,
-    classes: int,
-    *,
-    data: Dataset | None,
-    task: Task | None,
-) -> None:
+def _check_forward(name: str, module: nn.Module, data: Dataset, task: Task) -> None:
     """Raise ConfigError unless the module gives outputs for two samples that its task can take."""
     training = module.training
-    batch: Batch
-    if data is None:
-        batch, targets = torch.zeros(2, *shape), torch.zeros(2, dtype=torch.int64)
-    else:
-        batch = rows_of(as_batch(data.test_x), slice(2))
-        targets = as_tensor(data.test_y)[:2]
     try:
         with torch.no_grad():
-            scores: Any = module.eval()(batch)
+            result = module.eval()(rows_of(as_batch(data.test_x), slice(2)))
     except Exception as error:  # a user's module may fail in any way
-        raise ConfigError("name", name, f"cannot take samples of shape {shape}: {error}") from error
+        allowed = f"cannot take samples of shape {data.shape}: {error}"
+        raise ConfigError("name", name, allowed) from error
     module.train(training)
-    scores = getattr(scores, "logits", scores)
-    if task is None or task.is_cross_entropy:
-        if not isinstance(scores, Tensor) or scores.shape != (len(targets), classes):
-            got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            allowed = f"must give scores of shape (batch, {classes}), but two samples gave {got}"
-            raise ConfigError("name", name, allowed)
-        return
     try:
-        task.losses(outputs_of(scores), targets)
+        task.losses(outputs_of(result), as_tensor(data.test_y)[:2])
     except Exception as error:  # a user's loss may fail in any way
         raise ConfigError("name", name, f"does not fit the loss: {error}") from error
 

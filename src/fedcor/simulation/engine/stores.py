@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcor.core.errors import DataError
+from fedcor.core.errors import blame
 from fedcor.core.rng import stream
-from fedcor.core.types import Array, IntArray
+from fedcor.core.types import IntArray
 from fedcor.data.client_data import ClientData, check_loaded
 from fedcor.data.datasets import Dataset
 from fedcor.simulation.engine.models import Batch, as_batch, as_tensor, rows_of, tensors_of
@@ -150,14 +150,11 @@ class LoadedData(Store):
 
     def training(self, clients: Sequence[int]) -> Training:
         """The data of these clients, one after the other."""
-        loaded = [self._load(k) for k in clients]
-        sizes = self._all[np.asarray(clients)]
-        starts = np.cumsum(sizes) - sizes
-        rows = [
-            np.arange(start, start + size)
-            for start, size in zip(starts, self.sizes[np.asarray(clients)], strict=True)
-        ]
-        return Training(_joined([x for x, _ in loaded]), torch.cat([y for _, y in loaded]), rows)
+        x, y = _joined([self._load(k) for k in clients])
+        ends = np.cumsum(self._all[np.asarray(clients)])
+        starts = ends - self._all[np.asarray(clients)]
+        rows = [np.arange(s, s + self.sizes[k]) for s, k in zip(starts, clients, strict=True)]
+        return Training(x, y, rows)
 
     def measured(self, clients: IntArray) -> Iterator[Measured]:
         """In pieces, so that few clients are in memory at once."""
@@ -169,21 +166,15 @@ class LoadedData(Store):
                 x, y = self._load(k)
                 last = slice(len(y) - size, len(y))
                 parts.append((rows_of(x, last), y[last]))
-            x, y = _joined([x for x, _ in parts]), torch.cat([y for _, y in parts])
-            yield Measured(x, y, sizes[group])
+            yield Measured(*_joined(parts), sizes[group])
 
     def _load(self, client: int) -> tuple[Batch, Tensor]:
         """Samples and targets of a client, shuffled."""
         if client in self._kept:
             self._kept.move_to_end(client)
             return self._kept[client]
-        try:
+        with blame(f"client {client}: its data could not be loaded"):
             loaded = self._clients.load(client)
-        except DataError:
-            raise
-        except Exception as error:  # a user's own may fail in any way
-            cause = f"{type(error).__name__}: {error}"
-            raise DataError(f"client {client}: its data could not be loaded: {cause}") from error
         x, y = check_loaded(self._data, client, int(self._all[client]), loaded)
         order = torch.from_numpy(stream(self._seed, "holdout", client).permutation(len(y)))
         samples = self._place(rows_of(as_batch(x), order))
@@ -195,13 +186,11 @@ class LoadedData(Store):
         return found
 
 
-def _joined(batches: Sequence[Batch]) -> Batch:
-    """Several batches as one."""
-    joined = {
-        name: torch.cat([tensors_of(batch)[name] for batch in batches])
-        for name in tensors_of(batches[0])
-    }
-    return joined if isinstance(batches[0], dict) else joined[""]
+def _joined(parts: Sequence[tuple[Batch, Tensor]]) -> tuple[Batch, Tensor]:
+    """Samples and targets of several clients as one batch."""
+    first, y = parts[0][0], torch.cat([y for _, y in parts])
+    x = {name: torch.cat([tensors_of(x)[name] for x, _ in parts]) for name in tensors_of(first)}
+    return x if isinstance(first, dict) else x[""], y
 
 
 def _device(batch: Batch) -> torch.device:
@@ -210,10 +199,3 @@ def _device(batch: Batch) -> torch.device:
 
 def _bytes(x: Batch, y: Tensor) -> int:
     return sum(tensor.nbytes for tensor in (*tensors_of(x).values(), y))
-
-
-def labels_of(store: Store, client: int) -> Array:
-    """(n_k,) the labels or targets that a client trains on."""
-    found = store.training([client])
-    labels: Array = found.y[torch.from_numpy(found.rows[0])].cpu().numpy()
-    return labels

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedcor.core.errors import FedcorError
+from fedcor.core.errors import blame
 from fedcor.core.rng import stream, stream_seed
 from fedcor.core.types import IntArray
 from fedcor.simulation.engine.models import Batch, ClientDropout, ModelVector, outputs_of, rows_of
@@ -156,14 +156,10 @@ class LoopTrainer:
         results = []
         for i, assignment in enumerate(work):
             correction = None if corrections is None else corrections[i]
-            try:
+            where = f"round {assignment.round}, client {assignment.client}"
+            with blame(f"{where}: local training failed"):
                 trained = self._train(model, assignment, x, y, training, correction=correction)
                 results.append(trained)
-            except Exception as error:  # a user's module or loss may fail on any batch
-                where = f"round {assignment.round}, client {assignment.client}"
-                known = isinstance(error, FedcorError | RuntimeError | ValueError | TypeError)
-                cause = str(error) if known else f"{type(error).__name__}: {error}"
-                raise FedcorError(f"{where}: local training failed: {cause}") from error
         return torch.stack(results)
 
     def _train(
@@ -183,12 +179,10 @@ class LoopTrainer:
         dropout = assignment.dropout_stream()
         for layer in self.dropouts:
             layer.stream = dropout
-        trainable = [i for i, p in enumerate(self.module.parameters()) if p.requires_grad]
-        parameters: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
-        corrections: list[Tensor] = []
-        if correction is not None:
-            split = self.vector.split(correction)
-            corrections = [split[i] for i in trainable]
+        every = list(self.module.parameters())
+        parameters: list[Tensor] = [p for p in every if p.requires_grad]
+        split = [] if correction is None else self.vector.split(correction)
+        corrections = [e for e, p in zip(split, every, strict=False) if p.requires_grad]
         anchors = [p.detach().clone() for p in parameters] if training.proximal else []
         # A user's functional dropout draws from torch's global stream, which is restored after it.
         with torch.random.fork_rng(devices=[]):
