@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from flwr.serverapp.strategy import (
     Bulyan,
@@ -373,9 +374,10 @@ def check_model(settings: RunSettings, round: int, arrays: ArrayRecord, like: Ar
         elif settings.grows_trees:
             wrong = trees_fault(arrays[name])
         else:
-            values = arrays[name].numpy()
+            values = arrays[name].numpy()  # a mean of whole numbers may be of floats
+            usual = before if before.dtype.kind == "f" else before.astype(np.float64)
             shaped = values.shape == before.shape
-            wrong = numbers_fault(values, before) if shaped else "has another shape"
+            wrong = numbers_fault(values, usual) if shaped else "has another shape"
         if wrong:
             raise FedcorError(
                 f"round {flower_round(round)}: the model that {type(settings.strategy).__name__} "

@@ -73,6 +73,7 @@ class Terms:
         arrays_key: What the record with the model's arrays is called, if there are several.
         several: Whether there may be more ArrayRecords and MetricRecords than one. Flower's own
             aggregation cannot use them.
+        counters: Arrays of whole numbers in the first model; a mean may have made floats of them.
     """
 
     weight_key: str
@@ -80,6 +81,7 @@ class Terms:
     required: frozenset[str] = frozenset()
     arrays_key: str = "arrays"
     several: bool = False
+    counters: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,10 @@ def read_model(message: Message, model: Mapping[str, types.Array], terms: Terms)
     """A trained model with its metrics, or Unusable; names, shapes and types are `model`'s."""
     record, parts = _split(message.content, model, terms)
     arrays = ArrayRecord(
-        {name: _clean_array(name, record[name], like) for name, like in model.items()}
+        {
+            name: _clean_array(name, record[name], like, counts=name in terms.counters)
+            for name, like in model.items()
+        }
     )
     return _reply(message, terms, arrays=arrays, **parts)
 
@@ -320,21 +325,22 @@ def _check_others(records: Mapping[str, Record]) -> None:
                 raise Unusable("unusable", why, doubts_model=True)
 
 
-def _clean_array(name: str, array: Array, like: types.Array) -> Array:
+def _clean_array(name: str, array: Array, like: types.Array, *, counts: bool) -> Array:
     """The array in the type of the model's: another one would become that of the whole model."""
-    values = _read(name, array)
+    values, floats = _read(name, array), like.dtype.kind == "f"
+    if counts and floats and values.dtype.kind in "iub":
+        values = values.astype(np.float64)
     wrong = shape_fault(values, like)
     if wrong:
         raise Unusable("malformed", f"{name} {wrong}")
     wrong = numbers_fault(values, like)
     if wrong:
-        raise Unusable("unusable", f"{name} {wrong}", doubts_model=True)
-    if values.dtype == like.dtype:
+        kind = "unusable" if floats else "malformed"
+        raise Unusable(kind, f"{name} {wrong}", doubts_model=floats)
+    if values.dtype == like.dtype and not (counts and floats):
         return array
     with np.errstate(over="ignore"):
         cast = values.astype(like.dtype)
-    if like.dtype.kind != "f" and not np.array_equal(cast, values):
-        raise Unusable("malformed", f"{name} has numbers that are not whole, for {like.dtype}")
     if numbers_fault(cast, like):
         why = f"{name} has numbers that do not fit {like.dtype}"
         raise Unusable("unusable", why, doubts_model=True)

@@ -213,6 +213,7 @@ class RunSettings:
         evaluate_config: Flower's configuration of evaluations.
         server_evaluates: Whether a round ends with an evaluation of the server's.
         fresh: The strategy as it was before the first round.
+        counters: The arrays of the first model that are of whole numbers.
     """
 
     strategy: Strategy
@@ -223,6 +224,7 @@ class RunSettings:
     evaluate_config: ConfigRecord = field(default_factory=ConfigRecord)
     server_evaluates: bool = False
     fresh: Memory | None = None
+    counters: frozenset[str] = frozenset()
 
     def _attribute(self, name: str, default: Any) -> Any:
         return strategy_setting(self.strategy, name, default)
@@ -299,7 +301,12 @@ class RunSettings:
             if isinstance(one, DifferentialPrivacyClientSideAdaptiveClipping):
                 required.add(_NORM_BIT)
         several = _is_own(self.strategy.aggregate_train)
-        return replace(self.evaluate_terms, required=frozenset(required), several=several)
+        return replace(
+            self.evaluate_terms,
+            required=frozenset(required),
+            several=several,
+            counters=self.counters,
+        )
 
     @cached_property
     def weighted(self) -> bool:

@@ -100,6 +100,9 @@ class SelectingStrategy(Strategy):
             evaluate_config,
             server_evaluates=evaluate_fn is not None,
             fresh=snapshot(self.strategy),
+            counters=frozenset(
+                name for name, array in initial_arrays.items() if array.dtype[:1] in ("i", "u", "b")
+            ),
         )
         self._round = None
         grid = grid if self.settings.over_selection == 1.0 else EnoughGrid(grid)
