@@ -155,6 +155,8 @@ def test_over_selection_is_checked_and_without_slow_clients_everyone_counts(tmp_
     for wrong in (0.5, 1000.0, "2"):
         with pytest.raises(ConfigError, match="over_selection"):
             select_with(FedAvg(), Random(2), over_selection=wrong)
+    with pytest.raises(ConfigError, match="which Full has not"):
+        select_with(FedAvg(), Full(), over_selection=1.5)
     run(Random(2), MemoryGrid(numpy_app(), 6), 2, folder=tmp_path, over_selection=1.5)
     assert [len(line["participated"]) for line in lines(tmp_path)] == [3, 3]
 

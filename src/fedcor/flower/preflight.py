@@ -53,7 +53,7 @@ from fedcor.flower.settings import RunSettings, SelectionSettings
 from fedcor.flower.strategy_memory import grows_trees, strategy_setting, wrapped
 from fedcor.rounds.aggregation import optimiser_class
 from fedcor.rounds.model_arrays import Arrays, numbers_fault
-from fedcor.rounds.rules.declaration import check_rules_for
+from fedcor.rounds.rules.declaration import check_can_ask, check_rules_for
 from fedcor.selectors import selector_name
 
 FEW, MORE = 3, 20  # clients that are asked for a loss; and others, if none of the few has one
@@ -105,6 +105,8 @@ def _check_selector(selector: Selector, settings: SelectionSettings) -> None:
         allowed = "reads single updates, which secure aggregation hides"
         hint = "choose one that does not, such as random, power_of_choice or fedcor"
         raise ConfigError("selector", selector, allowed, hint)
+    if settings.over_selection != 1.0:
+        check_can_ask("over_selection", settings.over_selection, selector)
     check_rules_for(settings.rules, selector)
     check_minima(settings.rules, selector)
 

@@ -47,6 +47,7 @@ from fedcor.rounds.rules.declaration import (
 )
 from fedcor.runs.tracking.callback import GivenCallback
 from fedcor.runs.tracking.session import check_callbacks
+from fedcor.selectors import selector_name
 
 # fmt: off
 _LOSSES = (
@@ -233,6 +234,11 @@ class RunSettings:
     def probe_timeout(self) -> float:
         """Seconds within which a node answers a question."""
         return self.selection.probe_timeout
+
+    @cached_property
+    def selector_name(self) -> str:
+        """What the log and the record call the selector."""
+        return selector_name(self.selector)
 
     @cached_property
     def plain(self) -> tuple[str, ...]:

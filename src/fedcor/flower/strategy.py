@@ -58,7 +58,6 @@ class SelectingStrategy(Strategy):
         check_setup(strategy, selector, settings)
         self.strategy, self.selector, self.settings = strategy, selector, settings
         self._run = RunSettings(strategy, selector, settings)
-        self._selector_name = selectors.selector_name(selector)
         self._recorder = Recorder(self._run)
         self._state = FederationState(first_state(ArrayRecord()))
         self._round: ServerRound | None = None  # the one under way
@@ -210,7 +209,7 @@ class SelectingStrategy(Strategy):
         """Write the round, which ended with the model `arrays`, and log it."""
         finished = round.finish(arrays, scores)
         self._recorder.write(finished, self._state)
-        log_round(finished.record, self._run.num_rounds, self._selector_name)
+        log_round(finished.record, self._run.num_rounds, self._run.selector_name)
 
     def _log_nothing_to_do(self, num_rounds: int) -> None:
         """Log why no round is left."""

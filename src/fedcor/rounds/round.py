@@ -254,12 +254,11 @@ class Round(ABC, Generic[Model]):
         adopted = self._last_good() if returns else self._adopted(delivered)
         good = self.model if delivered.condition is Condition.GOOD else self.before.good
         self.adopted_version = adopted.version
-        state = self.retry(delivered)
-        if step is Step.ADOPT and delivered.condition is Condition.BAD:
-            # Updates of the last good model are usable and losses are not: these say nothing.
-            state = replace(state, health=Health())
+        # Where updates of the last good model are usable and losses are not, these say nothing.
+        deaf = step is Step.ADOPT and delivered.condition is Condition.BAD
         return replace(
-            state,
+            self.retry(delivered),
+            health=Health() if deaf else delivered.health,
             round=self.round + 1,
             model=adopted.model,
             known=adopted.losses,
@@ -276,8 +275,11 @@ class Round(ABC, Generic[Model]):
         """
         bad = delivered.condition is Condition.BAD
         wrong = bad and not self.can_return and not len(delivered.participants)
-        norms = self.past_norms(wrong=wrong, alone=last)
-        return replace(self.before, known=self._known, norms=norms, health=delivered.health)
+        norms, health = self.past_norms(wrong=wrong, alone=last), delivered.health
+        if bad:  # those who find the model bad still do
+            doubters = {*self.before.health.doubters, *self.refused_clients, *self.unusable}
+            health = replace(health, doubters=frozenset(doubters))
+        return replace(self.before, known=self._known, norms=norms, health=health)
 
     def _adopted(self, delivered: Delivered) -> Candidate[Model]:
         """The model of the next round, of the updates that were delivered."""
