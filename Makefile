@@ -13,7 +13,12 @@ FLOWER_TESTS := $(filter-out $(patsubst %, tests/flower/test_flower_%.py, simula
 AXE_VERSION := 4.14.0
 AXE := .venv/axe-core-$(AXE_VERSION).js
 
-.PHONY: demo test test-all coverage test-flower-versions test-browser test-trackers test-nvflare lint check format bench \
+# FedLab, FLGo and pfl-research, and what they import that the main environment does not have.
+RECIPES := fedlab==1.3.0 flgo==0.4.4 pfl==0.6.0 munch nvidia-ml-py prettytable ujson \
+    dp-accounting==0.5.1 prv-accountant==0.2.0 dm-tree absl-py wrapt
+
+.PHONY: demo test test-all coverage test-flower-versions test-browser test-trackers test-nvflare test-recipes \
+    lint check format bench \
     torture licences docs package \
     package-test clean
 
@@ -59,6 +64,10 @@ test-browser: .venv/ready .venv/browser $(AXE)
 test-trackers: .venv-trackers/ready
 	FEDCOR_TRACKERS=1 .venv-trackers/bin/python -m pytest -n 2 --dist worksteal \
 	    tests/runs/test_trackers.py
+
+# The recipes for other packages, with these packages.
+test-recipes: .venv-recipes/ready
+	FEDCOR_RECIPES=1 .venv-recipes/bin/python -m pytest -n 2 tests/runs/test_recipes.py
 
 # Jobs in NVFlare's simulator, one file of tests per process. They mostly wait.
 test-nvflare: .venv-nvflare/ready
@@ -111,7 +120,8 @@ package-test: package
 	cd "$$folder" && venv/bin/fedcor demo
 
 clean:
-	rm -rf .venv .venv-bench .venv-flower .venv-trackers .venv-nvflare build dist .coverage .coverage.* .pytest_cache .mypy_cache \
+	rm -rf .venv .venv-bench .venv-flower .venv-nvflare .venv-recipes .venv-trackers build dist \
+	    .coverage .coverage.* .pytest_cache .mypy_cache \
 	    .ruff_cache .hypothesis
 
 .venv/ready: pyproject.toml constraints.txt
@@ -136,6 +146,16 @@ $(AXE): .venv/ready
 	    > $$(echo .venv-trackers/lib/python3*/site-packages)/main.pth
 	.venv-trackers/bin/python -m pip install --quiet -c constraints.txt \
 	    tensorboard mlflow-skinny wandb
+	touch $@
+
+# Without their dependencies: they name torchvision, and versions of packages that the main environment
+# has already. All else is the main environment's, which is found last.
+.venv-recipes/ready: .venv/ready
+	$(PYTHON) -m venv .venv-recipes
+	$(BIN)/python -c "import sysconfig; \
+	    print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+	    > $$(echo .venv-recipes/lib/python3*/site-packages)/main.pth
+	.venv-recipes/bin/python -m pip install --quiet -c constraints.txt --no-deps $(RECIPES)
 	touch $@
 
 # NVFlare, for one folder of tests. All else is the main environment's, which is found last.

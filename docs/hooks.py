@@ -27,6 +27,7 @@ log = logging.getLogger("mkdocs.hooks.fedcor")
 # The public names by purpose. A public name that is missing here comes last, under "More".
 GROUPS = {
     "Run and compare": ["compare", "run", "simulate", "load", "Result"],
+    "Your own training loop": ["Rounds"],
     "Experiments": [
         "experiment", "Experiment", "Faults", "Devices", "Byzantine", "Defence", "Rules",
         "Callback", "FedcorError",
@@ -66,6 +67,8 @@ TYPES = [
     "fedcor.rounds.rules.seats.Seats",
     "fedcor.rounds.record_line.RoundRecord",
     "fedcor.runs.record.RunRecord",
+    "fedcor.runs.answers.Question",
+    "fedcor.runs.loop_settings.LoopSettings",
     "fedcor.simulation.state.SimulationState",
     "fedcor.runs.tracking.callback.StartedRun",
 ]

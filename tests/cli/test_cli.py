@@ -384,8 +384,8 @@ def check_demo(out: str, rounds: int) -> None:
 
 
 def test_demo_with_fewer_rounds(capsys, monkeypatch):
-    def shorter(*given):
-        experiment = load_experiment(*given)
+    def shorter(*given, **more):
+        experiment = load_experiment(*given, **more)
         return dataclasses.replace(experiment, rounds=3)
 
     monkeypatch.setattr("fedcor.simulation.experiment_files.load_experiment", shorter)

@@ -32,9 +32,9 @@ def test_fedcor_and_a_killed_server_that_resumes(tmp_path):
         return [*codes, simulate(resumed, workspace, sites=4)], before
 
     def record_of(name):
-        """Without measured times, and bytes: restarted sites are sent the model again."""
+        """Without measured times."""
         rounds = read_run(tmp_path / name / "run").rounds
-        left_out = ("seconds", "bytes_down")
+        left_out = ("seconds",)
         return [{key: line[key] for key in line if key not in left_out} for line in rounds]
 
     with ThreadPoolExecutor() as pool:

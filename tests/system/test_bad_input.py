@@ -191,7 +191,7 @@ def test_memory_is_checked_against_the_machine(monkeypatch):
     monkeypatch.setattr(config, "machine_memory", lambda: 2e9)
     check_memory("a", 1, 2e9)
     with pytest.raises(
-        ConfigError, match=r"a = 7: needs about 3.5 GB of memory, and this machine has 2 GB"
+        ConfigError, match=r"a = 7: needs about 3.50 GB of memory, and this machine has 2.00 GB"
     ):
         check_memory("a", 7, 3.5e9)
     monkeypatch.setattr(config, "machine_memory", lambda: None)  # it does not tell

@@ -147,12 +147,10 @@ def _measures(run: RunRecord) -> dict[str, FloatArray]:
 
     The record has null for a number that is not finite and for one that was never there. An
     accuracy and a user's own metric are finite where they were measured at all. A loss is not
-    finite when the model has diverged; only a user's Flower app may leave rounds without one.
+    finite when the model has diverged; only a user's own app or loop may leave rounds without one.
     """
-    rounds = run.rounds
-    losses = _array(
-        (row.get("test_loss") for row in rounds), math.nan if is_flower_app(run) else math.inf
-    )
+    rounds, own = run.rounds, is_flower_app(run) or run.header.get("engine") == "own"
+    losses = _array((row.get("test_loss") for row in rounds), math.nan if own else math.inf)
     known = np.array(["test_loss" in row for row in rounds], dtype=bool)
     measures = {
         "accuracy": _array(row["test_accuracy"] for row in rounds),

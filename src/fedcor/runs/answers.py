@@ -70,6 +70,11 @@ def check_answer(question: Question, given: Mapping[str, Any]) -> None:
         )
     if "models" in given and "updates" in given:
         raise FedcorError("tell models or updates, not both")
+    if question.kind == "train" and not given.keys() & {"models", "updates", "failures"}:
+        raise FedcorError(
+            f"question {question.number} asks clients to train: tell models or updates, an empty "
+            "dictionary if nobody sent any"
+        )
     for key, values in given.items():
         if key in _BY_CLIENT:
             _check_clients(key, values, question)

@@ -280,6 +280,7 @@ class Rounds:
         together = {**self._clients, **as_clients(sizes)}
         self._machine.join(_population(together.values()))
         self._clients, self._absent = together, self._absent - sizes.keys()
+        self._unsaved = True
         if self._writer is not None:
             write_client_names(self._writer.folder, self._texts)
 
