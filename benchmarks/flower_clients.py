@@ -12,8 +12,7 @@ from flwr.clientapp import ClientApp
 
 from benchmarks.replay import PlainLoop, Round
 from fedcor.flower.bridge import to_model, to_record
-from fedcor.flower.client import answers_probes
-from fedcor.flower.reply_validation import RATE, STEPS
+from fedcor.flower.protocol import RATE, STEPS, answers_probes
 from fedcor.simulation.build import build_simulation, use_one_thread
 from fedcor.simulation.engine.models import build_model
 from fedcor.simulation.experiment_files import load_experiment

@@ -22,9 +22,8 @@ from rich.text import Text
 from fedcor.cli import main
 from fedcor.core.errors import ConfigError
 from fedcor.core.text import for_csv, for_figure, lines, one_line
-from fedcor.flower.client_registry import Claim, Roster
+from fedcor.flower.client_registry import Claim, Roster, _readable
 from fedcor.flower.exchange import Exchange
-from fedcor.flower.identify import _readable
 from fedcor.reporting.explanations import explanation as explain
 from fedcor.reporting.plots import plot_experiment
 from fedcor.reporting.reason_texts import render_explanation
@@ -266,7 +265,7 @@ def test_what_clients_say_is_one_line_of_the_log(text):
     roster = Roster()
     with logged() as said:
         roster.enrol({1: Claim(text), 2: Claim(text)})
-        exchange = Exchange(MemoryGrid(numpy_app(), 1), roster, 0)
+        exchange = Exchange(MemoryGrid(numpy_app(), 1), roster.names, 0)
         exchange.refuse(0, "unusable", text.replace("\n", " ") * 100, task="train")
         exchange.log_faults()
     assert len(said) == 2
@@ -280,7 +279,7 @@ def test_an_errors_reason_forges_no_line_of_the_log():
     forged = "died\n2026-01-01 INFO: all is well\x1b[2J"
     reply = Message(Error(0, forged), reply_to=message)
     with logged() as said:
-        exchange = Exchange(grid, roster, 0)
+        exchange = Exchange(grid, roster.names, 0)
         exchange.match({0: message}, [reply], task="train")
         exchange.log_faults()
     (shown,) = said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcor.flower import OptimiserStrategy, select_with
-from fedcor.flower.reply_schema import refused_replies, with_common_parts
+from fedcor.flower.replies import Terms, common_contents, read_model, refused_replies
 from fedcor.selectors.afl import AFL
 from fedcor.selectors.baselines import Full, RoundRobin
 
@@ -25,7 +26,10 @@ USUAL = {"loss": 1.0, "num-examples": 3}
 
 def reply(metrics, records=("arrays", "metrics")):
     arrays = record(np.ones(3, np.float32))
-    return RecordDict({records[0]: arrays, records[1]: MetricRecord(metrics)})
+    metrics = MetricRecord({**metrics, "num-examples": 3})
+    content = RecordDict({records[0]: arrays, records[1]: metrics})
+    model = {"w": np.zeros(2, np.float32), "b": np.zeros(1, np.float32)}
+    return read_model(SimpleNamespace(content=content), model, Terms("num-examples"))
 
 
 def lengths(content):
@@ -38,8 +42,8 @@ def test_nobody_is_refused_for_metrics_that_nobody_reads(extras):
     """The strategy is given those that are in all replies, with the same length."""
     replies = {k: reply({**one, "num-examples": 3}) for k, one in enumerate(extras)}
     assert not refused_replies(replies)
-    common = with_common_parts(list(replies.values()))
-    shared = set.intersection(*({*lengths(one).items()} for one in replies.values()))
+    common = common_contents(list(replies.values()))
+    shared = set.intersection(*({*lengths(one.content).items()} for one in replies.values()))
     assert all({*lengths(content).items()} == shared for content in common)
     assert all(content["arrays"] == record(np.ones(3, np.float32)) for content in common)
 
@@ -51,7 +55,7 @@ def test_whoever_lacks_a_needed_metric_that_another_has_is_refused(metrics, need
     known = needed & {name for one in metrics for name in one}
     for client, one in enumerate(metrics):
         assert known <= one.keys() or client in refused
-    left = [content for client, content in replies.items() if client not in refused]
+    left = [one.content for client, one in replies.items() if client not in refused]
     for one in left:  # and with the same length, so that the strategy is given it
         assert {n: lengths(one)[n] for n in known} == {n: lengths(left[0])[n] for n in known}
 
@@ -74,7 +78,7 @@ def test_of_several_lengths_of_a_needed_metric_the_commonest_is_right():
 def test_what_a_reply_calls_its_records_gets_nobody_refused(names):
     replies = {client: reply(USUAL, one) for client, one in enumerate(names)}
     assert not refused_replies(replies)
-    common = with_common_parts(list(replies.values()))
+    common = common_contents(list(replies.values()))
     assert len({tuple(sorted(content)) for content in common}) == 1
     for content in common:
         assert len(content.array_records) == len(content.metric_records) == 1
@@ -140,7 +144,7 @@ def test_a_selector_reads_the_losses_that_the_strategy_is_not_given(tmp_path):
     strategy = Watching(fraction_evaluate=0.0)
     selecting, _ = run(AFL(5), grid, rounds=1, strategy=strategy, folder=tmp_path)
     assert {tuple(metrics) for metrics in strategy.seen} == {("num-examples",)}
-    known = np.isfinite(selecting._state.selector["losses"])
+    known = np.isfinite(selecting._state.current.selector["losses"])
     assert known.tolist() == [False, True, True, False, True]
 
 
@@ -201,5 +205,5 @@ def test_an_extra_metric_of_evaluations_is_left_out_and_its_losses_are_known(tmp
     assert [entry["faults"] for entry in lines(tmp_path)] == [{}, {}]
     for metrics in result.evaluate_metrics_clientapp.values():
         assert set(metrics) == {"loss", "accuracy"}
-    assert sorted(selecting._state.model.losses) == [0, 1, 2, 3, 4]
+    assert np.isfinite(selecting._state.current.known).tolist() == [True] * 5
     assert caplog.text.count("the metric f1 is not in all evaluate replies") == 1

@@ -27,7 +27,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 
-from fedcor.flower import answers_probes, identify, select_with
+from fedcor.flower import answers_probes, federation_state, select_with
 from fedcor.flower.client_registry import Claim, Roster
 from fedcor.flower.protocol import NOTE
 from fedcor.selectors.afl import AFL
@@ -58,7 +58,7 @@ def test_a_node_that_comes_late_is_taken_in(tmp_path):
         if isinstance(selector, Random | Full):
             assert {6, 7} <= {k for entry in lines(folder) for k in entry["selected"]}
         if isinstance(selector, FedCor):  # it may find them dispensable, but it has measured them
-            assert np.isfinite(selecting._state.selector["samples"][-1]).all()
+            assert np.isfinite(selecting._state.current.selector["samples"][-1]).all()
         assert (folder / "clients.tsv").read_text().splitlines()[-1] == "7\tpartition-7"
 
 
@@ -320,7 +320,7 @@ def fast_clock(monkeypatch):
                     event()
 
     events = {}
-    monkeypatch.setattr(identify, "time", Clock)
+    monkeypatch.setattr(federation_state, "time", Clock)
     return events
 
 
@@ -384,20 +384,17 @@ def test_the_roster():
     roster.enrol({6: Claim("partition-2")})
     # Two nodes claim to be the same client: the first is trusted while it is there.
     assert roster.node(1) == 5
-    assert roster.reachable([6, 8, 70], 0).tolist() == [0, 1, 2]
+    assert roster.connect([6, 8, 70]).tolist() == [0, 1, 2]
     assert (roster.node(1), roster.client(5), roster.client(6)) == (6, -1, 1)  # it was a restart
-    assert roster.reachable([5, 6, 8, 70], 0).tolist() == [0, 1, 2]
+    assert roster.connect([5, 6, 8, 70]).tolist() == [0, 1, 2]
     assert roster.node(1) == 5
-    roster.failed(1, 0)  # connected still, but dead: the other is tried
+    roster.look_elsewhere(1)  # connected still, but dead: the other is tried
     assert roster.node(1) == 6
     roster.unidentified(99, 0)
     assert roster.unknown([98, 99], 1) == [98]
     assert roster.unknown([98, 99], 2) == [98, 99]
-    assert roster.reachable([8, 70], 0).tolist() == [0, 2]
-    roster.failed(0, 0)
-    assert roster.reachable([8, 70], 1).tolist() == [2]
-    assert roster.reachable([8], 1).tolist() == [0]  # nobody else is there
-    assert roster.reachable([8, 70], 2).tolist() == [0, 2]
+    assert roster.connect([8, 70]).tolist() == [0, 2]
+    assert roster.connect([8, 70], lambda client: client > 0).tolist() == [2]
     read = Roster.from_arrays(roster.to_arrays())
     assert read.names == roster.names
     assert read.population().sizes.tolist() == [10, 30, 20, 20]

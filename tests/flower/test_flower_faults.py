@@ -111,8 +111,8 @@ FAULTS = {
             ),
         ),
     ),
-    "big numbers": (
-        "unusable",
+    "whole numbers": (
+        "malformed",
         lambda m, _r: with_content(m, arrays_of(**{**GOOD, "w": np.array([1, 2**62])})),
     ),
     "an archive": (

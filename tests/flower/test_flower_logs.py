@@ -213,9 +213,9 @@ def test_a_client_has_one_line_per_round_for_one_fault(caplog):
     assert ["(attempt 2; 3 reach" in m for m in said] == [False, True, False]
     assert [record.getMessage() for record in lost] == [
         "round 1: NO CLIENT delivered a usable update (3 errors): "
-        "trying again in 0.05 s (attempt 2 of 5)",
+        "trying again in 0.05 s, attempt 2 of 5",
         "round 1: NO CLIENT delivered a usable update (6 errors): "
-        "trying again in 0.05 s (attempt 3 of 5)",
+        "trying again in 0.05 s, attempt 3 of 5",
     ]
 
 

@@ -175,7 +175,7 @@ def test_once_a_loss_was_seen_later_failures_are_faults_of_clients(tmp_path):
     failing = []
     grid = everywhere(lambda m, r: raising("no disk")(m, r) if failing else r)
     run(PowerOfChoice(5), grid, rounds=1, folder=tmp_path)
-    assert not len(read_checkpoint(tmp_path)["known_losses"])
+    assert np.isnan(read_checkpoint(tmp_path)["known"]).all()
     failing.append(True)
     run(PowerOfChoice(5), grid, rounds=4, folder=tmp_path)
     assert [entry["faults"] for entry in lines(tmp_path)] == [{}, *[{"error": 10}] * 3]
@@ -264,7 +264,7 @@ def test_an_unusable_loss_of_one_client_is_none_and_its_update_is_used(value, tm
     (entry,) = lines(tmp_path)
     assert (entry["participated"], entry["faults"]) == ([0, 1, 2, 3, 4], {})
     assert entry["refused"] == 1
-    known = np.isfinite(selecting._state.selector["losses"])
+    known = np.isfinite(selecting._state.current.selector["losses"])
     assert known.tolist() == [True, True, True, False, True]
 
 

@@ -41,11 +41,11 @@ import fedcor.selectors
 from fedcor.core.errors import ConfigError, FedcorError
 from fedcor.core.types import Delivery, Population
 from fedcor.flower import OptimiserStrategy, answers_probes, select_with
-from fedcor.flower.reply_validation import RATE as LOCAL_RATE
-from fedcor.flower.reply_validation import STEPS as LOCAL_STEPS
-from fedcor.flower.reply_validation import read_local_training
+from fedcor.flower.optimiser_strategy import read_local_training
+from fedcor.flower.protocol import RATE as LOCAL_RATE
+from fedcor.flower.protocol import STEPS as LOCAL_STEPS
 from fedcor.flower.strategy_memory import Frozen, pack, snapshot, unpack
-from fedcor.flower.updates import PLAIN, layout_of
+from fedcor.rounds.model_arrays import PLAIN, layout_of
 from fedcor.runs.record import read_checkpoint, read_run
 from fedcor.selectors.baselines import Full, Random
 from fedcor.selectors.complement import Complement

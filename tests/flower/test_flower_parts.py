@@ -31,7 +31,7 @@ from fedcor.core.errors import FedcorError, RecordError
 from fedcor.flower import select_with
 from fedcor.flower.client_registry import Claim, Roster
 from fedcor.flower.exchange import Exchange, SomeNodes, limited
-from fedcor.flower.federation import _head
+from fedcor.rounds.model_arrays import layout_of
 from fedcor.runs.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
 from fedcor.selectors.baselines import Full, Random
 
@@ -46,7 +46,8 @@ from fedcor.selectors.baselines import Full, Random
     ],
 )
 def test_the_output_layer_is_the_last_matrix_with_its_bias(shapes, expected):
-    assert _head(shapes) == expected
+    model = {str(place): np.zeros(shape) for place, shape in enumerate(shapes)}
+    assert layout_of(model).head == expected
 
 
 def test_some_nodes_of_a_grid_are_a_grid():
@@ -89,7 +90,7 @@ def test_a_second_reply_to_a_message_is_ignored():
     grid, roster = MemoryGrid(numpy_app(), 1), Roster()
     (node,) = grid.contexts
     roster.enrol({node: Claim("a")})
-    exchange = Exchange(grid, roster, 0)
+    exchange = Exchange(grid, roster.names, 0)
     message = Message(RecordDict({"arrays": initial()}), node, "evaluate")
     grid.push_messages([message])
     (reply,) = grid.pull_messages([message.metadata.message_id])
@@ -213,7 +214,7 @@ def test_a_strategy_that_is_not_known_to_weight_replies_counts_them_alike():
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     run(Random(2), MemoryGrid(numpy_app(), 3), rounds=1, folder=tmp_path)
     saved = load_checkpoint(tmp_path / CHECKPOINT)
-    del saved.arrays["known_losses"]
+    del saved.arrays["known"]
     header = json.dumps(saved.header)
     save_checkpoint(tmp_path, saved.arrays, header, rounds=saved.rounds, keep=False)
     with pytest.raises(RecordError, match="does not fit this run.*choose another folder"):

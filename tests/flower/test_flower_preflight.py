@@ -312,8 +312,8 @@ def test_one_line_says_who_selects_the_warm_up_and_the_traffic(caplog):
     (line,) = said(caplog)
     assert re.fullmatch(
         r"preflight: fedcor chooses 3 of 12 clients in each round, FedAvg aggregates; until round "
-        r"3 of 15, a warm-up, the choice is random; expected traffic: \S+ \S+ down and \S+ \S+ up "
-        r"in 15 rounds",
+        r"3 of 15, a warm-up, the choice is random; expected traffic, if the model keeps its "
+        r"size: \S+ \S+ down and \S+ \S+ up in 15 rounds",
         line,
     )
     ours = [record for record in caplog.records if record.name == "flwr.fedcor"]

@@ -106,7 +106,7 @@ def test_the_settings_of_a_strategy_within_a_wrapper_hold(tmp_path):
     assert [entry["faults"] for entry in lines(tmp_path)] == [{}, {}]
     assert [entry["probed"] for entry in lines(tmp_path)] == [12, 6]
     assert weights == [[1.0, 1.0, 1.0]] * 2
-    assert selecting._round_settings.wait_for == 5
+    assert selecting._run.wait_for == 5
     nobody = DifferentialPrivacyServerSideFixedClipping(FedAvg(fraction_train=0.0), 0.0, 1.0, 3)
     with pytest.raises(ConfigError, match="switches training off"):
         select_with(nobody, Random(3))

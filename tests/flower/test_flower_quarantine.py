@@ -27,13 +27,10 @@ from flower_grid import (
 )
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedcor.cli import main
 from fedcor.core.errors import RecordError
 from fedcor.flower import select_with
-from fedcor.flower.client_registry import LONGEST_SILENT, LONGEST_USELESS, Quarantine, rounds_alone
 from fedcor.reporting.notes import faults_note
 from fedcor.runs.checkpoints import CHECKPOINT, load_checkpoint, save_checkpoint
 from fedcor.runs.record import read_run
@@ -191,21 +188,6 @@ def in_evaluation(change):
     return lambda m, r: change(m, r) if m.metadata.message_type == "evaluate" else r
 
 
-def in_own_evaluation(change):
-    """Of the strategy, which comes after the training of its round; questions come before."""
-    trained = [0]
-
-    def spoil(message, reply):
-        if "config" not in message.content:  # the question who it is
-            return reply
-        round = message.content["config"]["server-round"]
-        if is_training(message):
-            trained[0] = round
-        return in_evaluation(change)(message, reply) if trained[0] == round else reply
-
-    return spoil
-
-
 def evaluations(selector, grid, folder, rounds):
     """(rounds,) how many evaluate messages client 2 got in each round, questions included."""
     node, counts = grid.node_of(2), []
@@ -219,43 +201,16 @@ def evaluations(selector, grid, folder, rounds):
     return [after - before for before, after in itertools.pairwise([0, *counts])]
 
 
-def test_a_client_whose_evaluation_fails_trains_all_the_same(tmp_path, caplog):
-    """It is not evaluated for a while."""
+@pytest.mark.parametrize("change", [raises, lambda _m, _r: None], ids=["error", "silent"])
+def test_a_client_that_fails_in_the_strategys_own_evaluation_trains_all_the_same(change, tmp_path):
+    """It may have no test data. Such faults are counted, and nothing follows from them."""
     grid = MemoryGrid(numpy_app(), 5)
-    grid.trouble[2] = in_evaluation(raises)
-    with logged(caplog):
-        counts = evaluations(Full(), grid, tmp_path, rounds=21)
-    assert np.flatnonzero(counts).tolist() == [0, 1, 3, 6, 11, 20]
-    assert tried(tmp_path, 2) == list(range(21))
-    assert not any("quarantined" in entry for entry in lines(tmp_path))
-    said = [m for m in caplog.messages if "until round" in m]
-    assert said[0] == (
-        "round 2: client 2 (partition-2) failed 2 times in a row: not evaluated until round 4"
-    )
-
-
-def test_a_client_whose_evaluation_fails_is_not_asked_for_losses_either(tmp_path):
-    """The same function would answer them. It is chosen, and trains."""
-    grid = MemoryGrid(numpy_app(), 5)
-    grid.trouble[2] = in_own_evaluation(raises)
-    counts = evaluations(Asking(), grid, tmp_path, rounds=8)
-    assert [count > 0 for count in counts] == [True, True, False, True, False, False, True, False]
+    grid.trouble[2] = in_evaluation(change)
+    counts = evaluations(Full(), grid, tmp_path, rounds=6)
+    assert counts == [1] * 6
     assert all(2 in entry["participated"] for entry in lines(tmp_path))
-
-
-def test_a_client_that_does_not_reply_to_an_evaluation_is_left_alone(tmp_path):
-    grid = MemoryGrid(numpy_app(), 5)
-    grid.trouble[2] = in_evaluation(lambda _m, _r: None)
-    run(Full(), grid, rounds=10, strategy=FedAvg(), folder=tmp_path)
-    assert tried(tmp_path, 2) == [0, 2, 5]
-
-
-def test_useless_evaluations_do_not_make_a_late_training_worse():
-    quarantine = new_quarantine()
-    for round in range(6):
-        quarantine.failed(0, "evaluate", round, replied=True)
-    quarantine.failed(0, "train", 6, replied=False)
-    assert quarantine.until(0) == 6 + 1 + 1  # its first missing reply: for one round
+    assert not any("quarantined" in entry for entry in lines(tmp_path))
+    assert all(sum(entry["faults"].values()) == 1 for entry in lines(tmp_path))
 
 
 @pytest.mark.parametrize("selector", [FedCor(3, **QUICK), PowerOfChoice(3), Random(3)])
@@ -330,8 +285,8 @@ def test_a_resumed_run_leaves_the_same_clients_alone(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda arrays: arrays.pop("roster/believed"),
-        lambda arrays: arrays.update({"roster/failures": np.array([0, 2, 0, 0])}),
+        lambda arrays: arrays.pop("roster/sizes"),
+        lambda arrays: arrays.update({"backoff/faults": np.array([0, 2])}),
     ],
     ids=["an array is missing", "an array has another shape"],
 )
@@ -370,120 +325,3 @@ def test_reports_say_what_went_wrong(tmp_path, capsys):
     assert "left alone after faults: 1, 4\n" in capsys.readouterr().out
     assert main(["explain", str(tmp_path / "run"), "--round", "1"]) == 0
     assert "left alone" not in capsys.readouterr().out
-
-
-# --- the schedule, by itself ----------------------------------------------------------------------
-
-# What happens to a client in a round in which it may be asked.
-EVENTS = st.lists(
-    st.tuples(
-        st.sampled_from(["train", "probe", "evaluate"]),
-        st.sampled_from(["good", "useless", "silent"]),
-    ),
-    max_size=60,
-)
-
-
-def new_quarantine():
-    quarantine = Quarantine()
-    quarantine.add()
-    return quarantine
-
-
-@given(EVENTS)
-def test_nobody_is_left_alone_without_a_cause_and_everybody_comes_back(events):
-    quarantine, round = new_quarantine(), 0
-    row = {task: [] for task in ("train", "probe", "evaluate")}  # faults since a good reply
-    for task, event in events:
-        assert quarantine.until(0, task) <= round
-        if event == "good":
-            quarantine.succeeded(0, task)
-            row[task] = []
-        else:
-            row[task].append(event)
-            longer = quarantine.failed(0, task, round, replied=event == "useless")
-            alone = quarantine.until(0, task) - round - 1
-            assert longer == (alone > 0)
-            if (task, event) == ("evaluate", "useless"):
-                assert quarantine.until(0) <= round  # it trains all the same
-            if "silent" not in row[task]:
-                assert longer == (len(row[task]) >= 2)  # one useless reply may be chance
-            assert alone <= (LONGEST_SILENT if event == "silent" else LONGEST_USELESS)
-            # It comes back after that, at the latest.
-            round = max(round, quarantine.until(0, task) - 1)
-        round += 1
-    for task in row:
-        quarantine.succeeded(0, task)
-    assert quarantine.until(0) == quarantine.until(0, "evaluate") == 0
-
-
-@pytest.mark.parametrize("replied", [False, True])
-def test_nobody_is_left_alone_for_longer_than_it_has_been_failing(replied):
-    quarantine, round, times = new_quarantine(), 0, []
-    while len(times) < 12:
-        quarantine.failed(0, "train", round, replied=replied)
-        times.append(max(0, quarantine.until(0) - round - 1))
-        assert times[-1] <= round + 1
-        round = max(round + 1, quarantine.until(0))
-    longest = LONGEST_USELESS if replied else LONGEST_SILENT
-    assert times == sorted(times)
-    assert times[-1] == longest
-
-
-@given(EVENTS, EVENTS)
-def test_a_checkpoint_changes_nothing(before, after):
-    quarantine, round = new_quarantine(), 0
-
-    def live(quarantine, events, round):
-        seen = []
-        for task, event in events:
-            if event == "good":
-                quarantine.succeeded(0, task)
-            else:
-                quarantine.failed(0, task, round, replied=event == "useless")
-            seen.append([quarantine.until(0, one) for one in ("train", "probe", "evaluate")])
-            round += 1
-        return seen
-
-    live(quarantine, before, round)
-    read = Quarantine.from_arrays(quarantine.to_arrays())
-    round = len(before)
-    assert live(quarantine, after, round) == live(read, after, round)
-
-
-def share_alone(probability, *, replied, rounds=100_000):
-    """In which share of the rounds a client is left alone that fails by chance, if asked."""
-    quarantine, rng, alone = new_quarantine(), np.random.default_rng(1), 0
-    for round in range(rounds):
-        if quarantine.until(0) > round:
-            alone += 1
-        elif rng.random() < probability:
-            quarantine.failed(0, "train", round, replied=replied)
-        else:
-            quarantine.succeeded(0, "train")
-    return alone / rounds
-
-
-@pytest.mark.parametrize(
-    ("probability", "silent", "useless"),
-    [
-        (0.05, 0.05, 0.00),
-        (0.1, 0.10, 0.01),
-        (0.2, 0.21, 0.05),
-        (0.3, 0.32, 0.13),
-        (0.5, 0.56, 0.50),
-        (0.7, 0.74, 0.86),
-        (0.9, 0.85, 0.97),
-        (1.0, 0.89, 0.98),
-    ],
-)
-def test_an_honest_client_on_a_flaky_line_does_not_starve(probability, silent, useless):
-    """A fault in every fifth round costs it one round in five beside, and no more."""
-    for share, replied in ((silent, False), (useless, True)):
-        # The f-th fault in a row is rare: (1 - p) p^f of the rounds in which it is asked.
-        per_round = sum(
-            (1 - probability) * probability**f * rounds_alone(f, replied=replied)
-            for f in range(1, 1000)
-        ) or (LONGEST_USELESS if replied else LONGEST_SILENT)
-        assert per_round / (1 + per_round) == pytest.approx(share, abs=0.006)
-        assert share_alone(probability, replied=replied) == pytest.approx(share, abs=0.025)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,8 +23,14 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedcor import Defence
 from fedcor.flower import select_with
-from fedcor.flower.reply_schema import refused_replies, with_common_parts
-from fedcor.flower.reply_validation import Terms, Unusable, clean_evaluation, clean_model
+from fedcor.flower.replies import (
+    Terms,
+    Unusable,
+    common_contents,
+    read_evaluation,
+    read_model,
+    refused_replies,
+)
 from fedcor.selectors.baselines import Full, Random
 from fedcor.selectors.fedcor import FedCor
 
@@ -38,6 +45,14 @@ def model(value=1.0):
 
 def arrays(**named):
     return ArrayRecord({name: Array(np.array(values)) for name, values in named.items()})
+
+
+def clean_model(content, model, terms):
+    return read_model(SimpleNamespace(content=content), model, terms).content
+
+
+def clean_evaluation(content, terms):
+    return read_evaluation(SimpleNamespace(content=content), terms).content
 
 
 def sending(records, kind="train", first=False):
@@ -128,7 +143,11 @@ def test_arrays_beside_the_model_must_be_finite_numbers(kind, extra):
 
 
 def reply(**more):
-    return RecordDict({"arrays": model(), "metrics": METRICS, **more})
+    return parsed(RecordDict({"arrays": model(), "metrics": METRICS, **more}))
+
+
+def parsed(content):
+    return read_model(SimpleNamespace(content=content), MODEL, OWN)
 
 
 def test_records_that_most_have_are_kept_and_others_left_out():
@@ -140,7 +159,7 @@ def test_records_that_most_have_are_kept_and_others_left_out():
         3: reply(variate=variate, variate2=MetricRecord({"a": 1})),
     }
     assert refused_replies(replies) == {2: "its reply lacks the ArrayRecord variate"}
-    common = with_common_parts([replies[k] for k in (0, 1, 3)])
+    common = common_contents([replies[k] for k in (0, 1, 3)])
     assert [set(content) - {"arrays", "metrics"} for content in common] == [
         {"variate"},
         {"variate", "note"},  # a ConfigRecord disturbs nobody
@@ -151,7 +170,7 @@ def test_records_that_most_have_are_kept_and_others_left_out():
 
 def test_a_record_that_is_called_as_the_model_is_does_not_take_its_place():
     odd = RecordDict({"a": model(2.0), "arrays": ConfigRecord({"x": 1}), "metrics": METRICS})
-    common = with_common_parts([reply(), reply(), odd])
+    common = common_contents([reply(), reply(), parsed(odd)])
     assert [list(content) for content in common] == [["arrays", "metrics"]] * 3
     assert vector(common[2]["arrays"]).tolist() == [2.0] * 3
 

@@ -137,7 +137,7 @@ def test_rare_checkpoints_give_the_same_run(tmp_path):
         assert [entry["selected"] for entry in lines(tmp_path / folder)] == selected
         saved = load_checkpoint(tmp_path / folder / CHECKPOINT)
         assert saved.round == 9  # the last round is always written
-        model = Checkpoint.from_arrays(saved.arrays).arrays
+        model = Checkpoint.from_arrays(saved.arrays).state.current.model
         assert vector(model).tolist() == vector(whole.arrays).tolist()
     assert load_checkpoint(tmp_path / "run" / PREVIOUS).round == 8
 

@@ -21,7 +21,7 @@ from fedcor.flower import (
     answers_probes,
     select_with,
 )
-from fedcor.flower import identify as attendance_module
+from fedcor.flower import federation_state as attendance_module
 from fedcor.flower.client_registry import Claim, Roster
 from fedcor.flower.protocol import EVERY_TAG, NOTE, read_tags, write_tags
 from fedcor.flower.settings import SelectionKeywords
@@ -132,8 +132,8 @@ def test_a_schedule_goes_with_fedcor_and_with_a_selector_object(
 
 
 def test_the_first_round_waits_for_as_many_nodes_as_it_needs():
-    assert select_with(FedAvg(), Random(7), clients_per_round={1: 5})._round_settings.wait_for == 5
-    assert FedCorStrategy({1: 5, 9: 2})._round_settings.wait_for == 5
+    assert select_with(FedAvg(), Random(7), clients_per_round={1: 5})._run.wait_for == 5
+    assert FedCorStrategy({1: 5, 9: 2})._run.wait_for == 5
 
 
 # --- what cannot be met ---------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def test_a_run_waits_while_nobody_is_eligible_and_says_so(tmp_path, caplog, monk
     monkeypatch.setattr(attendance_module.time, "sleep", sleep)
     with logged(caplog):
         run(Random(1), grid, rounds=1, folder=tmp_path, eligible={"site": "b"})
-    waiting = "round 1: no eligible client among 2 clients that can be reached: waiting"
+    waiting = "round 1: no eligible client among 2 clients that can be reached (0 s)"
     assert [r.getMessage() for r in caplog.records].count(waiting) == 1
     assert lines(tmp_path)[0]["selected"] == [2]
 
@@ -340,7 +340,7 @@ def test_a_rival_does_not_change_the_tags_of_the_client_that_it_claims_to_be():
     roster.enrol({1: Claim("one", tags={"site": "a"}), 2: Claim("two", tags={})})
     roster.enrol({3: Claim("one", tags={"site": "b"})})
     assert roster.tags(0) == {"site": "a"}
-    roster.reachable([2, 3], 0)
+    roster.connect([2, 3])
     assert roster.tags(0) == {"site": "b"}
     again = Roster.from_arrays(roster.to_arrays())
     assert [again.tags(k) for k in range(2)] == [{"site": "b"}, {}]

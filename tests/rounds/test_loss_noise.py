@@ -105,7 +105,7 @@ def test_a_client_gives_one_answer_per_model():
 def test_on_flower_no_root_mean_square_leaves_a_client_with_noise(sigma):
     from flwr.app import Message, MetricRecord, RecordDict
 
-    from fedcor.flower.client import with_noise
+    from fedcor.flower.protocol import with_noise
     from fedcor.rounds.loss_screening import LossNoise
 
     metrics = MetricRecord({"loss": 1.0, "rms-loss": 1.1, "num-examples": 4})

@@ -25,8 +25,8 @@ from fedcor.core.errors import MissingExtraError
 if find_spec("flwr") is None:
     raise MissingExtraError("flwr", "flower")
 
-from fedcor.flower.client import answers_probes
 from fedcor.flower.optimiser_strategy import OptimiserStrategy
+from fedcor.flower.protocol import answers_probes
 from fedcor.flower.settings import SelectionSettings
 from fedcor.flower.strategy import FedCorStrategy, SelectingStrategy, select_with
 from fedcor.flower.strategy_memory import is_candidate

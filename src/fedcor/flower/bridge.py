@@ -32,13 +32,21 @@ from fedcor.core.types import (
     optimiser_traits,
     selector_traits,
 )
-from fedcor.flower.client import answers_probes
-from fedcor.flower.optimiser_strategy import Arrays, Delivered, OptimiserStrategy
-from fedcor.flower.protocol import LOG, RMS_LOSS, Tag, flower_round, own_round
-from fedcor.flower.reply_validation import RATE, STEPS
+from fedcor.flower.optimiser_strategy import Delivered, OptimiserStrategy
+from fedcor.flower.protocol import (
+    LOG,
+    RATE,
+    RMS_LOSS,
+    STEPS,
+    Tag,
+    answers_probes,
+    flower_round,
+    own_round,
+)
 from fedcor.flower.settings import SelectionSettings
 from fedcor.flower.strategy import SelectingStrategy
 from fedcor.rounds.aggregation import init_optimiser
+from fedcor.rounds.model_arrays import Arrays
 from fedcor.rounds.record_line import RoundRecord
 from fedcor.rounds.rules.declaration import Rules
 from fedcor.runs.cluster.address import find_address

@@ -1,41 +1,44 @@
-"""The clients of a run: their names, nodes and sizes, and the back-off of those that fail.
+"""The clients of a run: their names, nodes and sizes, and how nodes say who they are.
 
 A node's id may change with every run and every restart; a client's name does not. Clients of the
 first round are numbered in the order of their names, later ones as they come. A number is never
 reused.
 
-A client's `num-examples` is its weight in the mean, so a client that exaggerates would dominate it.
-Two bounds limit the number that is used:
-
-    most times the population   1000 times the lower median of what all clients say
-    most times its own past     twice the largest number that was used before
-
-Where the largest client has up to 1000 times the data of the smallest, the first bound changes
-nothing. A client whose data grows may double its number each time it trains. A smaller number is
-used at once, and does not lower the bound.
+A node is asked for its identity by a train message without a model, which our mod answers before
+the app sees it. A node that does not understand it is known by its node's name or key.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Callable, Iterable, Mapping, MutableSet, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
 
 import numpy as np
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedcor.core.text import one_line
-from fedcor.core.types import Array, FloatArray, IntArray, Population
-from fedcor.flower.protocol import LOG, Tag
+from fedcor.core.types import Array, IntArray, Population
+from fedcor.flower.exchange import Exchange, cap_sizes, send_and_receive
+from fedcor.flower.logs import counted, log_once
+from fedcor.flower.protocol import (
+    LOG,
+    NOTE,
+    PROTOCOL,
+    SAYS_KEYS,
+    ErrorCode,
+    Tag,
+    identity_note,
+    payload_bytes,
+    read_tags,
+)
+from fedcor.flower.replies import UNREACHABLE, reply_fault
+from fedcor.rounds.backoff import rounds_alone
 
-SIZE = "num-examples"  # the metric that Flower's strategies weight replies by
-_MOST_MEDIANS = 1000.0
-_MOST_GROWTH = 2.0
 _MOST_EXAMPLES = 1e9  # beyond this it is not a number of samples
-Task: TypeAlias = Literal["train", "probe", "evaluate"]
-TASKS: tuple[Task, ...] = get_args(Task)
-# Rounds for which a client that does not reply, or replies uselessly, is left alone at most.
-LONGEST_SILENT, LONGEST_USELESS = 8, 64
+_LONGEST_REASON = 200  # characters in the log
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,8 @@ class Roster:
 
     def __init__(self) -> None:
         self.names: list[str] = []  # (N,) client -> name
-        self._sizes: list[float] = []  # (N,) n_k, NaN where it is unknown
-        # (N,) the largest weight of its replies that each was believed, NaN before the first
-        self._believed: list[float] = []
-        self._trained_with: list[float] = []  # (N,) samples in its last training, NaN for none
-        self.not_believed: set[int] = set()  # clients that this start has said so of
-        self.quarantine = Quarantine()
+        self.sizes: list[float] = []  # (N,) n_k, NaN where it is unknown
+        self._introduced: set[int] = set()  # clients that said their size with their name
         # Client -> the nodes that claim to be it, the trusted one first; node -> the client.
         self._nodes: dict[int, list[int]] = {}
         self._client: dict[int, int] = {}
@@ -100,10 +99,7 @@ class Roster:
         ):
             if claim.name not in self.names:
                 self.names.append(claim.name)
-                self._sizes.append(np.nan)
-                self._believed.append(np.nan)
-                self._trained_with.append(np.nan)
-                self.quarantine.add()
+                self.sizes.append(np.nan)
             client = self.names.index(claim.name)
             rivals = [other for other in self._nodes.get(client, []) if other in self._here]
             if rivals:
@@ -113,8 +109,9 @@ class Roster:
             self._client[node] = client
             self._here.add(node)
             self._tags[node] = claim.tags
-            if np.isnan(self._sizes[client]) and _plausible(claim.examples):
-                self._sizes[client] = float(int(claim.examples or 1))
+            if _plausible(claim.examples) and client not in self._introduced:
+                self._introduced.add(client)
+                self.sizes[client] = float(int(claim.examples or 1))
             if not claim.mod:
                 self._plain.add(node)
 
@@ -139,100 +136,28 @@ class Roster:
         return self._tags[self.node(client)]
 
     def learn_size(self, client: int, examples: float) -> None:
-        """Follow the number of samples that a client trained with, if it is plausible.
-
-        A client may have said another number when it introduced itself: all of its data, say, or
-        its data where all clients count alike in the mean. That one then changes in proportion.
-        """
-        if not _plausible(examples):
-            return
-        before, self._trained_with[client] = self._trained_with[client], float(examples)
-        if np.isnan(self._sizes[client]):
-            self._sizes[client] = float(int(examples))
-        elif examples != before and not np.isnan(before):
-            changed = self._sizes[client] * examples / before
-            self._sizes[client] = float(np.clip(changed, 1, _MOST_EXAMPLES))
-
-    def believe(self, said: Mapping[int, float], *, sizes: bool = True) -> dict[int, float]:
-        """The plausible weight of each client's reply, given what the replies claim.
-
-        Args:
-            said: Client -> what its reply says.
-            sizes: Whether weights are numbers of samples, which a client may have said before.
-        """
-        before = np.array(self._believed)
-        if sizes:
-            before = np.where(np.isnan(before), np.array(self._sizes), before)
-        believed = largest_believed(said, before)
-        for client, weight in believed.items():
-            self._believed[client] = float(np.fmax(before[client], weight))
-        return believed
+        """Follow the number of samples that a client trained with, unless it introduced itself."""
+        if client not in self._introduced and _plausible(examples):
+            self.sizes[client] = float(int(examples))
 
     def population(self) -> Population:
         """The clients' sizes, as believed; the mean size for clients whose own is unknown."""
-        return population_of(cap_sizes(np.array(self._sizes)))
+        return population_of(cap_sizes(np.array(self.sizes)))
 
-    def reachable(
-        self,
-        nodes: Iterable[int],
-        round: int,
-        eligible: Callable[[int], bool] | None = None,
-        task: Task = "train",
+    def connect(
+        self, nodes: Iterable[int], eligible: Callable[[int], bool] | None = None
     ) -> IntArray:
-        """Sorted clients that may be chosen: on a connected node, not left alone after faults.
-
-        If all of them are left alone, all of them may be chosen. Only of the `eligible` ones. With
-        another `task`, those who may be asked to do that.
-        """
+        """Sorted clients on the connected `nodes`, of the `eligible` ones."""
         self._here = set(nodes)
-        alone = set(self.left_alone(round, eligible, task))
-        clients = [client for client in self._connected(eligible) if client not in alone]
-        return np.array(clients, dtype=np.int64)
-
-    def left_alone(
-        self,
-        round: int,
-        eligible: Callable[[int], bool] | None = None,
-        task: Task = "train",
-    ) -> list[int]:
-        """Sorted clients on connected nodes that may not do `task` in `round`, after faults.
-
-        Nobody is left alone where that would leave no one of the `eligible` ones.
-        """
-        connected = self._connected(eligible)
-        alone = [client for client in connected if self.quarantine.until(client, task) > round]
-        return [] if len(alone) == len(connected) else alone
-
-    def failed(
-        self, client: int, round: int, task: Task = "train", *, replied: bool = False
-    ) -> bool:
-        """A client did not do what it was asked to; returns whether it is left alone for it.
-
-        Args:
-            client: Its number.
-            round: In which it failed.
-            task: What it was asked to do.
-            replied: Whether it replied, uselessly. One that could not be reached is looked for on
-                its other nodes first.
-        """
-        if not replied:
-            here = self.node(client)
-            self._nodes[client].remove(here)
-            self._nodes[client].append(here)
-        return self.quarantine.failed(client, task, round, replied=replied)
-
-    def succeeded(self, client: int, task: Task) -> None:
-        """A client did what it was asked to: its faults at this task are forgotten."""
-        self.quarantine.succeeded(client, task)
-
-    def forgive(self, client: int, task: Task, round: int) -> bool:
-        """A fault of this round was not the client's; returns whether there was one."""
-        return self.quarantine.forgive(client, task, round)
-
-    def _connected(self, eligible: Callable[[int], bool] | None = None) -> list[int]:
-        """Sorted clients on connected nodes, of the `eligible` ones."""
         clients = {client for node in self._here if (client := self.client(node)) >= 0}
-        return sorted(client for client in clients if eligible is None or eligible(client))
+        kept = [client for client in clients if eligible is None or eligible(client)]
+        return np.array(sorted(kept), dtype=np.int64)
+
+    def look_elsewhere(self, client: int) -> None:
+        """A client could not be reached: its other nodes, if there are any, come first."""
+        here = self.node(client)
+        self._nodes[client].remove(here)
+        self._nodes[client].append(here)
 
     def to_arrays(self) -> dict[str, Array]:
         """What a checkpoint keeps: everything but the nodes."""
@@ -240,10 +165,7 @@ class Roster:
         return {
             **({"tags": np.array(json.dumps(tags), dtype=np.str_)} if tags else {}),
             "names": np.array(self.names, dtype=np.str_),
-            "sizes": np.array(self._sizes, dtype=np.float64),
-            "believed": np.array(self._believed, dtype=np.float64),
-            "trained_with": np.array(self._trained_with, dtype=np.float64),
-            **self.quarantine.to_arrays(),
+            "sizes": np.array(self.sizes, dtype=np.float64),
         }
 
     @classmethod
@@ -251,10 +173,9 @@ class Roster:
         """The clients of an earlier start; their nodes have to say who they are."""
         roster = cls()
         roster.names = [str(name) for name in arrays["names"]]
-        roster._sizes = arrays["sizes"].tolist()
-        roster._believed = arrays["believed"].tolist()
-        roster._trained_with = arrays["trained_with"].tolist()
-        roster.quarantine = Quarantine.from_arrays(arrays)
+        roster.sizes = arrays["sizes"].tolist()
+        if len(roster.sizes) != len(roster.names):
+            raise ValueError("not as many sizes as names of clients")
         tags = json.loads(str(arrays["tags"])) if "tags" in arrays else {}
         roster._earlier_tags = {int(client): of for client, of in tags.items()}
         return roster
@@ -268,154 +189,6 @@ def population_of(given: Iterable[float]) -> Population:
     return Population(np.rint(np.where(known, sizes, mean)).astype(np.int64))
 
 
-def cap_sizes(said: FloatArray) -> FloatArray:
-    """(N,) what clients say, NaN where nothing is known, within the bound of the population."""
-    known = np.sort(said[np.isfinite(said)])
-    if not len(known):
-        return said
-    capped: FloatArray = np.minimum(said, _MOST_MEDIANS * known[(len(known) - 1) // 2])
-    return capped
-
-
-def largest_believed(said: Mapping[int, float], before: FloatArray) -> dict[int, float]:
-    """Client -> what is believed of what it says now.
-
-    Args:
-        said: Client -> what it says; above 0.
-        before: (N,) The largest number that each was believed before, NaN for none.
-    """
-    now = before.copy()
-    for client, given in said.items():
-        now[client] = np.fmin(given, _MOST_GROWTH * before[client])
-    # A client that says less than before stands in the population with its larger number.
-    capped = cap_sizes(np.fmax(now, before))
-    return {client: float(min(now[client], capped[client])) for client in said}
-
-
-class Quarantine:
-    """Back-off: a client that fails again and again is left alone, for longer each time.
-
-    A *task* is what a client is asked to do: train, answer a question (`probe`), evaluate. Faults
-    in a row are counted per task, at most one per round, since a client may answer every question
-    and fail in every training. One usable reply to the task resets its count.
-
-        no reply        The node is gone or late: left alone for 1, 2, 4, then 8 rounds. Connections
-                        come back by themselves, and each try costs a deadline. A dead node fails at
-                        every task, so such a fault continues the longest count of any task.
-        a useless one   An error, or a reply that cannot be used. The first may be chance; from the
-                        second in a row on, 1, 2, 4, ... up to 64 rounds. Most such clients stay
-                        broken until somebody fixes them.
-
-    A client that is left alone is neither chosen nor asked anything. A useless reply to the
-    strategy's `evaluate` counts less, since a client may train well and have no test data: the
-    client is not evaluated and not asked for losses, but it may be chosen.
-
-    Clients are the numbers 0, 1, ... in the order of `add`.
-    """
-
-    def __init__(self) -> None:
-        # task -> (N,) faults in a row; the round before which the client is left alone, and that
-        # before which it is for a missing reply; the round of the last fault.
-        self._faults: dict[Task, list[int]] = {task: [] for task in TASKS}
-        self._until: dict[Task, list[int]] = {task: [] for task in TASKS}
-        self._silent: dict[Task, list[int]] = {task: [] for task in TASKS}
-        self._last: dict[Task, list[int]] = {task: [] for task in TASKS}
-
-    def add(self) -> None:
-        """One more client, who has not failed."""
-        for task in TASKS:
-            self._faults[task].append(0)
-            self._until[task].append(0)
-            self._silent[task].append(0)
-            self._last[task].append(-1)
-
-    def until(self, client: int, task: Task = "train") -> int:
-        """The round from which on the client may be asked to do `task`: to train, if chosen."""
-        evaluate = self._silent if task == "train" else self._until
-        rows = (self._until["train"], self._until["probe"], evaluate["evaluate"])
-        return max(row[client] for row in rows)
-
-    def faults(self, client: int, task: Task) -> int:
-        """How often in a row it failed at `task`."""
-        return self._faults[task][client]
-
-    def failed(self, client: int, task: Task, round: int, *, replied: bool) -> bool:
-        """The client failed at `task` in `round`; returns whether it is left alone for longer now.
-
-        A second fault in the same round does not count: the round is tried again at once, and one
-        outage is one fault.
-        """
-        counted = [one for one in TASKS if self._last[one][client] == round]
-        if replied:
-            self._faults[task][client] += task not in counted
-        else:
-            # Useless evaluations do not say that a node is dead.
-            gone = [one for one in TASKS if one != "evaluate" or self._silent[one][client]]
-            longest = max(self._faults[one][client] for one in (task, *gone))
-            self._faults[task][client] = longest + (not counted)
-        self._last[task][client] = round
-        alone = rounds_alone(self._faults[task][client], replied=replied)
-        before = self.until(client, task)
-        if alone:
-            for until in (self._until,) if replied else (self._until, self._silent):
-                until[task][client] = max(until[task][client], round + 1 + alone)
-        return self.until(client, task) > before
-
-    def succeeded(self, client: int, task: Task) -> None:
-        """The client did `task` well: its faults there are forgotten."""
-        self._faults[task][client] = self._until[task][client] = self._silent[task][client] = 0
-
-    def forgive(self, client: int, task: Task, round: int) -> bool:
-        """A fault of this `round` was not the client's, and another one in it counts anew.
-
-        Returns whether there was one.
-        """
-        if self._last[task][client] != round:
-            return False
-        self._faults[task][client] = max(0, self._faults[task][client] - 1)
-        # It was asked in this round, so it was not left alone before the fault.
-        self._until[task][client], self._last[task][client] = 0, -1
-        return True
-
-    def to_arrays(self) -> dict[str, Array]:
-        """What a checkpoint keeps, one row per task."""
-        return {
-            "failures": np.array([self._faults[task] for task in TASKS], dtype=np.int64),
-            "barred": np.array([self._until[task] for task in TASKS], dtype=np.int64),
-            "silent": np.array([self._silent[task] for task in TASKS], dtype=np.int64),
-        }
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array]) -> Quarantine:
-        """As `to_arrays` gave it."""
-        quarantine = cls()
-        for _ in range(arrays["failures"].shape[1]):
-            quarantine.add()
-        for row, task in enumerate(TASKS):
-            quarantine._faults[task] = arrays["failures"][row].tolist()
-            quarantine._until[task] = arrays["barred"][row].tolist()
-            quarantine._silent[task] = arrays["silent"][row].tolist()
-        return quarantine
-
-
-def rounds_alone(faults: int, *, replied: bool) -> int:
-    """Rounds for which a client with so many faults in a row is left alone; 0 for not at all.
-
-    Args:
-        faults: In a row, of one task, the last one included; at least 1.
-        replied: Whether the last one was a useless reply, and not a missing one.
-
-    Example:
-        >>> [rounds_alone(faults, replied=False) for faults in range(1, 7)]
-        [1, 2, 4, 8, 8, 8]
-        >>> [rounds_alone(faults, replied=True) for faults in range(1, 11)]
-        [0, 1, 2, 4, 8, 16, 32, 64, 64, 64]
-    """
-    doublings = faults - 2 if replied else faults - 1
-    longest = LONGEST_USELESS if replied else LONGEST_SILENT
-    return 0 if doublings < 0 else min(longest, 1 << min(doublings, 30))
-
-
 def _plausible(examples: float | None) -> bool:
     """Whether a client may have so many samples."""
     return examples is not None and 1 <= examples <= _MOST_EXAMPLES
@@ -425,3 +198,141 @@ def _natural(name: str) -> tuple[int, int, str]:
     """Sorts partition-2 before partition-10."""
     head, _, tail = name.rpartition("-")
     return (0, int(tail), head) if tail.isdecimal() and len(tail) < 19 else (1, 0, name)
+
+
+@dataclass
+class Introductions:
+    """What unknown nodes answered.
+
+    Attributes:
+        claims: Node -> who it is. A node that does not answer at all is left out.
+        rejected: Node -> why a mod of its app rejected the question.
+        not_understood: Node without our mod, or with another one before it -> what it replied.
+        foreign: Node -> the version of fedcor on it, where it speaks another protocol.
+    """
+
+    claims: dict[int, Claim] = field(default_factory=dict)
+    rejected: dict[int, str] = field(default_factory=dict)
+    not_understood: dict[int, str] = field(default_factory=dict)
+    foreign: dict[int, str] = field(default_factory=dict)
+
+    def log_doubts(self, said: MutableSet[str], *, by_key: bool) -> None:
+        """Log what should be changed in the ClientApp; each kind of doubt is in `said` after it."""
+        met = len(self.claims)
+        loss = "Every message to them carries the model"
+        if not by_key:
+            loss += ", and they are known by their nodes' names or keys, which a restart may change"
+        advice = "ClientApp(mods=[answers_probes(), ...])"
+        if self.rejected:
+            log_once(
+                said,
+                "rejected",
+                f"{len(self.rejected)} of {counted(met, 'node')}: a mod rejects the question for "
+                f"the client's identity ({_any_of(self.rejected)}), as the mods of secure "
+                f"aggregation do. {loss}. Put answers_probes() first: {advice}",
+            )
+        if self.not_understood:
+            log_once(
+                said,
+                "not understood",
+                f"{len(self.not_understood)} of {counted(met, 'node')}: the app does not answer "
+                f"the question for the client's identity ({_any_of(self.not_understood)}): it has "
+                f"no mod answers_probes(), another mod comes before it, or it is not called "
+                f"(mods=[answers_probes]). {loss}. Put it first: {advice}",
+            )
+        if self.foreign:
+            log_once(
+                said,
+                "foreign",
+                f"{len(self.foreign)} of {counted(met, 'node')} "
+                f"({self.claims[next(iter(self.foreign))].name}): fedcor "
+                f"{_any_of(self.foreign)} is installed, whose messages differ from those of fedcor "
+                f"{version('fedcor')} on this server: install the same version on both sides",
+            )
+
+
+def introduce(
+    exchange: Exchange,
+    nodes: list[int],
+    timeout: float,
+    *,
+    by_key: bool = False,
+    tags: Sequence[str] = (),
+) -> Introductions:
+    """Who `nodes` are: as they say, or `by_key` as their SuperLink knows them.
+
+    The question is a train message without a model. Our mod answers it before the app sees it. A
+    node that does not understand it is known by its node's name or key. One that does not answer at
+    all is left out. `tags` are those that they are asked for.
+    """
+    content = RecordDict({NOTE: identity_note(tags)})
+    messages = [Message(content, node, MessageType.TRAIN, ttl=timeout) for node in nodes]
+    exchange.count_sent(messages)
+    replies = send_and_receive(exchange.grid, messages, timeout)
+    asked = {
+        message.metadata.message_id: node for message, node in zip(messages, nodes, strict=True)
+    }
+    answers = Introductions()
+    for reply in replies:
+        node = asked.get(reply.metadata.reply_to_message_id)
+        fault = reply_fault(reply)
+        if node is None or (fault is not None and fault[0] in UNREACHABLE):
+            continue
+        note = None if fault is not None else reply.content.config_records.get(NOTE)
+        if fault is None:
+            exchange.bytes_up += payload_bytes(reply.content)
+        vouched = _vouched_name(exchange, node) if by_key or _nameless(note) else ""
+        if note is not None:
+            answers.claims[node] = _claim(note, vouched)
+            if str(note.get("protocol", PROTOCOL)).split(".")[0] != PROTOCOL.split(".")[0]:
+                answers.foreign[node] = _readable(str(note.get("fedcor", "of another version")))
+            continue
+        answers.claims[node] = Claim(vouched, mod=False)
+        rejected = reply.has_error() and reply.error.code == ErrorCode.MOD_FAILED_PRECONDITION
+        kind = answers.rejected if rejected else answers.not_understood
+        kind[node] = _last_line("a reply without a note" if fault is None else fault[1])
+    return answers
+
+
+def _nameless(note: ConfigRecord | None) -> bool:
+    """Whether the node does not say who it is. An id alone would be new after a restart."""
+    return note is None or not (_own_name(note) or isinstance(note.get("partition"), int))
+
+
+def _own_name(note: ConfigRecord) -> str:
+    name = note.get("name")
+    return _readable(name) if isinstance(name, str) else ""
+
+
+def _claim(note: ConfigRecord, vouched: str) -> Claim:
+    """What a node's note says, under its vouched name where that is to be used."""
+    name, examples = vouched or _own_name(note), note.get("examples")
+    name = name or f"partition-{note.get('partition')!r}"
+    if not isinstance(examples, int) or isinstance(examples, bool):
+        examples = None
+    return Claim(name, examples, tags=read_tags(note))
+
+
+def _vouched_name(exchange: Exchange, node: int) -> str:
+    """The node's name or its key's fingerprint, which the SuperLink vouches for; else its id."""
+    known = exchange.grid.get_nodes() if SAYS_KEYS else []
+    info = next((info for info in known if info.node_id == node), None)
+    name, key = getattr(info, "name", ""), bytes(getattr(info, "public_key", b""))
+    fingerprint = f"key-{hashlib.sha256(key).hexdigest()[:32]}" if key else f"node-{node}"
+    return _readable(name) or fingerprint
+
+
+def _readable(name: str) -> str:
+    """On one line, and not too long for a table. Names that differ in what is not seen still do."""
+    return one_line(name.strip()[:200], None)[:200].strip()
+
+
+def _any_of(said: Mapping[int, str]) -> str:
+    """What one of several nodes said."""
+    return next(iter(said.values()))
+
+
+def _last_line(reason: str) -> str:
+    """Of a traceback, what was raised."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    return one_line(lines[-1], _LONGEST_REASON) if lines else "no reason given"

@@ -74,8 +74,8 @@ class FaultLog:
 
     said: set[str] = field(default_factory=set)  # keys of other messages that were logged
     _faults: list[tuple[_Client, str, str]] = field(default_factory=list)  # who, kind, why
-    # Who -> (faults in a row, the round before which it is left alone, as the log says it).
-    _alone: dict[_Client, tuple[int, int, str]] = field(default_factory=dict)
+    # Who -> (faults in a row, the round before which it is left alone).
+    _alone: dict[_Client, tuple[int, int]] = field(default_factory=dict)
     _said: set[tuple[int, int, str, str]] = field(default_factory=set)  # round, client, kind, why
     _known: set[tuple[str, str]] = field(default_factory=set)  # kinds and reasons shown in full
 
@@ -83,15 +83,9 @@ class FaultLog:
         """A client failed; the next `write` logs it."""
         self._faults.append((_Client(client, one_line(name)), kind, why))
 
-    def add_alone(
-        self, client: int, name: str, faults: int, until: int, *, chosen: bool = False
-    ) -> None:
-        """A client is left alone before the round `until`, after so many faults in a row.
-
-        If it may be `chosen` all the same, it is only not evaluated.
-        """
-        what = "not evaluated" if chosen else "left alone"
-        self._alone[_Client(client, one_line(name))] = faults, until, what
+    def add_alone(self, client: int, name: str, faults: int, until: int) -> None:
+        """A client is left alone before the round `until`, after so many faults in a row."""
+        self._alone[_Client(client, one_line(name))] = faults, until
 
     def write(self, round: int) -> None:
         """Log what came together in `round`. What was said in this round is not said again."""
@@ -107,14 +101,14 @@ class FaultLog:
             whys = dict(members)
             for who, first in _who([client for client, _ in members]):
                 self._log(f"round {number}: {who}: {kind}", (kind, alike), whys[first])
-        alone: dict[tuple[int, int, str], list[_Client]] = {}
+        alone: dict[tuple[int, int], list[_Client]] = {}
         for client, sentence in sorted(self._alone.items()):
             alone.setdefault(sentence, []).append(client)
-        for (faults, until, what), clients in alone.items():
+        for (faults, until), clients in alone.items():
             times = "once" if faults == 1 else f"{faults} times in a row"
             for who, _ in _who(clients):
-                message = "round %d: %s failed %s: %s until round %d"
-                LOG.warning(message, number, who, times, what, flower_round(until))
+                message = "round %d: %s failed %s: left alone until round %d"
+                LOG.warning(message, number, who, times, flower_round(until))
         self._faults, self._alone = [], {}
 
     def _log(self, start: str, reason: tuple[str, str], why: str) -> None:

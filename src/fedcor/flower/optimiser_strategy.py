@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -24,6 +24,7 @@ from fedcor.core.config import check_keys
 from fedcor.core.errors import ConfigError, FedcorError
 from fedcor.core.text import one_line
 from fedcor.core.types import (
+    BoolArray,
     Delivery,
     FloatArray,
     IntArray,
@@ -33,24 +34,82 @@ from fedcor.core.types import (
     optimiser_traits,
 )
 from fedcor.flower.client_registry import population_of
-from fedcor.flower.protocol import LOG, flower_round, own_round
-from fedcor.flower.reply_validation import (
-    LocalTraining,
-    Terms,
-    Unusable,
-    clean_model,
-    main_arrays,
-    metrics_of,
-    number,
-    read_local_training,
-)
+from fedcor.flower.protocol import LOG, RATE, STEPS, flower_round, own_round
+from fedcor.flower.replies import Terms, Unusable, number, read_model
 from fedcor.flower.strategy_memory import Frozen, wrapped
-from fedcor.flower.updates import PLAIN, Layout, layout_of
 from fedcor.optimisers import as_optimiser, build_optimiser
 from fedcor.rounds.aggregation import init_optimiser, join_optimiser, read_only, take_step
+from fedcor.rounds.model_arrays import PLAIN, Arrays, Layout, layout_of
 
-# A model by the names of its arrays.
-Arrays: TypeAlias = Mapping[str, types.Array]
+_MOST_STEPS = 1e9  # beyond this it is not a number of steps
+_MOST_MEDIANS = 10  # a client's steps are at most so many times the round's median
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How far the clients of a round trained.
+
+    Attributes:
+        steps: (m,) Local steps of each; all 1 if nobody says it.
+        learning_rate: Of the local steps: the median of the clients'; 1 if nobody says it.
+        doubts: (row of the client, what it said and what is used) where a number is not used as it
+            was said.
+    """
+
+    steps: IntArray
+    learning_rate: float
+    doubts: Sequence[tuple[int, str]]
+
+    @property
+    def step_sizes(self) -> FloatArray:
+        """(m,) Learning rate x local steps of each."""
+        return self.learning_rate * self.steps.astype(np.float64)
+
+    def log_doubts(self, names: Sequence[str]) -> bool:
+        """Log them in one warning, if there are any; returns whether there are.
+
+        Args:
+            names: (m) What the clients are called.
+        """
+        if self.doubts:
+            sentences = "; ".join(f"{one_line(names[row])}: {what}" for row, what in self.doubts)
+            LOG.warning("in the metrics of replies, %s (this is said once per run)", sentences)
+        return bool(self.doubts)
+
+
+def read_local_training(metrics: Sequence[MetricRecord]) -> LocalTraining:
+    """What the metrics of a round's replies say, one record per client.
+
+    A number that is missing or impossible is taken to be the median of the others'; 1 if nobody
+    says a possible one. Steps are at most ten times the median.
+    """
+    steps, rates = (np.array([number(one, key) for one in metrics]) for key in (STEPS, RATE))
+    possible = (steps >= 1) & (steps <= _MOST_STEPS)
+    usual = _median(steps[possible])
+    used = np.rint(np.where(possible, np.minimum(steps, _MOST_MEDIANS * usual), usual))
+    possible_rate = (rates > 0) & np.isfinite(rates)
+    rate = _median(rates[possible_rate])
+    doubts = [
+        *_doubts(STEPS, steps, possible & (steps <= _MOST_MEDIANS * usual), used),
+        *_doubts(RATE, rates, possible_rate, np.full(len(rates), rate)),
+    ]
+    return LocalTraining(used.astype(np.int64), rate, doubts)
+
+
+def _median(values: FloatArray) -> float:
+    """1 if there are none."""
+    return float(np.median(values)) if len(values) else 1.0
+
+
+def _doubts(
+    key: str, said: FloatArray, believed: BoolArray, used: FloatArray
+) -> list[tuple[int, str]]:
+    """What is not used as it was said. That nobody says anything is usual."""
+    if np.isnan(said).all():
+        return []
+    rows = np.flatnonzero(~believed).tolist()
+    what = {row: "missing" if np.isnan(said[row]) else f"{said[row]:g}" for row in rows}
+    return [(row, f"{key} is {what[row]}, {used[row]:g} is used") for row in rows]
 
 
 @dataclass(frozen=True)
@@ -88,7 +147,7 @@ class Delivered:
 
     def models(self) -> list[Mapping[str, types.Array]]:
         """The arrays that each client sent, by name."""
-        records = [main_arrays(one.content) for one in self.replies]
+        records = [next(iter(one.content.array_records.values())) for one in self.replies]
         return [{name: array.numpy() for name, array in record.items()} for record in records]
 
     def as_delivery(self, layout: Layout, model: Mapping[str, types.Array]) -> Delivery:
@@ -121,11 +180,11 @@ def read_delivered(
     for reply in replies:
         client = company.clients[reply.metadata.src_node_id]
         first.setdefault(client, reply)
-        given = number(metrics_of(reply.content), weight_key)
+        given = number(_metrics(reply), weight_key)
         weight[client] = weight.get(client, 0.0) + given
     clients = sorted(first)
     weights = np.array([weight[client] for client in clients])
-    read = {client: metrics_of(first[client].content) for client in clients}
+    read = {client: _metrics(first[client]) for client in clients}
     metrics = {**read, **company.metrics}
     return Delivered(
         own_round(server_round, finished=0),
@@ -294,7 +353,7 @@ class OptimiserStrategy(FedAvg):
         for node in sorted(nodes):
             met.setdefault(node, float("nan"))
         for reply in replies:
-            examples = number(metrics_of(reply.content), self.weighted_by_key)
+            examples = number(_metrics(reply), self.weighted_by_key)
             met[reply.metadata.src_node_id] = max(1.0, examples)
         self._met = met
         numbers = {node: client for client, node in enumerate(met)}
@@ -344,13 +403,19 @@ def _weighted(optimiser: Any) -> Optimiser:
 def _usable(reply: Message, model: Arrays, strategy: FedAvg) -> bool:
     """Whether a reply has a model that fits; its arrays then have the model's types."""
     try:
-        reply.content = clean_model(reply.content, model, Terms(strategy.weighted_by_key))
+        reply.content = read_model(reply, model, Terms(strategy.weighted_by_key)).content
     except Unusable as wrong:
         LOG.warning(
             "the reply of node %d is left out: %s", reply.metadata.src_node_id, one_line(wrong)
         )
         return False
     return True
+
+
+def _metrics(reply: Message) -> MetricRecord:
+    """Its only MetricRecord; an empty one where it has none, or several."""
+    records = list(reply.content.metric_records.values())
+    return records[0] if len(records) == 1 else MetricRecord()
 
 
 def _cast(values: types.Array, dtype: np.dtype[Any]) -> types.Array:

@@ -14,6 +14,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -25,10 +26,10 @@ from flwr.serverapp.strategy import Result
 from fedcor.core.describe import describe
 from fedcor.core.errors import RecordError
 from fedcor.core.types import Array, Optimiser
-from fedcor.flower.federation_state import Checkpoint, FederationState
+from fedcor.flower.federation_state import Checkpoint, FederationState, first_state
 from fedcor.flower.optimiser_strategy import optimiser_strategy_in
 from fedcor.flower.protocol import LOG, flower_round
-from fedcor.flower.settings import RoundSettings
+from fedcor.flower.settings import RunSettings
 from fedcor.flower.strategy_memory import StrategyMemory, restore, snapshot
 from fedcor.optimisers import OPTIMISERS
 from fedcor.rounds.record_line import RoundRecord, run_header
@@ -47,7 +48,7 @@ RESULTS = {
 }
 
 
-def describe_run(settings: RoundSettings, num_rounds: int) -> dict[str, Any]:
+def describe_run(settings: RunSettings, num_rounds: int) -> dict[str, Any]:
     """The header of the record: what a later start with the same folder must agree with."""
     described = dataclasses.asdict(settings.selector)  # type: ignore[call-overload]
     selector = selector_name(settings.selector)
@@ -96,10 +97,12 @@ class Recorder:
         initial_metrics: The evaluation of the initial model, if there was one in this start.
     """
 
-    def __init__(self, settings: RoundSettings) -> None:
+    def __init__(self, settings: RunSettings) -> None:
         self._settings, self._memory = settings, StrategyMemory(settings.strategy)
         self._writer: RunWriter | None = None
         self._unsaved: Mapping[str, Array] | None = None  # the last round, not in the checkpoint
+        self._thread: ThreadPoolExecutor | None = None  # writes checkpoints
+        self._saving: Future[None] | None = None  # the checkpoint that is being written
         self._session: Session | None = None
         self.is_open = False  # whether a run is under way
         self._given_header: dict[str, Any] = {}
@@ -121,6 +124,7 @@ class Recorder:
         with ExitStack() as stack:
             if folder is not None:
                 self._writer = stack.enter_context(open_run(folder, header, resume=True))
+                self._thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
             self._session = stack.enter_context(following(self._settings.selection.callbacks))
             self._given_header = header
             try:
@@ -132,8 +136,10 @@ class Recorder:
             finally:
                 try:
                     self._save()
+                    self._wait()
                 finally:
-                    self._writer, self._session, self.is_open = None, None, False
+                    self._writer = self._thread = self._session = None
+                    self.is_open = False
 
     @property
     def before(self) -> list[Mapping[str, Any]]:
@@ -149,10 +155,10 @@ class Recorder:
         """
         self._initial_config = dict(config.items())
         if self._writer is None:
-            return FederationState(), initial
+            return FederationState(first_state(initial)), initial
         if self._writer.checkpoint is None:
             self._writer.begin()
-            return FederationState(), initial
+            return FederationState(first_state(initial)), initial
         folder = self._writer.folder
         try:
             checkpoint = Checkpoint.from_arrays(self._writer.checkpoint)
@@ -160,20 +166,32 @@ class Recorder:
             raise RecordError(
                 f"{folder}: {error}; choose another folder, or delete it to start over"
             ) from error
-        grows = self._settings.grows_trees
-        if _shapes(checkpoint.arrays, grows) != _shapes(initial, grows):
+        state, grows = checkpoint.state, self._settings.grows_trees
+        if _shapes(state.current.model, grows) != _shapes(initial, grows):
             raise RecordError(
                 f"the model in {folder} has other arrays than the initial model of this run"
             )
-        if checkpoint.state.good is None:  # no round has shown yet that its model is good
-            checkpoint.state.good = initial
+        if state.current.good is None:  # no round has shown yet that its model is good
+            state.current = dataclasses.replace(state.current, good=initial)
         self._memory.write(checkpoint.strategy)
         self._finished = snapshot(self._settings.strategy)
+        self._log_changed_config(checkpoint.given_config)
         for key, value in checkpoint.config.items():
             config[key] = value
         self._writer.begin()
-        LOG.info("resuming %s after round %d", folder, checkpoint.done)
-        return checkpoint.state, checkpoint.arrays
+        LOG.info("resuming %s after round %d", folder, state.finished)
+        return state, state.current.model
+
+    def _log_changed_config(self, before: Mapping[str, Any]) -> None:
+        """Log where the train configuration is not that of the earlier start."""
+        now = self._initial_config
+        for key in sorted(before.keys() | now.keys()):
+            old, new = before.get(key), now.get(key)
+            if old != new:
+                LOG.warning(
+                    f"train_config[{key!r}] is {new!r} and was {old!r} when the run started: the "
+                    "rounds from now on are trained with the new value"
+                )
 
     def tell_start(self) -> None:
         """Tell the callbacks what starts, when everything is ready for the first round."""
@@ -191,6 +209,7 @@ class Recorder:
         """Tell the callbacks that all rounds are over, and in the checkpoint."""
         assert self._session is not None, "opened() comes first"
         self._save()
+        self._wait()
         self._session.end()
 
     def write(self, finished: FinishedRound, state: FederationState) -> None:
@@ -210,14 +229,18 @@ class Recorder:
                 for key, value in finished.config.items()
                 if value != self._initial_config.get(key)
             }
+            kept = dataclasses.replace(state.current, model=finished.arrays)
             checkpoint = Checkpoint(
-                record.round + 1, finished.arrays, state, self._memory.read(), changed
+                dataclasses.replace(state, current=kept),
+                self._memory.read(),
+                changed,
+                self._initial_config,
             )
             arrays, self._unsaved = checkpoint.to_arrays(), None
             self._writer.append({**dataclasses.asdict(record), **more})
             self._unsaved = arrays  # not before: a checkpoint is of all lines that are there
             write_client_names(self._writer.folder, state.roster.names)
-            if checkpoint.done % self._settings.selection.checkpoint_every == 0:
+            if (record.round + 1) % self._settings.selection.checkpoint_every == 0:
                 self._save()
         self._finished = snapshot(self._settings.strategy)
         if self._session is not None:
@@ -226,10 +249,21 @@ class Recorder:
             self._settings.selection.on_round(record)
 
     def _save(self) -> None:
-        """Write the last finished round to the checkpoint, unless it is there."""
+        """Write the last finished round to the checkpoint, unless it is there.
+
+        Another thread writes, while the next round runs. A server that is killed meanwhile repeats
+        this round; an error is raised at the next checkpoint, or at the end.
+        """
         arrays, self._unsaved = self._unsaved, None
-        if arrays is not None and self._writer is not None:
-            self._writer.save(arrays)
+        if arrays is not None and self._writer is not None and self._thread is not None:
+            self._wait()
+            self._saving = self._thread.submit(self._writer.saving(arrays))
+
+    def _wait(self) -> None:
+        """Wait for the checkpoint that is being written, and raise its error."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
 
     def _check_names(self, record: RoundRecord, scores: MetricRecord) -> None:
         """Log what the first evaluation does not hold, so that nobody waits for it in vain."""

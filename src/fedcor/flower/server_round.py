@@ -1,46 +1,66 @@
-"""One round: select clients, have them train, and try it with others if nobody delivers."""
+"""One round on Flower: select, train, evaluate, and what the record says of it.
+
+The attempts at a round follow `fedcor.rounds.round.next_step`; the first goes through Flower's
+loop, the others are sent from here. Losses that the strategy's own evaluation brings need not be
+asked for in the next round.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from fedcor.core.errors import FedcorError
+from fedcor.core.errors import FedcorError, blame
 from fedcor.core.text import listed
-from fedcor.core.types import IntArray, Outcome, State
-from fedcor.flower.client_registry import Task
-from fedcor.flower.evaluation import Evaluation
-from fedcor.flower.exchange import Exchange
-from fedcor.flower.federation import FlowerFederation, check_losses, read_outcome
+from fedcor.core.types import FloatArray, IntArray, Outcome
+from fedcor.flower.exchange import (
+    EnoughGrid,
+    Exchange,
+    Holders,
+    SomeNodes,
+    limited,
+    renewed,
+    send_and_receive,
+    slim,
+)
 from fedcor.flower.federation_state import (
     FederationState,
+    RoundStart,
     count_eligible,
-    eligible_clients,
     groups_now,
     log_unmet,
-    scheduled,
+    reachable_clients,
 )
-from fedcor.flower.identify import reachable_clients
 from fedcor.flower.logs import brief, counted
-from fedcor.flower.optimiser_strategy import optimiser_strategy_in
-from fedcor.flower.preflight import preflight
-from fedcor.flower.protocol import LOG, flower_round, version_of
-from fedcor.flower.reply_validation import number, read_local_training
+from fedcor.flower.optimiser_strategy import optimiser_strategy_in, read_local_training
+from fedcor.flower.preflight import check_losses, preflight
+from fedcor.flower.protocol import LOG, flower_round
+from fedcor.flower.replies import (
+    Reply,
+    Unusable,
+    common_contents,
+    number,
+    read_evaluation,
+    refused_replies,
+    usable_metric,
+)
 from fedcor.flower.run_record import FinishedRound, flat_metrics
-from fedcor.flower.settings import RoundSettings
+from fedcor.flower.settings import RunSettings, known_rate
 from fedcor.flower.strategy_memory import snapshot
-from fedcor.flower.training import Doubt, PutAway, RoundStart, Training
-from fedcor.flower.updates import known_rate
+from fedcor.flower.training import FlowerRound
 from fedcor.rounds.aggregation import state_bytes
+from fedcor.rounds.backoff import offered_clients
 from fedcor.rounds.defence.guarded_federation import after_round, guard_federation, guard_outcome
-from fedcor.rounds.defence.model_health import Condition, Health, examine
+from fedcor.rounds.model_arrays import layout_of
 from fedcor.rounds.record_line import RoundRecord
+from fedcor.rounds.round import Delivered, Step, next_step
 from fedcor.rounds.selection import Decision, decide, observe, phase_of, told_losses
 
 # In the log of a choice: names up to so many characters, and so many of them.
@@ -48,399 +68,403 @@ _SHORT_NAME, _MOST_NAMES = 40, 10
 
 
 @dataclass
-class Attempt:
-    """One choice of clients, and their training."""
-
-    training: Training
-    federation: FlowerFederation
-    decision: Decision
-    available: IntArray  # clients, those included who failed in an earlier attempt
-
-
-@dataclass
-class Round:
+class ServerRound:
     """Everything that belongs to one round, and lives as long as it."""
 
+    settings: RunSettings
+    state: FederationState
     exchange: Exchange
     start: RoundStart
     arrays: ArrayRecord  # the model: w^t, and what the round has made of it
     started: float  # by time.perf_counter
-    norms: State  # lengths of updates that earlier rounds accepted
-    attempt: Attempt | None = None  # the last one
-    failed: set[int] = field(default_factory=set)  # clients chosen in earlier attempts, in vain
-    doubt: Doubt = field(default_factory=Doubt)  # of the model, the clients and the past
-    outcome: Outcome | None = None  # once somebody has delivered
-    evaluation: Evaluation | None = None  # federated, once it is configured
+    tried: set[int] = field(default_factory=set)  # clients chosen in earlier attempts, in vain
+    rolled_back: bool = False
     left_alone: list[int] = field(default_factory=list)  # connected clients, after faults
     metrics: dict[str, MetricRecord] = field(default_factory=dict)  # aggregated: train, ...
+    # Of the last attempt:
+    attempt: FlowerRound = field(init=False)
+    decision: Decision = field(init=False)
+    others: IntArray = field(init=False)  # reachable clients, those tried before included
+    outcome: Outcome = field(init=False)  # once somebody has delivered
+    evaluation: Evaluation = field(init=False)  # federated, once it is configured
 
     @property
     def number(self) -> int:
-        """Of this round, from 0."""
-        return self.exchange.round
+        """Flower's number of this round."""
+        return flower_round(self.exchange.round)
 
-    def select(
-        self, settings: RoundSettings, state: FederationState, retries: int = 0
-    ) -> list[Message]:
+    def select(self, retries: int = 0) -> dict[int, Message]:
         """Choose who trains now.
 
         Returns messages for the caller to send: to the chosen who have not trained for a question.
         """
-        number, rules = flower_round(self.number), settings.selection.rules
-        selector = scheduled(rules, settings.selector, self.number)
-        available = reachable_clients(settings, state, self.exchange, retry=retries > 0)
-        eligible = eligible_clients(rules, state.roster)
-        selector_state = state.adapt_selector(selector)
-        training = Training(
-            settings, self.exchange, self.start, state.model, norms=state.norms, good=state.good
+        settings, state, exchange = self.settings, self.state, self.exchange
+        selector, _ = settings.selector_at(exchange.round)
+        self.others, self.left_alone = reachable_clients(
+            settings, state, exchange, retry=retries > 0
         )
-        untried = self._not_failed(available)
-        federation = FlowerFederation(training, state.model, untried, retries)
-        groups = groups_now(rules, settings.selector, state)
+        before = state.adapt_selector(selector)
+        untried = self._untried()
+        # A selector that prefers clients which never delivered would choose the same ones again.
+        self.attempt = attempt = FlowerRound(
+            settings,
+            exchange,
+            state.roster,
+            self.start,
+            state=state.current,
+            available=untried if len(untried) else self.others,
+            attempt=retries,
+            doubted=self.attempt.too_long if retries else None,
+        )
+        attempt.reachable = len(self.others)
+        groups = groups_now(settings.selection.rules, settings.selector, state)
+        guards, turns = settings.selection.defence, state.current.turns
         try:
-            size = self.start.arrays.count_bytes()
-            preflight(settings, state, self.exchange, federation, size)
-            self.left_alone = state.roster.left_alone(self.number, eligible)
-            guards, sharing = settings.selection.defence, _sharing(settings, state)
-            shown = guard_federation(guards, state.turns, selector, federation, sharing)
-            decision = decide(selector, selector_state, shown, number, groups)
+            preflight(settings, state, exchange, attempt.available, attempt.check_answers)
+            shown = guard_federation(guards, turns, selector, attempt, self._sharing())
+            self.decision = decide(selector, before, shown, self.number, groups)
         finally:
-            self.exchange.log_faults()
-        log_unmet(number, decision.unmet, state)
-        messages = training.request(decision.chosen)
-        self.attempt = Attempt(training, federation, decision, available)
+            exchange.log_faults()
+        log_unmet(self.number, self.decision.unmet, state)
+        messages = attempt.request(self.decision.chosen)
+        if isinstance(exchange.grid, EnoughGrid):
+            exchange.grid.enough = attempt.enough
         notes = [f"attempt {retries + 1}"] if retries else []
-        notes += [phase_of(selector, decision.state, number)]
-        self._log_choice(settings, decision.chosen.tolist(), len(available), notes)
+        self._log_choice([*notes, phase_of(selector, self.decision.state, self.number)])
         return messages
 
-    def _not_failed(self, available: IntArray) -> IntArray:
-        """Those who did not fail in an earlier attempt at this round; all, once everyone has.
+    def _untried(self) -> IntArray:
+        return self.others[~np.isin(self.others, sorted(self.tried))]
 
-        A selector that prefers clients which never delivered would choose the same ones again.
-        """
-        untried = self._untried(available)
-        return self.doubt.witnesses_first(untried if len(untried) else available)
+    def _sharing(self) -> int:
+        """How many clients share the rounds; a user's rule is asked only if it matters."""
+        chosen, state = self.settings.selection, self.state
+        if chosen.defence.most_share:
+            return count_eligible(chosen.rules, state)
+        return len(state.roster)
 
-    def _untried(self, available: IntArray) -> IntArray:
-        return available[~np.isin(available, sorted(self.failed))]
-
-    def _log_choice(
-        self, settings: RoundSettings, chosen: list[int], reachable: int, notes: list[str]
-    ) -> None:
+    def _log_choice(self, notes: list[str]) -> None:
         """Log who was chosen, of whom, and what was asked for that; `notes` come first."""
-        names, total = self.exchange.roster.names, settings.num_rounds
-        number = f"{flower_round(self.number)} of {total}" if total else flower_round(self.number)
+        names, total = self.state.roster.names, self.settings.num_rounds
+        chosen, probed = self.decision.chosen.tolist(), self.exchange.probed
         if all(len(names[client]) <= _SHORT_NAME for client in chosen):
             who = listed([names[client] for client in chosen], _MOST_NAMES)
         else:
             who = listed([f"client {client}" for client in chosen], _MOST_NAMES)
         alone = f", {len(self.left_alone)} left alone" if self.left_alone else ""
-        probed = self.exchange.probed
         asked = f"{probed} {'loss' if probed == 1 else 'losses'} asked for" if probed else ""
-        facts = "; ".join(filter(None, (*notes, f"{reachable} reachable{alone}", asked)))
-        message = "round %s: selected %d of %d clients: %s (%s)"
-        LOG.info(message, number, len(chosen), len(names), who, facts)
+        names_of = [names[k] for k in sorted(self.attempt.results.keys() - {*chosen})]
+        trial = f"trained for a trial only: {listed(names_of, _MOST_NAMES)}" if names_of else ""
+        facts = (*notes, f"{len(self.others)} reachable{alone}", asked, trial)
+        message = "round %d of %d: selected %d of %d clients: %s (%s)"
+        told = "; ".join(filter(None, facts))
+        LOG.info(message, self.number, total, len(chosen), len(names), who, told)
 
     def aggregate(
-        self, settings: RoundSettings, state: FederationState, replies: Iterable[Message]
+        self, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate the replies of the selected clients; `state` is then the next round's."""
-        attempt, participated = self._deliver(settings, state, replies)
-        training, chosen = attempt.training, attempt.decision.chosen
-        check_losses(training, participated)
-        # A strategy may decide to leave the model as it is.
-        arrays, metrics = training.aggregate(chosen)
-        self.arrays = self.arrays if arrays is None else arrays
-        version = state.model.version if arrays is None else version_of(arrays)
-        trained = read_local_training(training.metrics(participated))
+        """Aggregate the replies of the selected clients; the state is then the next round's."""
+        delivered, step = self._deliver(replies)
+        attempt, state, settings = self.attempt, self.state, self.settings
+        self.rolled_back = step is Step.ROLL_BACK
+        if self.rolled_back:
+            self._log_rollback()
+        # What was trained from a bad model is no use.
+        participated = delivered.participants[: 0 if self.rolled_back else None]
+        replies_of = {client: attempt.results[client] for client in participated.tolist()}
+        current = attempt.close(delivered, step, self.decision.state)
+        self.outcome = read_outcome(settings, attempt, delivered.chosen, replies_of)
         if not state.doubted:
-            names = [f"client {k} ({state.roster.names[k]})" for k in participated.tolist()]
-            state.doubted = trained.log_doubts(names)
-        outcome = read_outcome(training, chosen, participated, trained)
-        state.model = attempt.federation.facts(version)
-        state.norms = training.judged.past(self.number)
+            names = [f"client {k} ({state.roster.names[k]})" for k in replies_of]
+            metrics = [reply.metrics for reply in replies_of.values()]
+            state.doubted = read_local_training(metrics).log_doubts(names)
         # What the strategy changed in the configuration lasts, as it does without us.
-        for key, value in training.config.items():
+        for key, value in attempt.config.items():
             self.start.config[key] = value
-        decided, number = attempt.decision.state, flower_round(self.number)
-        selector = scheduled(settings.selection.rules, settings.selector, self.number)
-        guards = settings.selection.defence
-        state.selector = observe(selector, decided, guard_outcome(guards, outcome), number)
-        sharing = _sharing(settings, state)
-        state.turns = after_round(guards, state.turns, selector, outcome, sharing)
-        self.outcome = outcome
-        self.note("train", metrics)
+        self._look_elsewhere()
+        guards, (selector, _) = settings.selection.defence, settings.selector_at(attempt.round)
+        seen = guard_outcome(guards, self.outcome)
+        state.current = replace(
+            check_losses(settings, current, replies_of, len(state.roster)),
+            selector=observe(selector, self.decision.state, seen, self.number),
+            turns=after_round(guards, current.turns, selector, self.outcome, self._sharing()),
+            backoff=self.exchange.back_off(current.backoff),
+        )
+        made, self.arrays = attempt.made, current.model
         # Where a strategy leaves the model as it is, Flower's loop keeps what it had.
-        return self.arrays if self.exchange.rolled_back else arrays, metrics
+        arrays = current.model if made is None else made.arrays
+        self.note("train", None if made is None else made.metrics)
+        return arrays, self.metrics.get("train")
 
-    def finish(
-        self, settings: RoundSettings, arrays: ArrayRecord, scores: MetricRecord | None
-    ) -> FinishedRound:
+    def _deliver(self, replies: Iterable[Message]) -> tuple[Delivered, Step]:
+        """The attempt with which the round ends, and how it ends."""
+        number, attempts = 0, self.settings.selection.attempts
+        while True:
+            chosen = self.decision.chosen
+            self.tried.update(chosen.tolist())
+            self.attempt.receive(replies)
+            delivered = self.attempt.deliver(chosen)
+            self.tried |= {*self.attempt.refused_clients, *self.attempt.unusable}
+            self.exchange.log_faults()
+            others, back = len(self._untried()) > 0, self.attempt.can_return
+            step = next_step(
+                delivered, can_return=back, attempt=number, attempts=attempts, others=others
+            )
+            if step is Step.GIVE_UP:
+                self._give_up(number + 1)
+            if step is not Step.TRY_OTHERS:
+                return delivered, step
+            number += 1
+            self._pause(number, len(delivered.participants), others=others)
+            # Most clients say that the usual lengths are wrong, and more than one.
+            asked = len({*self.tried, *self.left_alone})
+            many = len(self.attempt.too_long) > max(1, asked / 2)
+            last = many and (number + 1 == attempts or not others)
+            self.state.current = self.attempt.retry(delivered, last=last)
+            messages = list(self.select(number).values())
+            grid, timeout = self.exchange.grid, self.settings.train_timeout
+            replies = send_and_receive(grid, messages, timeout, self.attempt.enough)
+
+    def _pause(self, number: int, delivered: int, *, others: bool) -> None:
+        """Wait before the next attempt, if an outage may have to pass; `number` were made."""
+        gone = {*self.attempt.available.tolist()} <= self.exchange.gone
+        pause = (
+            0.0 if others and not gone else min(2.0 ** (number - 1), self.settings.probe_timeout)
+        )
+        lost = f"round {self.number}: NO CLIENT delivered a usable update ({self._faults()})"
+        if delivered:
+            lost = f"round {self.number}: the model may be BAD ({self._faults()})"
+        wait = f"in {pause:g} s" if pause else "with other clients"
+        attempts = self.settings.selection.attempts
+        LOG.error("%s: trying again %s, attempt %d of %d", lost, wait, number + 1, attempts)
+        time.sleep(pause)
+        self._look_elsewhere()
+        self.exchange.gone.clear()
+
+    def _look_elsewhere(self) -> None:
+        for client in sorted(self.exchange.gone):
+            self.state.roster.look_elsewhere(client)
+
+    def _give_up(self, attempts: int) -> NoReturn:
+        reasons = [brief(why) for _, why in self.exchange.last_fault.values()]
+        example = f"for example: {reasons[-1]}; " if reasons else ""
+        raise FedcorError(
+            f"round {self.number}: no client delivered a usable update in "
+            f"{counted(attempts, 'attempt')} ({self._faults()}); {example}"
+            "look at the nodes' logs. Finished rounds are kept: with a checkpoint, the same "
+            "start resumes after them"
+        )
+
+    def _faults(self) -> str:
+        """How often which fault occurred: `3 errors`, `1 late reply`, `2 unreachable nodes`."""
+        nouns = {"error": "error", "outlier": "outlier", "unreachable": "unreachable node"}
+        texts = []
+        for kind, count in self.exchange.faults.items():
+            replies = f"{count} {kind} {'reply' if count == 1 else 'replies'}"
+            texts.append(counted(count, nouns[kind]) if kind in nouns else replies)
+        return ", ".join(texts) or "nobody was asked"
+
+    def _log_rollback(self) -> None:
+        name = type(self.settings.strategy).__name__
+        LOG.error(
+            f"round {self.number}: the MODEL WENT BAD: no client could train from it. The last "
+            f"good model is put back, and {name} starts over from it in the next round"
+        )
+
+    def finish(self, arrays: ArrayRecord, scores: MetricRecord | None) -> FinishedRound:
         """The round as it is written; it ended with the model `arrays`."""
-        assert self.outcome is not None
-        assert self.attempt is not None
-        exchange, config, decision = self.exchange, self.start.config, self.attempt.decision
+        exchange, decision, settings = self.exchange, self.decision, self.settings
         aggregating = optimiser_strategy_in(settings.strategy)
         evaluated = MetricRecord() if scores is None else scores
-        _ = self.outcome.losses  # they came anyway, so they are read for the record
+        why, details = dict(decision.why), dict(decision.details)
+        if settings.selection.record_losses:
+            _ = self.outcome.losses  # they came anyway, so they are read for the record
+            details |= told_losses(self.outcome)
+        else:
+            why = {key: reason for key, reason in why.items() if "loss" not in key}
+            details = {key: v for key, v in details.items() if key not in ("known", "losses")}
         record = RoundRecord(
-            round=self.number,
+            round=exchange.round,
             selected=self.outcome.selected.tolist(),
             participated=self.outcome.participated.tolist(),
             test_accuracy=number(evaluated, *settings.accuracy_keys),
             test_loss=number(evaluated, *settings.loss_keys),
-            learning_rate=known_rate(config),
+            learning_rate=known_rate(self.start.config),
             probed=exchange.probed,
             refused=exchange.refused,
             clipped=sorted(exchange.clipped),
             refused_updates=exchange.refused_updates,
             capped=sorted(exchange.capped),
-            rolled_back=exchange.rolled_back,
+            rolled_back=int(self.rolled_back),
+            missing={"late": sorted(exchange.late)} if exchange.late else {},
             bytes_down=exchange.bytes_down,
             bytes_up=exchange.bytes_up,
             seconds=round(time.perf_counter() - self.started, 6),
-            why=decision.why,
+            why=why,
             unmet=decision.unmet,
-            details={**decision.details, **told_losses(self.outcome)},
+            details=details,
             memory_bytes=0 if aggregating is None else state_bytes(aggregating.memory),
             quarantined=self.left_alone,
             metrics=flat_metrics(self.metrics),
-            server_round=flower_round(self.number),
+            server_round=self.number,
         )
-        return FinishedRound(
-            record,
-            arrays=arrays,
-            config=config,
-            scores=scores,
-            metrics=self.metrics,
-            faults=exchange.faults,
-        )
+        faults = exchange.faults
+        return FinishedRound(record, arrays, self.start.config, scores, self.metrics, faults)
 
     def note(self, part: str, metrics: MetricRecord | None) -> None:
         """Keep the aggregated metrics of a part of the round, for the record."""
         if metrics is not None:
             self.metrics[part] = metrics
 
-    def _deliver(
-        self, settings: RoundSettings, state: FederationState, replies: Iterable[Message]
-    ) -> tuple[Attempt, IntArray]:
-        """The first attempt in which somebody delivers, and who they are."""
-        tried = 0
-        while True:
-            attempt = self.attempt
-            assert attempt is not None, "select() comes first"
-            attempt.training.receive(replies)
-            participated = attempt.training.delivered(attempt.decision.chosen)
-            self.exchange.log_faults()
-            condition = self._examine(state, attempt, participated)
-            bad = condition is Condition.BAD
-            if bad and self.doubt.put_away is not None:
-                self._take_back(settings, state)
-                if len(participated):  # of every model, losses alone are unusable: they say nothing
-                    state.health = Health()
-                else:
-                    tried += 1
-                    self._try_again(settings, state, attempt, tried, at_once=True)
-            elif bad and self._asks_others(state, attempt, participated):
-                self.doubt.ask_others(attempt.decision.chosen.tolist())
-            elif bad and self._can_go_back(state):
-                self._roll_back(settings, state)
-            elif len(participated):
-                return attempt, participated
-            else:
-                if bad:
-                    self._doubt_past(settings, state)
-                tried += 1
-                self._try_again(settings, state, attempt, tried)
-            messages = self.select(settings, state, tried)
-            replies = self.exchange.grid.send_and_receive(messages, timeout=settings.train_timeout)
-
-    def _examine(
-        self, state: FederationState, attempt: Attempt, participated: IntArray
-    ) -> Condition:
-        """What an attempt says of the model; who was asked in vain is not asked next."""
-        signs = attempt.federation.signs(participated, len(attempt.available))
-        doubted = state.health.doubters
-        condition, state.health = examine(state.health, signs)
-        condition = self.doubt.weigh(condition, signs)
-        state.model = attempt.federation.facts(state.model.version)
-        if condition is Condition.GOOD:
-            state.good = self.start.arrays
-        if condition is Condition.BAD or not len(participated):
-            doubters = {*signs.refused, *signs.unusable_losses}
-            self.doubt.doubters |= doubted | doubters
-            self.failed |= doubters | (
-                {*attempt.decision.chosen.tolist()} - {*participated.tolist()}
-            )
-        self.doubt.too_long |= attempt.training.judged.too_long
-        return condition
-
-    def _asks_others(
-        self, state: FederationState, attempt: Attempt, participated: IntArray
-    ) -> bool:
-        """Whether others are asked before the model is put away, or the past is doubted."""
-        if self.doubt.asked_others or not len(self._untried(attempt.available)):
-            return False
-        return self._can_go_back(state) or not len(participated)
-
-    def _can_go_back(self, state: FederationState) -> bool:
-        """Whether there is a good model, not the one that went bad, and somebody new says so."""
-        exists = state.good is not None and version_of(state.good) != state.model.version
-        return exists and not self.doubt.doubters <= self.doubt.refuted
-
-    def _roll_back(self, settings: RoundSettings, state: FederationState) -> None:
-        """Put the last good model back. What the strategy remembers may be bad: it starts over."""
-        good, fresh = state.good, settings.fresh
-        assert good is not None
-        LOG.error(
-            f"round {flower_round(self.number)}: the MODEL WENT BAD: no client could train from "
-            "it. The last good model is put back, and "
-            f"{type(settings.strategy).__name__} starts over from it"
-        )
-        tasks: tuple[Task, ...] = ("train", "probe")
-        forgiven = tuple(  # it was the model's fault, not theirs
-            (client, task)
-            for client in sorted(self.doubt.doubters)
-            for task in tasks
-            if state.roster.forgive(client, task, self.number)
-        )
-        away = PutAway(
-            start=self.start,
-            arrays=self.arrays,
-            model=state.model,
-            failed=frozenset(self.failed),
-            forgiven=forgiven,
-            too_long=self.doubt.too_long,
-        )
-        self.doubt.put_back(away)
-        memory = self.start.memory if fresh is None else fresh
-        self.start = RoundStart(good, self.start.config, memory)
-        self.arrays = good
-        self.exchange.rolled_back += 1
-        self.exchange.gone.clear()
-        self.failed.clear()
-        state.meet_model(version_of(good))
-
-    def _take_back(self, settings: RoundSettings, state: FederationState) -> None:
-        """Those who doubted the model refuse the last good one as well: it was their fault."""
-        away = self.doubt.take_back()
-        LOG.warning(
-            "round %d: clients that could not train from the model cannot train from the last "
-            "good model either: the model was not at fault, and is put back",
-            flower_round(self.number),
-        )
-        self.start, self.arrays = away.start, away.arrays
-        self.exchange.rolled_back -= 1
-        self.failed |= away.failed
-        for client, task in away.forgiven:  # it counts once in a round
-            state.roster.failed(client, self.number, task, replied=True)
-        state.model = dataclasses.replace(away.model, replies=state.model.replies)
-        self._doubt_past(settings, state)
-
-    def _doubt_past(self, settings: RoundSettings, state: FederationState) -> None:
-        """Nothing usable comes of a good model: what is thought to be usual may be wrong.
-
-        Clients outside the majority keep their strike.
-        """
-        if self.doubt.too_long:
-            LOG.warning(
-                "round %d: every update is far longer than usual, and the model is not at fault: "
-                "these norms are added to the history",
-                flower_round(self.number),
-            )
-            self._correct_past(settings, state, self.doubt.outvoted(self.norms, self.number))
-
-    def _replace_past(self, settings: RoundSettings, state: FederationState) -> bool:
-        """Where everyone says that the past is wrong, forget it; returns whether that was done."""
-        norms = self.doubt.replaced(len(self.failed), self.number)
-        if norms is not None:
-            LOG.warning(
-                f"round {flower_round(self.number)}: {len(self.doubt.too_long)} of the "
-                f"{len(self.failed)} clients that were asked sent updates far longer than usual, "
-                "and none sent a usable one: the history of update norms is reset"
-            )
-            self._correct_past(settings, state, norms)
-        return norms is not None
-
-    def _correct_past(self, settings: RoundSettings, state: FederationState, norms: State) -> None:
-        """Set the past right, and forgive those who were refused for it."""
-        state.norms = norms
-        limits = settings.selection.defence.norm_limits
-        for client in self.doubt.usual_now(limits, norms):
-            state.roster.forgive(client, "train", self.number)
-            self.failed.discard(client)
-
-    def _try_again(
-        self,
-        settings: RoundSettings,
-        state: FederationState,
-        attempt: Attempt,
-        tried: int,
-        *,
-        at_once: bool = False,
-    ) -> None:
-        """Nobody delivered in so many attempts: prepare one more, or end the run.
-
-        `at_once` is for an attempt whose outcome was the clients' fault, if there are others.
-        """
-        others = len(self._untried(attempt.available)) > 0
-        if (tried >= settings.selection.attempts or not others) and self._replace_past(
-            settings, state
-        ):
-            return
-        self._give_up_or_pause(settings, tried, at_once=at_once and others)
-
-    def _give_up_or_pause(
-        self, settings: RoundSettings, tried: int, *, at_once: bool = False
-    ) -> None:
-        """Nobody delivered: wait a little, since an outage may pass, or end the run."""
-        number, counts = flower_round(self.number), self.exchange.faults
-        faults = ", ".join(map(_faults_text, counts, counts.values())) or "nobody was asked"
-        lost = f"round {number}: NO CLIENT delivered a usable update ({faults})"
-        attempts = settings.selection.attempts
-        if tried >= attempts:
-            reasons = [brief(why) for _, why in self.exchange.last_fault.values()]
-            example = f"for example: {reasons[-1]}; " if reasons else ""
-            raise FedcorError(
-                f"round {number}: no client delivered a usable update in "
-                f"{counted(tried, 'attempt')} ({faults}); {example}"
-                "look at the nodes' logs. Finished rounds are kept: with a checkpoint, the same "
-                "start resumes after them"
-            )
-        pause = 0.0 if at_once else min(2.0 ** (tried - 1), settings.probe_timeout)
-        message = "%s: trying again in %g s (attempt %d of %d)"
-        LOG.error(message, lost, pause, tried + 1, attempts)
-        time.sleep(pause)
-        self.exchange.gone.clear()
-
-
-def _faults_text(kind: str, count: int) -> str:
-    """How often a fault occurred: `3 errors`, `1 late reply`, `2 unreachable nodes`."""
-    nouns = {"error": "error", "outlier": "outlier", "unreachable": "unreachable node"}
-    if kind in nouns:
-        return counted(count, nouns[kind])
-    return f"{count} {kind} {'reply' if count == 1 else 'replies'}"
-
-
-def _sharing(settings: RoundSettings, state: FederationState) -> int:
-    """How many clients share the rounds among them; a user's rule is asked only if it matters."""
-    chosen = settings.selection
-    return count_eligible(chosen.rules, state) if chosen.defence.most_share else len(state.roster)
+    def evaluate(self, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        """Have the strategy choose who evaluates `arrays`, among the nodes that can be reached."""
+        self.evaluation = configure_evaluation(self, arrays, config, grid)
+        return list(self.evaluation.sent.values())
 
 
 def open_round(
-    settings: RoundSettings,
+    settings: RunSettings,
     state: FederationState,
     grid: Grid,
-    *,
-    round: int,
     arrays: ArrayRecord,
     config: ConfigRecord,
-) -> Round:
+) -> ServerRound:
     """A round that starts from the model `arrays`."""
     started = time.perf_counter()
-    state.meet_model(version_of(arrays))
+    state.current = state.current.of_model(arrays)
     start = RoundStart(arrays, config, snapshot(settings.strategy))
-    exchange = Exchange(grid, state.roster, round, state.fault_log)
-    return Round(exchange, start, arrays, started, state.norms)
+    exchange = Exchange(grid, state.roster.names, state.current.round, state.fault_log)
+    return ServerRound(settings, state, exchange, start, arrays, started)
+
+
+def read_outcome(
+    settings: RunSettings, attempt: FlowerRound, selected: IntArray, replies: Mapping[int, Reply]
+) -> Outcome:
+    """What the selector observes; updates are computed when they are needed.
+
+    Args:
+        settings: Of the run.
+        attempt: With which the round ended.
+        selected: (C,) As chosen.
+        replies: Client -> its reply, of those who delivered.
+    """
+    came = list(replies.values())
+    # A counter of batches grows alike for everyone, and would drown what tells clients apart.
+    layout = layout_of(attempt.arrays, settings.plain)
+    seconds = np.array([reply.seconds for reply in came], dtype=np.float64)
+    measured = np.isfinite(seconds) & (seconds > 0.0)
+
+    def updates() -> FloatArray:  # (m, P)
+        hidden = "single updates are hidden by secure aggregation"
+        if settings.grows_trees:
+            hidden = "clients that grow trees send no updates of a model"
+        if not settings.judges_updates:
+            raise FedcorError(f"{hidden}: this selector cannot be used")
+        start = layout.flatten(attempt.arrays).astype(np.float64)
+        rows = [layout.flatten(reply.named()) for reply in came]
+        return np.array(rows, dtype=np.float64).reshape(len(rows), len(start)) - start
+
+    # A strategy that is not known to weight replies is taken to weight them alike.
+    weights = [reply.weight if settings.weighted else 1.0 for reply in came]
+    return Outcome(
+        attempt.round,
+        selected,
+        np.array(list(replies), dtype=np.int64),
+        step_sizes=read_local_training([reply.metrics for reply in came]).step_sizes,
+        aggregation_weights=np.array(weights, dtype=np.float64),
+        read_losses=lambda: np.array([reply.loss for reply in came], dtype=np.float64),
+        read_updates=updates,
+        head=layout.head,
+        durations=np.where(measured, seconds, np.nan) if measured.any() else None,
+        read_rms_losses=lambda: np.array([reply.rms_loss for reply in came], dtype=np.float64),
+    )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A federated evaluation whose messages are out."""
+
+    round: ServerRound
+    requests: Mapping[int, Message]  # client -> message, as the strategy made it
+    sent: Mapping[int, Message]  # as sent, without the model for those who hold it
+    sent_at: float
+
+    def aggregate(self, replies: Iterable[Message]) -> MetricRecord | None:
+        """What the strategy makes of the usable replies. Losses in them are known then."""
+        exchange, settings, state = self.round.exchange, self.round.settings, self.round.state
+        received, lost = exchange.resend(
+            self.sent,
+            exchange.match(self.sent, replies, task="evaluate"),
+            lambda client: renewed(self.requests[client]),
+            self.sent_at + settings.train_timeout,
+            task="evaluate",
+        )
+        usable, current = self._usable(received), state.current
+        exchange.log_faults()
+        known, holders = current.known.copy(), current.holders.copy()
+        for client, reply in usable.items():
+            known[client] = reply.loss if np.isfinite(reply.loss) else known[client]
+            holders[client] |= state.roster.has_mod(client)
+        holders[sorted(lost)] = False
+        answered = current.answered or any(np.isfinite(one.loss) for one in usable.values())
+        state.current = replace(current, known=known, holders=holders, answered=answered)
+        for reply, content in zip(
+            usable.values(), common_contents(list(usable.values())), strict=True
+        ):
+            reply.message.content = content
+        name = type(settings.strategy).__name__
+        with blame(f"round {self.round.number}: {name} failed in aggregate_evaluate"):
+            return settings.strategy.aggregate_evaluate(
+                self.round.number, [reply.message for reply in usable.values()]
+            )
+
+    def _usable(self, received: Mapping[int, Message]) -> dict[int, Reply]:
+        """The replies that the strategy can average; the others are counted as faults."""
+        exchange, settings = self.round.exchange, self.round.settings
+        # A reply must have what the record takes, if most replies have it.
+        counts = Counter(
+            name
+            for message in received.values()
+            for record in message.content.metric_records.values()
+            for name, value in record.items()
+            if isinstance(value, int | float) and usable_metric(name, value, settings.loss_keys)
+        )
+        most = {name for name in settings.recorded_metrics if 2 * counts[name] > len(received)}
+        terms = replace(settings.evaluate_terms, required=frozenset(most))
+        usable: dict[int, Reply] = {}
+        for client, message in received.items():
+            try:
+                usable[client] = read_evaluation(message, terms)
+            except Unusable as wrong:
+                exchange.count_fault(client, wrong.kind, wrong.why, task="evaluate")
+        for client, why in refused_replies(usable).items():
+            exchange.count_fault(client, "malformed", why, task="evaluate")
+            del usable[client]
+        # A client may evaluate on other data than it trains on: this round's replies are compared.
+        usable = exchange.cap(usable, terms.weight_key, {})
+        exchange.log_left_out(usable, terms.loss_keys, "evaluate")
+        return usable
+
+
+def configure_evaluation(
+    round: ServerRound, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+) -> Evaluation:
+    """Have the strategy choose who evaluates `arrays`, among the nodes that can be reached."""
+    roster, current, nodes = round.state.roster, round.state.current, list(grid.get_node_ids())
+    offered = offered_clients(current.backoff, current.round, roster.connect(nodes)).tolist()
+    some = [roster.node(k) for k in offered if k not in round.left_alone] or nodes
+    strategy, number = round.settings.strategy, round.number
+    failed = f"round {number}: {type(strategy).__name__} failed in configure_evaluate"
+    with limited(strategy, len(some)), blame(failed):
+        messages = list(strategy.configure_evaluate(number, arrays, config, SomeNodes(grid, some)))
+    clients = {roster.client(message.metadata.dst_node_id): message for message in messages}
+    requests = {client: message for client, message in clients.items() if client >= 0}
+    holders = Holders(current.version, np.flatnonzero(current.holders).tolist())
+    sent = {
+        client: slim(message, arrays, current.version, client, holders, remember=True)
+        if roster.has_mod(client)
+        else message
+        for client, message in requests.items()
+    }
+    round.exchange.count_sent(sent.values())
+    return Evaluation(round, requests, sent, time.monotonic())

@@ -1,9 +1,11 @@
-"""What a user sets (`SelectionSettings`), and what all rounds of one start work with."""
+"""What a user sets (`SelectionSettings`), and what follows from it for a start (`RunSettings`)."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -18,15 +20,22 @@ from flwr.serverapp.strategy import (
 from fedcor.core.config import (
     LARGEST_SEED,
     check_at_least,
+    check_between,
     check_one_of,
     check_positive,
     expand_home,
 )
 from fedcor.core.errors import ConfigError
 from fedcor.core.types import Selector, selector_traits
+from fedcor.flower.optimiser_strategy import plain_arrays
 from fedcor.flower.protocol import SAYS_KEYS, flower_round
-from fedcor.flower.reply_validation import Terms
-from fedcor.flower.strategy_memory import Memory, grows_trees, strategy_setting, wrapped
+from fedcor.flower.replies import SIZE, Terms
+from fedcor.flower.strategy_memory import (
+    Memory,
+    grows_trees,
+    strategy_setting,
+    wrapped,
+)
 from fedcor.rounds.defence.settings import Defence, as_defence
 from fedcor.rounds.record_line import RoundRecord
 from fedcor.rounds.rules.declaration import (
@@ -34,9 +43,11 @@ from fedcor.rounds.rules.declaration import (
     ClientsPerRound,
     Eligible,
     Rules,
+    with_clients,
 )
 from fedcor.runs.tracking.callback import GivenCallback
 from fedcor.runs.tracking.session import check_callbacks
+from fedcor.selectors import selector_name
 
 # fmt: off
 _LOSSES = (
@@ -46,7 +57,14 @@ _LOSSES = (
 _ACCURACIES = (
     "accuracy", "test_accuracy", "eval_accuracy", "eval_acc", "eval-acc", "val_acc", "acc",
 )
+# Parts of the names of metrics that are no loss: more of them is better, or they are a count.
+_NO_LOSS = {
+    "acc", "accuracy", "auc", "auroc", "bleu", "correct", "count", "dice", "examples", "f1", "iou",
+    "map", "num", "precision", "r2", "recall", "reward", "samples", "score", "top1", "top5",
+}
 # fmt: on
+_MOST_OVER_SELECTION = 100.0
+_RATES = ("lr", "learning-rate", "learning_rate")
 _DEFENCE = Defence()
 # Attributes of strategies that name a record, not a metric.
 _RECORDS = ("arrayrecord_key", "configrecord_key")
@@ -92,6 +110,9 @@ class SelectionSettings:
             on, or a function of the round. None: the selector's own.
         defence: What is done against clients that err or lie: `fedcor.Defence`, or a table of its
             settings.
+        over_selection: How many times as many clients are asked to train as a round needs. The
+            round goes on when the clients it needs are back; it does not wait for the others.
+        record_losses: Whether the record holds the losses of single clients.
         callbacks: Called after every round: objects with some of the methods of
             `fedcor.runs.tracking.callback.Callback`, classes of them, functions of a round's
             record, or names of trackers, such as "mlflow", which need `checkpoint`.
@@ -115,6 +136,8 @@ class SelectionSettings:
     at_most: Mapping[str, Bounds] | None = None
     clients_per_round: ClientsPerRound | None = None
     defence: Defence = _DEFENCE
+    over_selection: float = 1.0
+    record_losses: bool = True
     callbacks: Iterable[GivenCallback] = ()
 
     def __post_init__(self) -> None:
@@ -124,6 +147,8 @@ class SelectionSettings:
         check_at_least("seed", self.seed, 0, LARGEST_SEED)
         if self.wait_for is not None:
             check_at_least("wait_for", self.wait_for, 1)
+        check_between("over_selection", self.over_selection, 1.0, _MOST_OVER_SELECTION)
+        _check_loss_key(self.loss_key)
         check_one_of("identity", self.identity, ("name", "key"))
         if self.identity == "key" and not SAYS_KEYS:
             raise ConfigError("identity", "key", "needs flwr 1.38 or later, which says nodes' keys")
@@ -141,6 +166,14 @@ class SelectionSettings:
     def folder(self) -> Path | None:
         """The checkpoint's folder as a path."""
         return None if self.checkpoint is None else expand_home("checkpoint", self.checkpoint)
+
+
+def _check_loss_key(key: str | None) -> None:
+    """Refuse a metric that grows while training helps: the choice would be upside down."""
+    words = set(re.split(r"[^a-z0-9]+", (key or "").lower()))
+    if words & _NO_LOSS and not any("loss" in word for word in words):
+        allowed = "is no loss by its name: a loss falls while training helps"
+        raise ConfigError("loss_key", key, allowed, "name the metric that holds the loss")
 
 
 class SelectionKeywords(TypedDict, total=False):
@@ -163,46 +196,72 @@ class SelectionKeywords(TypedDict, total=False):
     at_least: Mapping[str, Bounds] | None
     at_most: Mapping[str, Bounds] | None
     defence: Defence | Mapping[str, Any]
+    over_selection: float
+    record_losses: bool
     callbacks: Iterable[GivenCallback]
 
 
-def _is_own(verb: Callable[..., Any]) -> bool:
-    """Whether a user wrote this method of a strategy: it may read whatever the clients send."""
-    return str(getattr(verb, "__module__", "")).partition(".")[0] not in ("flwr", "fedcor")
-
-
 @dataclass(frozen=True)
-class RoundSettings:
-    """What all rounds of one start work with."""
+class RunSettings:
+    """What all rounds of one start work with. What follows from it is found once.
+
+    Attributes:
+        strategy: Aggregates.
+        selector: Chooses.
+        selection: As the user set it.
+        num_rounds: Rounds of the whole run.
+        train_timeout: Seconds within which a client must have trained.
+        evaluate_config: Flower's configuration of evaluations.
+        server_evaluates: Whether a round ends with an evaluation of the server's.
+        fresh: The strategy as it was before the first round.
+        counters: The arrays of the first model that are of whole numbers.
+    """
 
     strategy: Strategy
     selector: Selector
     selection: SelectionSettings
-    plain: tuple[str, ...]  # patterns of the names of arrays that are no weights
-    num_rounds: int = 0  # of the whole run
-    train_timeout: float = 3600.0  # seconds
+    num_rounds: int = 0
+    train_timeout: float = 3600.0
     evaluate_config: ConfigRecord = field(default_factory=ConfigRecord)
-    server_evaluates: bool = False  # a round then ends with the server's evaluation
-    fresh: Memory | None = None  # the strategy as it was before the first round
+    server_evaluates: bool = False
+    fresh: Memory | None = None
+    counters: frozenset[str] = frozenset()
+
+    def _attribute(self, name: str, default: Any) -> Any:
+        return strategy_setting(self.strategy, name, default)
 
     @property
     def probe_timeout(self) -> float:
         """Seconds within which a node answers a question."""
         return self.selection.probe_timeout
 
-    @property
+    @cached_property
+    def selector_name(self) -> str:
+        """What the log and the record call the selector."""
+        return selector_name(self.selector)
+
+    @cached_property
+    def plain(self) -> tuple[str, ...]:
+        """Patterns of the names of arrays that no optimiser works on."""
+        return plain_arrays(self.strategy)
+
+    @cached_property
+    def grows_trees(self) -> bool:
+        """Whether the model is a bag of trees, whose array grows and cannot be subtracted."""
+        return grows_trees(self.strategy)
+
+    @cached_property
     def wait_for(self) -> int:
-        """Nodes that must be connected before the first round."""
-        least = int(strategy_setting(self.strategy, "min_available_nodes", 1))
+        """Nodes that must be connected before the first round of a start."""
         chosen = self.selection.rules.clients_at(1)
-        chosen = chosen or selector_traits(self.selector).clients_per_round
-        return self.selection.wait_for or max(least, 1 if chosen is None else int(chosen))
+        chosen = chosen or selector_traits(self.selector).clients_per_round or 1
+        least = max(int(self._attribute("min_available_nodes", 1)), int(chosen))
+        return self.selection.wait_for or least
 
     @property
     def loss_keys(self) -> tuple[str, ...]:
         """The metrics that may hold a client's loss; the first that is there counts."""
-        key = self.selection.loss_key
-        return _LOSSES if key is None else (key,)
+        return _LOSSES if self.selection.loss_key is None else (self.selection.loss_key,)
 
     @property
     def accuracy_keys(self) -> tuple[str, ...]:
@@ -211,78 +270,89 @@ class RoundSettings:
         return _ACCURACIES if key is None else (key,)
 
     @property
-    def arrays_key(self) -> str:
-        """Where the strategy puts the model in a message."""
-        return str(strategy_setting(self.strategy, "arrayrecord_key", "arrays"))
-
-    @property
-    def config_key(self) -> str:
-        """Where the strategy puts the configuration in a message."""
-        return str(strategy_setting(self.strategy, "configrecord_key", "config"))
-
-    @property
-    def weight_key(self) -> str:
-        """The metric by which the strategy weights replies."""
-        return str(strategy_setting(self.strategy, "weighted_by_key", "num-examples"))
-
-    @property
     def recorded_metrics(self) -> tuple[str, ...]:
         """The metrics of the strategy's evaluation that the record takes: a loss, an accuracy."""
         return () if self.server_evaluates else (*self.loss_keys, *self.accuracy_keys)
 
-    @property
-    def named_metrics(self) -> set[str]:
+    @cached_property
+    def named_metrics(self) -> frozenset[str]:
         """The metrics of train replies that the strategy may read: its attributes name them.
 
         A single reply that has one gets those refused that lack it, so nothing else is in here.
         """
-        return {
+        return frozenset(
             value
-            for _, strategy in wrapped(self.strategy)
-            for name, value in vars(strategy).items()
+            for _, one in wrapped(self.strategy)
+            for name, value in vars(one).items()
             if name.endswith("_key") and name not in _RECORDS and isinstance(value, str)
-        }
+        )
 
-    @property
+    @cached_property
+    def evaluate_terms(self) -> Terms:
+        """What a reply to an evaluate message must be like, beside `recorded_metrics`."""
+        weight, arrays = (
+            str(self._attribute(name, default))
+            for name, default in (("weighted_by_key", SIZE), ("arrayrecord_key", "arrays"))
+        )
+        several = _is_own(self.strategy.aggregate_evaluate)
+        return Terms(weight, self.loss_keys, arrays_key=arrays, several=several)
+
+    @cached_property
     def train_terms(self) -> Terms:
         """What a reply to a train message must be like."""
         required = set()
-        for _, strategy in wrapped(self.strategy):
-            if isinstance(strategy, QFedAvg):
-                required.add(strategy.train_loss_key)
-            if isinstance(strategy, DifferentialPrivacyClientSideAdaptiveClipping):
+        for _, one in wrapped(self.strategy):
+            if isinstance(one, QFedAvg):
+                required.add(one.train_loss_key)
+            if isinstance(one, DifferentialPrivacyClientSideAdaptiveClipping):
                 required.add(_NORM_BIT)
         several = _is_own(self.strategy.aggregate_train)
-        return Terms(self.weight_key, self.loss_keys, frozenset(required), self.arrays_key, several)
-
-    def evaluate_terms(self, required: Iterable[str]) -> Terms:
-        """What a reply to an evaluate message must be like."""
-        several = _is_own(self.strategy.aggregate_evaluate)
-        return Terms(self.weight_key, self.loss_keys, frozenset(required), several=several)
-
-    def probe_message(self, round: int, node: int, model: ArrayRecord) -> Message:
-        """The question for a loss, as an evaluate message that any ClientApp understands."""
-        number = flower_round(round)
-        config = ConfigRecord({**self.evaluate_config, "server-round": number})
-        return Message(
-            RecordDict({self.arrays_key: model, self.config_key: config}),
-            dst_node_id=node,
-            message_type=MessageType.EVALUATE,
-            ttl=self.probe_timeout,
-            group_id=str(number),
+        return replace(
+            self.evaluate_terms,
+            required=frozenset(required),
+            several=several,
+            counters=self.counters,
         )
 
-    @property
+    @cached_property
     def weighted(self) -> bool:
         """Whether the strategy is known to weight replies."""
-        return strategy_setting(self.strategy, "weighted_by_key", None) is not None
+        return self._attribute("weighted_by_key", None) is not None
 
     @property
     def judges_updates(self) -> bool:
         """Whether single updates can be seen and measured."""
         return not (self.grows_trees or self.selection.secure_aggregation)
 
-    @property
-    def grows_trees(self) -> bool:
-        """Whether the model is a bag of trees, whose array grows and cannot be subtracted."""
-        return grows_trees(self.strategy)
+    def probe_message(self, round: int, node: int, model: ArrayRecord) -> Message:
+        """The question for a loss, as an evaluate message that any ClientApp understands."""
+        number, config_key = flower_round(round), str(self._attribute("configrecord_key", "config"))
+        config = ConfigRecord({**self.evaluate_config, "server-round": number})
+        return Message(
+            RecordDict({self.train_terms.arrays_key: model, config_key: config}),
+            dst_node_id=node,
+            message_type=MessageType.EVALUATE,
+            ttl=self.probe_timeout,
+            group_id=str(number),
+        )
+
+    def selector_at(self, round: int) -> tuple[Selector, int | None]:
+        """The selector of our `round`, and how many of its clients must come back; None for all."""
+        selector = with_clients(self.selector, self.selection.rules.clients_at(flower_round(round)))
+        needed = selector_traits(selector).clients_per_round
+        if self.selection.over_selection == 1.0 or needed is None:
+            return selector, None
+        chosen = math.ceil(self.selection.over_selection * needed * (1 - 1e-12))
+        return with_clients(selector, max(needed, chosen)), needed
+
+
+def known_rate(config: ConfigRecord) -> float:
+    """The learning rate in a train configuration, under its usual names; NaN without one."""
+    given = [config.get(key) for key in _RATES]
+    rates = [float(rate) for rate in given if isinstance(rate, int | float)]
+    return rates[0] if rates else float("nan")
+
+
+def _is_own(verb: Callable[..., Any]) -> bool:
+    """Whether a user wrote this method of a strategy: it may read whatever the clients send."""
+    return str(getattr(verb, "__module__", "")).partition(".")[0] not in ("flwr", "fedcor")

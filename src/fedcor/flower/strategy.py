@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -20,18 +19,18 @@ from fedcor import selectors
 from fedcor.core.config import suggests
 from fedcor.core.errors import ConfigError, FedcorError
 from fedcor.core.types import Selector, selector_traits
-from fedcor.flower.compatibility import check_setup
-from fedcor.flower.evaluation import configure_evaluation
-from fedcor.flower.federation_state import FederationState
+from fedcor.flower.exchange import EnoughGrid
+from fedcor.flower.federation_state import FederationState, first_state
 from fedcor.flower.logs import counted, log_round
-from fedcor.flower.optimiser_strategy import OptimiserStrategy, plain_arrays
+from fedcor.flower.optimiser_strategy import OptimiserStrategy
+from fedcor.flower.preflight import check_setup
 from fedcor.flower.protocol import LOG, flower_round, own_round, renumber
 from fedcor.flower.run_record import Recorder, describe_run, with_earlier
-from fedcor.flower.server_round import Round, open_round
-from fedcor.flower.settings import RoundSettings, SelectionKeywords, SelectionSettings
+from fedcor.flower.server_round import ServerRound, open_round
+from fedcor.flower.settings import RunSettings, SelectionKeywords, SelectionSettings
 from fedcor.flower.strategy_memory import snapshot
 from fedcor.rounds.rules.declaration import ClientsPerRound, Rules
-from fedcor.selectors import build_selector
+from fedcor.selectors import build_selector, selector_class
 from fedcor.selectors.fedcor import FedCor
 
 _VERBS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
@@ -58,10 +57,10 @@ class SelectingStrategy(Strategy):
         settings = SelectionSettings() if settings is None else settings
         check_setup(strategy, selector, settings)
         self.strategy, self.selector, self.settings = strategy, selector, settings
-        self._round_settings = RoundSettings(strategy, selector, settings, plain_arrays(strategy))
-        self._recorder = Recorder(self._round_settings)
-        self._state = FederationState()
-        self._round: Round | None = None  # the one under way
+        self._run = RunSettings(strategy, selector, settings)
+        self._recorder = Recorder(self._run)
+        self._state = FederationState(first_state(ArrayRecord()))
+        self._round: ServerRound | None = None  # the one under way
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse a subclass that overrides a verb: it would miss the replies to questions."""
@@ -91,21 +90,27 @@ class SelectingStrategy(Strategy):
         """
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
-        self._round_settings = dataclasses.replace(
-            self._round_settings,
-            num_rounds=num_rounds,
-            train_timeout=timeout,
-            evaluate_config=evaluate_config,
+        self._run = RunSettings(
+            self.strategy,
+            self.selector,
+            self.settings,
+            num_rounds,
+            timeout,
+            evaluate_config,
             server_evaluates=evaluate_fn is not None,
             fresh=snapshot(self.strategy),
+            counters=frozenset(
+                name for name, array in initial_arrays.items() if array.dtype[:1] in ("i", "u", "b")
+            ),
         )
         self._round = None
+        grid = grid if self.settings.over_selection == 1.0 else EnoughGrid(grid)
         with self._recorder.opened(self.header(num_rounds)):
             self._state, arrays = self._recorder.resume(initial_arrays, train_config)
             finished, before = self._state.finished, self._recorder.before
             self._recorder.tell_start()
             if finished >= num_rounds:
-                LOG.info("nothing to do: %s", _nothing_to_do(num_rounds, self.settings.folder))
+                self._log_nothing_to_do(num_rounds)
                 self._recorder.tell_end()
                 return with_earlier(Result(arrays=arrays), before)
             result = super().start(
@@ -124,7 +129,7 @@ class SelectingStrategy(Strategy):
 
     def header(self, num_rounds: int) -> dict[str, Any]:
         """The first line of the record; a start with the same folder must have an equal one."""
-        return describe_run(self._round_settings, num_rounds)
+        return describe_run(self._run, num_rounds)
 
     def summary(self) -> None:
         """Log who selects, who aggregates, and the settings, ours and the strategy's."""
@@ -134,10 +139,10 @@ class SelectingStrategy(Strategy):
             LOG.info("\t├──> Rules: %s", self.settings.rules.describe())
         unused = "its own sampling for training is not used"
         LOG.info("\t├──> Aggregation: %s (%s)", type(self.strategy).__name__, unused)
-        timeout = self._round_settings.probe_timeout
+        timeout = self._run.probe_timeout
         LOG.info(
             "\t├──> Waits for %s; probe timeout %g s",
-            counted(self._round_settings.wait_for, "node"),
+            counted(self._run.wait_for, "node"),
             timeout,
         )
         self.strategy.summary()
@@ -147,11 +152,9 @@ class SelectingStrategy(Strategy):
     ) -> Iterable[Message]:
         """Select clients: the messages that have them train."""
         self._check_started()
-        round = own_round(server_round, self._state.finished)
-        self._round = open_round(
-            self._round_settings, self._state, grid, round=round, arrays=arrays, config=config
-        )
-        return self._round.select(self._round_settings, self._state)
+        assert self._state.current.round == own_round(server_round, self._state.finished)
+        self._round = open_round(self._run, self._state, grid, arrays, config)
+        return list(self._round.select().values())
 
     def aggregate_train(
         self,
@@ -159,7 +162,7 @@ class SelectingStrategy(Strategy):
         replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The strategy's aggregate of the usable replies."""
-        return self._current().aggregate(self._round_settings, self._state, replies)
+        return self._current().aggregate(replies)
 
     def configure_evaluate(
         self,
@@ -169,16 +172,7 @@ class SelectingStrategy(Strategy):
         grid: Grid,
     ) -> Iterable[Message]:
         """The strategy's evaluation, among the nodes that can be reached."""
-        round = self._current()
-        round.evaluation = configure_evaluation(
-            self._round_settings,
-            round.exchange,
-            grid,
-            model=self._state.model,
-            arrays=arrays,
-            config=config,
-        )
-        return list(round.evaluation.sent.values())
+        return self._current().evaluate(arrays, config, grid)
 
     def aggregate_evaluate(
         self,
@@ -187,10 +181,9 @@ class SelectingStrategy(Strategy):
     ) -> MetricRecord | None:
         """The strategy's aggregate of the usable evaluations."""
         round = self._current()
-        assert round.evaluation is not None, "configure_evaluate() comes first"
-        metrics, self._state.model = round.evaluation.aggregate(replies, self._state.model)
+        metrics = round.evaluation.aggregate(replies)
         round.note("evaluate", metrics)
-        if not self._round_settings.server_evaluates:
+        if not self._run.server_evaluates:
             self._finish(round, round.arrays, metrics)
         return metrics
 
@@ -212,14 +205,24 @@ class SelectingStrategy(Strategy):
 
         return evaluate
 
-    def _finish(self, round: Round, arrays: ArrayRecord, scores: MetricRecord | None) -> None:
+    def _finish(self, round: ServerRound, arrays: ArrayRecord, scores: MetricRecord | None) -> None:
         """Write the round, which ended with the model `arrays`, and log it."""
-        finished = round.finish(self._round_settings, arrays, scores)
+        finished = round.finish(arrays, scores)
         self._recorder.write(finished, self._state)
-        name = selectors.selector_name(self.selector)
-        log_round(finished.record, self._round_settings.num_rounds, name)
+        log_round(finished.record, self._run.num_rounds, self._run.selector_name)
 
-    def _current(self) -> Round:
+    def _log_nothing_to_do(self, num_rounds: int) -> None:
+        """Log why no round is left."""
+        if num_rounds < 1:
+            LOG.info("nothing to do: num_rounds is %d", num_rounds)
+            return
+        LOG.warning(
+            f"nothing to do: the run in {self.settings.folder} already has "
+            f"{counted(self._state.finished, 'round')}. Its model is returned, and the given model "
+            "is ignored: choose another folder to train from it"
+        )
+
+    def _current(self) -> ServerRound:
         self._check_started()
         assert self._round is not None, "configure_train() comes first"
         return self._round
@@ -350,10 +353,17 @@ def select_with(
     given: dict[str, Any] = {**keywords, "clients_per_round": schedule}
     settings = SelectionSettings(**given)
     if selector is None or isinstance(selector, str):
-        if first is None:
+        name = selector or selectors.DEFAULT_SELECTOR
+        counts = "clients_per_round" in {
+            one.name for one in dataclasses.fields(selector_class(name))
+        }
+        if first is None and counts:
             where = "where no selector is" if selector is None else "with a selector's name"
             raise ConfigError("clients_per_round", None, f"must be given {where}")
-        chosen = build_selector(selector or selectors.DEFAULT_SELECTOR, first)
+        if first is not None and not counts:
+            message = "the selector %s takes every client that it can reach: clients_per_round = %s"
+            LOG.warning(f"{message} is not used", name, clients_per_round)
+        chosen = build_selector(name, first or 1)
     elif clients_per_round is not None and schedule is None:
         allowed = "is set by the selector that you gave"
         raise ConfigError("clients_per_round", clients_per_round, allowed)
@@ -364,17 +374,13 @@ def select_with(
     return SelectingStrategy(strategy, chosen, settings)
 
 
-def _nothing_to_do(num_rounds: int, folder: Path | None) -> str:
-    """Why no round is left."""
-    if num_rounds < 1:
-        return f"num_rounds is {num_rounds}"
-    return f"the run in {folder} already has {counted(num_rounds, 'round')}"
-
-
 def _first_number(given: int | ClientsPerRound) -> tuple[int, ClientsPerRound | None]:
     """Clients in the first round, and how they change if they do."""
     if not isinstance(given, Mapping) and not callable(given):
         return given, None
+    if isinstance(given, Mapping) and any(round == 0 for round in given):
+        allowed = "begins with round 0, and Flower counts rounds from 1"
+        raise ConfigError("clients_per_round", given, allowed)
     first = Rules(clients_per_round=given).clients_at(1)
     if first is None:
         allowed = "must say how many clients there are in round 1, the first one"

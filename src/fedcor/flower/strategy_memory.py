@@ -319,7 +319,7 @@ class Candidate:
 
     arrays: ArrayRecord | None
     metrics: MetricRecord | None
-    memory: Memory  # the strategy after it
+    memory: Memory | None  # the strategy after it; None where it is as it was left
     config: ConfigRecord  # the train configuration that its clients trained with
 
 
@@ -336,7 +336,8 @@ def trial(strategy: Strategy) -> Iterator[None]:
 
 def adopt(strategy: Strategy, candidate: Candidate, server_round: int) -> None:
     """The candidate becomes the model: `strategy` is as it was after making it, and hears of it."""
-    restore(strategy, candidate.memory)
+    if candidate.memory is not None:
+        restore(strategy, candidate.memory)
     if candidate.arrays is None:
         return  # it left the model as it is
     for _, one in wrapped(strategy):

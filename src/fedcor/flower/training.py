@@ -1,4 +1,4 @@
-"""Training in one attempt at a round: who was asked, who delivered, and the strategy's aggregate.
+"""One attempt at a round on Flower: a selector's questions become messages, a strategy aggregates.
 
 The strategy's own configure_train and aggregate_train do all the configuring and averaging. They
 may be called several times in a round, for candidates and for the choice; each call finds the
@@ -9,201 +9,247 @@ as it is, since an aggregation that draws noise would make another one of the sa
 from __future__ import annotations
 
 import copy
+import dataclasses
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from contextlib import ExitStack
+from functools import cached_property
+from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedcor.core.errors import FedcorError, blame
+from fedcor.core import types
+from fedcor.core.errors import blame
+from fedcor.core.rng import stream
 from fedcor.core.text import listed, one_line
 from fedcor.core.types import FloatArray, IntArray, Population, State, selector_traits
-from fedcor.flower.client_registry import Task
-from fedcor.flower.exchange import Exchange, Holders, SomeNodes, cap_replies, limited, renewed, slim
-from fedcor.flower.federation_state import CurrentModel, eligible_clients
+from fedcor.flower.client_registry import Roster
+from fedcor.flower.exchange import Exchange, Holders, SomeNodes, limited, renewed, slim
+from fedcor.flower.federation_state import FlowerState, RoundStart, eligible_clients
+from fedcor.flower.logs import brief
 from fedcor.flower.optimiser_strategy import Company, introduced
-from fedcor.flower.protocol import LOG, flower_round
-from fedcor.flower.reply_schema import log_left_out, refused_replies, with_common_parts
-from fedcor.flower.reply_validation import (
+from fedcor.flower.preflight import check_model, no_loss
+from fedcor.flower.protocol import LOG, flower_round, is_empty, version_of
+from fedcor.flower.replies import (
+    SIZE,
+    UNREACHABLE,
+    Reply,
     Unusable,
-    clean_model,
-    clean_trees,
-    main_metrics,
-    number,
-    numbers_fault,
-    trees_fault,
-    trusted_model,
-    unusable_loss,
+    common_contents,
+    read_answer,
+    read_model,
+    read_trees,
+    refused_replies,
     usual_bytes,
 )
-from fedcor.flower.settings import RoundSettings
-from fedcor.flower.strategy_memory import Candidate, Memory, adopt, restore, snapshot, trial
-from fedcor.flower.updates import JudgedReplies, known_rate
+from fedcor.flower.settings import RunSettings, known_rate
+from fedcor.flower.strategy_memory import Candidate as Made
+from fedcor.flower.strategy_memory import adopt, restore, snapshot, trial
 from fedcor.rounds.aggregation import members
-from fedcor.rounds.defence.model_health import Condition, Signs
-from fedcor.rounds.defence.update_norms import PARTS, NormLimits, judge, no_norms, remember
-
-# The clients of a selection, sorted, and those of them whose results there are. One that was drawn
-# twice is in both twice.
-_Key: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-_ENOUGH = 2  # clients, to clear a model, or to say that the past is wrong
+from fedcor.rounds.defence.update_norms import FEWEST
+from fedcor.rounds.ledger import CURRENT
+from fedcor.rounds.model_arrays import layout_of, numbers_fault
+from fedcor.rounds.round import Candidate, Delivered, Round, Step, mean_weights
+from fedcor.rounds.update_filter import ArrayChanges, UpdateFilter
 
 
-@dataclass(frozen=True)
-class RoundStart:
-    """What every attempt at a round starts from."""
+class FlowerRound(Round[ArrayRecord]):
+    """One attempt at a round: asks and trains clients, and keeps every usable result.
 
-    arrays: ArrayRecord  # the model w^t
-    config: ConfigRecord  # Flower's train configuration
-    memory: Memory  # the strategy, before it was asked to configure this round
+    Args:
+        settings: Of the run.
+        exchange: The traffic of the round.
+        roster: The clients.
+        start: What the round starts from.
+        state: What this attempt starts from.
+        available: Clients that may be asked and chosen.
+        attempt: Its number, from 0.
+        doubted: Client -> the lengths of its update, of those refused for them in earlier attempts.
 
-
-class Training:
-    """Asks clients to train, and keeps every usable result: whoever trained is not asked twice."""
+    Attributes:
+        results: Client -> its usable reply to a train message.
+        config: The train configuration, as the strategy left it after its last call.
+        enough: How many replies to the messages of `request` are enough; None for all.
+        made: After `close`, what the strategy made of the delivered updates; None after a rollback.
+    """
 
     def __init__(
         self,
-        settings: RoundSettings,
+        settings: RunSettings,
         exchange: Exchange,
+        roster: Roster,
         start: RoundStart,
-        model: CurrentModel,
         *,
-        norms: State,
-        good: ArrayRecord | None = None,
+        state: FlowerState,
+        available: IntArray,
+        attempt: int = 0,
+        doubted: Mapping[int, FloatArray] | None = None,
     ) -> None:
-        self.settings, self.exchange, self.start = settings, exchange, start
-        self.model = {name: array.numpy() for name, array in start.arrays.items()}
-        self._trusted = trusted_model(self.model, good)
-        self.holders = Holders(model.version, model.holders)
-        self.replies = model.replies
-        self.config = start.config  # as the strategy left it after its last call
-        self.results: dict[int, Message] = {}  # client -> its usable reply, as it is used
-        limits = settings.selection.defence.norm_limits
-        self.judged = JudgedReplies(limits, norms, self.model, settings.plain)
-        self.doubters: set[int] = set()  # clients whose update was of unusable numbers
-        self._candidates: dict[_Key, Candidate] = {}
+        # The first attempt draws as the simulator does; a later one may choose differently.
+        key = (exchange.round, attempt) if attempt else (exchange.round,)
+        super().__init__(
+            state,
+            weights=roster.population().weights,
+            available=available,
+            rng=stream(settings.selection.seed, "select", *key),
+            number=flower_round(exchange.round),
+        )
+        self._settings, self._exchange, self._roster = settings, exchange, roster
+        self._start, self._state, self.config = start, state, start.config
+        self.arrays = {name: array.numpy() for name, array in start.arrays.items()}
+        self._holders = Holders(state.version, np.flatnonzero(state.holders).tolist())
+        self._answered = state.answered
+        self._questioned: set[int] = set()  # for a loss, unless they were known to be gone
+        self.results: dict[int, Reply] = {}
+        self._doubters: set[int] = set()  # clients whose update was of unusable numbers
         self._requests: dict[int, Message] = {}  # as the strategy made them, with the model
+        self._configured: list[int] | None = None  # the selection that it is configured for
+        self._counted: list[int] = []  # the clients to aggregate, one that was drawn twice is twice
         self._sent: dict[int, Message] = {}  # by the caller of `request`
         self._sent_at = 0.0
+        self.enough: int | None = None
+        self._doubted = doubted
+        self._closing = self._adopts = False
+        self.made: Made | None = None
 
-    def train(self, selection: IntArray) -> None:
+    def losses(self, clients: IntArray) -> FloatArray:
+        """(len(clients),) l_k(w^t) of each; NaN where no usable answer came."""
+        losses = super().losses(clients)
+        self._refuse_silence()
+        return losses
+
+    def check_answers(self, few: IntArray, others: IntArray) -> list[int]:
+        """Ask `few` clients for l_k(w^t), and `others` if some reply and none has a usable loss.
+
+        Returns who answered. Raises FedcorError if nobody did, and most could be reached.
+        """
+        super().losses(few)
+        if np.isnan(self._known).all() and self._faults_heard():
+            super().losses(others)
+        self._refuse_silence()
+        return np.flatnonzero(np.isfinite(self._known)).tolist()
+
+    def ask(self, version: int, model: ArrayRecord, clients: IntArray) -> FloatArray:
+        """Each client's loss of `model`; NaN without a usable answer. All are asked at once."""
+        current = version == CURRENT
+        name = self._state.version if current else version_of(model)
+        if not current and name == self._state.version:
+            return self._known[clients]  # the candidate is what the model is already
+        # Without a loss before, a loss after says nothing about the change. An empty model (of
+        # trees, before the first) is evaluated by nobody.
+        asked = clients if current else clients[np.isfinite(self._known[clients])]
+        asked = asked[: 0 if is_empty(model) else None]
+        found = self._probe(name, model, asked.tolist())
+        return np.array([found.get(client, np.nan) for client in clients.tolist()])
+
+    def _probe(self, version: str, model: ArrayRecord, clients: list[int]) -> dict[int, float]:
+        """Client -> its loss of `model`, of all who gave a usable answer."""
+        exchange, settings, holders = self._exchange, self._settings, self._holders
+        end = time.monotonic() + settings.probe_timeout
+        self._questioned |= {*clients} - exchange.gone
+        exchange.probed += len(clients)
+        held = holders[version]
+
+        def message(client: int) -> Message:
+            plain = settings.probe_message(self.round, self._roster.node(client), model)
+            if not self._roster.has_mod(client):
+                return plain
+            return slim(plain, model, version, client, holders, remember=True)
+
+        def whole_message(client: int) -> Message:
+            held.discard(client)
+            return message(client)
+
+        sent = {client: message(client) for client in clients}
+        replies = exchange.ask(sent, settings.probe_timeout, task="probe")
+        replies, _ = exchange.resend(sent, replies, whole_message, end, task="probe")
+        answers: dict[int, float] = {}
+        for client, reply in replies.items():
+            if self._roster.has_mod(client):
+                held.add(client)
+            try:
+                answers[client] = read_answer(reply, settings.loss_keys).loss
+            except Unusable as wrong:
+                exchange.refuse(client, wrong.kind, wrong.why, task="probe")
+                if version == self._state.version:
+                    self.unusable.add(client)
+        exchange.accept(answers)
+        self._answered = self._answered or bool(answers)
+        return answers
+
+    def _faults_heard(self) -> list[str]:
+        """Why those sent no usable loss who were asked and could be reached."""
+        faults = self._exchange.last_fault
+        return [
+            brief(faults[client][1])
+            for client in sorted(self._questioned & faults.keys())
+            if faults[client][0] not in UNREACHABLE
+        ]
+
+    def _refuse_silence(self) -> None:
+        """Refuse to go on if this run has never seen a loss, and most replies came without one.
+
+        If most clients could not be reached, it may be an outage, which may pass.
+        """
+        faults, asked = self._faults_heard(), len(self._questioned)
+        reached = 2 * len(faults) >= len(self._questioned | self._exchange.gone)
+        if faults and reached and not self._answered:
+            summary = f"{len(faults)} of the {asked} clients that were asked for a loss"
+            raise no_loss(self._settings, self.round, summary, faults, function="evaluate")
+
+    def train(self, selection: IntArray) -> tuple[IntArray, FloatArray]:
         """Have those of `selection` train who were not asked yet."""
-        messages = self._configure(selection)
-        end = time.monotonic() + self.settings.train_timeout
-        replies = self.exchange.ask(messages, self.settings.train_timeout, task="train")
+        messages = self._new_messages(selection)
+        end = time.monotonic() + self._settings.train_timeout
+        replies = self._exchange.ask(
+            messages, self._settings.train_timeout, task="train", enough=self._enough(selection)
+        )
         self._take(messages, replies, end)
+        return self._delivered(selection)
 
-    def request(self, selection: IntArray) -> list[Message]:
+    def request(self, selection: IntArray) -> dict[int, Message]:
         """As `train`, but the caller sends the messages, and brings the replies to `receive`."""
-        # The candidate of this selection is there: everyone was asked, and configuring anew would
-        # draw a second time in a strategy that draws.
-        aggregated = self._key(selection) in self._candidates
-        messages = {} if aggregated else self._configure(selection)
-        gone = self.exchange.gone
+        messages, gone = self._new_messages(selection), self._exchange.gone
+        self.enough = self._enough(selection)
         self._sent = {client: m for client, m in messages.items() if client not in gone}
         self._sent_at = time.monotonic()
-        self.exchange.count_sent(self._sent.values())
-        return list(self._sent.values())
+        self._exchange.count_sent(self._sent.values())
+        return self._sent
 
     def receive(self, replies: Iterable[Message]) -> None:
         """Take the replies to `request`."""
-        end = self._sent_at + self.settings.train_timeout
-        self._take(self._sent, self.exchange.match(self._sent, replies, task="train"), end)
+        end = self._sent_at + self._settings.train_timeout
+        matched = self._exchange.match(self._sent, replies, task="train", enough=self.enough)
+        self._take(self._sent, matched, end)
 
-    def delivered(self, selection: IntArray) -> IntArray:
-        """(m,) sorted clients of `selection` whose results can be averaged together."""
-        wanted = sorted(set(selection.tolist()))
-        results = {client: self.results[client] for client in wanted if client in self.results}
-        contents = {client: reply.content for client, reply in results.items()}
-        loss_keys, named = self.settings.loss_keys, self.settings.named_metrics
-        for client, why in refused_replies(contents, needed=named, loss_keys=loss_keys).items():
-            self.exchange.refuse(client, "malformed", why, task="train")
-            del self.results[client], results[client], contents[client]
-        log_left_out(self.exchange, contents, loss_keys)
-        self.exchange.accept(results, task="train")
-        return np.array(list(results), dtype=np.int64)
+    def _enough(self, selection: IntArray) -> int | None:
+        """How many more clients of `selection` must come back; None for all."""
+        _, needed = self._settings.selector_at(self.round)
+        there = len({*selection.tolist()} & self.results.keys())
+        return None if needed is None else max(1, needed - there)
 
-    def metrics(self, clients: IntArray) -> list[MetricRecord]:
-        """What each of these clients, who delivered, says of its training."""
-        return [main_metrics(self.results[client].content) for client in clients.tolist()]
-
-    def candidate(self, selection: IntArray) -> ArrayRecord | None:
-        """The model that `selection` would make; the strategy forgets that it was asked."""
-        if not len(self.delivered(selection)):
-            return None
-        key, strategy = self._key(selection), self.settings.strategy
-        if key not in self._candidates:
-            with trial(strategy):
-                arrays, metrics = self._aggregate(selection)
-                candidate = Candidate(arrays, metrics, snapshot(strategy), self.config)
-            self._candidates[key] = candidate
-        return self._candidates[key].arrays
-
-    def aggregate(self, selection: IntArray) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """What the strategy makes of the results of `selection`: the candidate, if there is one."""
-        candidate = self._candidates.get(self._key(selection))
-        self._candidates = {}
-        round, strategy = flower_round(self.exchange.round), self.settings.strategy
-        if candidate is None:
-            arrays, metrics = self._aggregate(selection)
-        else:
-            adopt(strategy, candidate, round)
-            self.config, arrays, metrics = candidate.config, candidate.arrays, candidate.metrics
-        if arrays is None:
-            message = "round %d: %s made no model of the replies: the model stays as it is"
-            LOG.warning(message, round, type(strategy).__name__)
-        return arrays, metrics
-
-    def _key(self, selection: IntArray) -> _Key:
-        """Whom the strategy is configured for, and whose results it is given."""
-        wanted = tuple(np.sort(selection).tolist())
-        return wanted, tuple(client for client in wanted if client in self.results)
-
-    def _aggregate(self, selection: IntArray) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """What the strategy makes of the results of `selection`, in the order of the clients.
-
-        A client that was drawn twice counts twice. With one order, sums are equal in every run.
-        """
-        replies, clients = [], {}
-        for client in self._key(selection)[1]:
-            # A copy, since a strategy may change the messages that it is given.
-            reply = copy.copy(self.results[client])
-            records = {key: record.copy() for key, record in reply.content.items()}
-            reply.content = RecordDict(records)
-            replies.append(reply)
-            clients[reply.metadata.src_node_id] = client
-        loss_keys = self.settings.loss_keys
-        common = with_common_parts([reply.content for reply in replies], loss_keys)
-        for reply, content in zip(replies, common, strict=True):
-            reply.content = content
-        round, strategy = flower_round(self.exchange.round), self.settings.strategy
-        whole = {client: main_metrics(self.results[client].content) for client in clients.values()}
-        company = Company(clients, self._members(whole), whole)
-        failed = f"round {round}: {type(strategy).__name__} failed in aggregate_train"
-        with introduced(strategy, company), blame(failed):
-            arrays, metrics = strategy.aggregate_train(round, replies)
-        if arrays is not None:
-            self._check(arrays)
-        return arrays, metrics
-
-    def _members(self, delivered: Collection[int]) -> Population:
-        """Who is in the federation: those who may be chosen, and who was, if that has changed."""
-        roster, rules = self.exchange.roster, self.settings.selection.rules
-        population, may = roster.population(), eligible_clients(rules, roster)
-        if may is None:
-            return population
-        eligible = [client in delivered or may(client) for client in range(len(roster))]
-        return members(population, np.array(eligible, dtype=bool))
-
-    def _configure(self, selection: IntArray) -> dict[int, Message]:
-        """Have the strategy configure `selection`; the messages to those who were not asked yet."""
-        if not len(selection):
+    def _new_messages(self, selection: IntArray) -> dict[int, Message]:
+        """The messages to those of `selection` who were not asked yet."""
+        wanted = np.sort(selection).tolist()
+        # Configuring anew would draw a second time in a strategy that draws.
+        if not wanted or wanted == self._configured or self._is_tried(selection):
             return {}
-        roster, strategy, start = self.exchange.roster, self.settings.strategy, self.start
-        nodes = {roster.node(client): client for client in sorted(set(selection.tolist()))}
-        grid, round = SomeNodes(self.exchange.grid, list(nodes)), flower_round(self.exchange.round)
+        self._configured = wanted
+        return self._configure(sorted(set(wanted)))
+
+    def _is_tried(self, selection: IntArray) -> bool:
+        """Whether there is a candidate of `selection`."""
+        if not {*selection.tolist()} <= self._requests.keys():
+            return False
+        participants, weights = self._weighted(selection)
+        return (participants.tobytes(), weights.tobytes()) in self._candidates
+
+    def _configure(self, clients: list[int]) -> dict[int, Message]:
+        """Have the strategy configure these clients; the messages to those not asked yet."""
+        roster, strategy, start = self._roster, self._settings.strategy, self._start
+        nodes = {roster.node(client): client for client in clients}
+        grid, round = SomeNodes(self._exchange.grid, list(nodes)), flower_round(self.round)
         restore(strategy, start.memory)
         self.config = ConfigRecord(dict(start.config.items()))
         failed = f"round {round}: {type(strategy).__name__} failed in configure_train"
@@ -221,9 +267,9 @@ class Training:
             client: requests[client] for client in sorted(requests.keys() - self._requests.keys())
         }
         self._requests |= new
-        version = self.holders.current
+        version = self._holders.current
         return {
-            client: slim(message, start.arrays, version, client, self.holders)
+            client: slim(message, start.arrays, version, client, self._holders)
             for client, message in new.items()
         }
 
@@ -231,175 +277,212 @@ class Training:
         self, sent: Mapping[int, Message], replies: Mapping[int, Message], end: float
     ) -> None:
         """Keep the usable results; whoever lost the model is sent it, until the time `end`."""
-        replies, lost = self.exchange.resend(
+        if not sent:
+            return
+        replies, lost = self._exchange.resend(
             sent, replies, lambda client: renewed(self._requests[client]), end, task="train"
         )
-        self.holders[self.holders.current].difference_update(lost)
-        terms = self.settings.train_terms
-        contents = {client: one.content for client, one in {**self.results, **replies}.items()}
-        usual = usual_bytes(contents) if self.settings.grows_trees else {}
-        clean: dict[int, RecordDict] = {}
-        for client, reply in replies.items():
+        self._holders[self._holders.current].difference_update(lost)
+        read: dict[int, Reply] = {}
+        came = {client: one.message for client, one in self.results.items()}
+        usual = usual_bytes({**came, **replies}) if self._settings.grows_trees else {}
+        for client, message in replies.items():
             try:
-                if self.settings.grows_trees:
-                    clean[client] = clean_trees(reply.content, self.model, terms, usual[client])
-                else:
-                    clean[client] = clean_model(reply.content, self._trusted, terms)
+                read[client] = self._read(message, usual.get(client, np.inf))
             except Unusable as wrong:
                 self._refuse(client, wrong)
-        clean = self._judge(clean)
-        cap_replies(self.exchange, clean, terms.weight_key)
-        counts_losses = selector_traits(self.settings.selector).needs_losses
-        for client, content in clean.items():
-            self.results[client] = replies[client]
-            self.results[client].content = content
-            metrics = main_metrics(content)
-            self.exchange.roster.learn_size(client, number(metrics, terms.weight_key))
+        used = self._cap(self._judge(read))
+        self.results |= used
+        for client, reply in used.items():
+            self._roster.learn_size(client, reply.weight)
             # The selector is told that there is no usable loss; the update is used.
-            if counts_losses and unusable_loss(metrics, terms.loss_keys):
-                self.exchange.refused += 1
+            if selector_traits(self._settings.selector).needs_losses and reply.says_unusable_loss:
+                self._exchange.refused += 1
 
-    def _judge(self, clean: dict[int, RecordDict]) -> dict[int, RecordDict]:
+    def _read(self, message: Message, usual: float) -> Reply:
+        terms = self._settings.train_terms
+        if self._settings.grows_trees:
+            return read_trees(message, self.arrays, terms, usual)
+        return read_model(message, self._trusted, terms)
+
+    @cached_property
+    def _trusted(self) -> dict[str, types.Array]:
+        """What replies are compared with: the model, but not where it may have gone bad."""
+        trusted, good = dict(self.arrays), self.before.good
+        for name, values in self.arrays.items():
+            if good is not None and numbers_fault(values, np.zeros_like(values)):
+                before = good[name].numpy() if name in good else values
+                if before.shape == values.shape and before.dtype == values.dtype:
+                    trusted[name] = before
+        return trusted
+
+    @cached_property
+    def _filter(self) -> UpdateFilter:
+        # A number that clients say, such as their steps, would let them say how long is usual.
+        limits = self._settings.selection.defence.norm_limits
+        return UpdateFilter(limits, self.before.norms, known_rate(self.config), self._doubted)
+
+    def _judge(self, replies: dict[int, Reply]) -> dict[int, Reply]:
         """The replies with updates of a usual length; others are counted."""
-        if not self.settings.judges_updates:
-            return clean
-        used = self.judged.add(clean, known_rate(self.config))
-        for client in sorted(clean.keys() - used.keys()):
-            why = f"its update is {self.judged.refused[client]:.3g} times as long as usual"
+        if not self._settings.judges_updates or not replies:
+            return replies
+        changes = ArrayChanges(self.arrays, layout_of(self.arrays, self._settings.plain))
+        lengths = np.array([changes.lengths(reply.named()) for reply in replies.values()])
+        factors = self._filter.judge(list(replies), lengths)
+        for client in sorted(replies.keys() - factors.keys()):
+            why = f"its update is {self._filter.too_long[client]:.3g} times as long as usual"
             self._refuse(client, Unusable("outlier", why, doubts_model=True))
-        new = sorted(self.judged.clipped.keys() & clean.keys())
+        new = sorted(self._filter.clipped.keys() & replies.keys())
         if new:
-            names, ratios = self.exchange.roster.names, self.judged.clipped
+            names, ratios = self._roster.names, self._filter.clipped
             who = [f"client {k} ({one_line(names[k], 40)}), {ratios[k]:.3g} times" for k in new]
-            limits = self.settings.selection.defence.norm_limits
-            most = limits.clip or limits.refuse
+            limits = self._settings.selection.defence.norm_limits
             message = "round %d: updates longer than %g times the usual length were scaled down: %s"
-            LOG.warning(message, flower_round(self.exchange.round), most, listed(who))
-            self.exchange.clipped.update(new)
-        return used
+            most = limits.clip or limits.refuse
+            LOG.warning(message, flower_round(self.round), most, listed(who))
+            self._exchange.clipped.update(new)
+        for client in new:
+            scaled = changes.scaled(replies[client].named(), factors[client].tolist())
+            arrays = ArrayRecord({name: Array(values) for name, values in scaled.items()})
+            replies[client] = dataclasses.replace(replies[client], arrays=arrays)
+        return {client: reply for client, reply in replies.items() if client in factors}
+
+    def _cap(self, replies: dict[int, Reply]) -> dict[int, Reply]:
+        """The replies, none with a weight far beyond the population's."""
+        key = self._settings.train_terms.weight_key
+        sizes = self._roster.sizes if key == SIZE else [np.nan] * len(self._roster)
+        return self._exchange.cap(replies, key, dict(enumerate(sizes)))
 
     def _refuse(self, client: int, wrong: Unusable) -> None:
-        self.exchange.refuse(client, wrong.kind, wrong.why, task="train")
+        self._exchange.refuse(client, wrong.kind, wrong.why, task="train")
         if wrong.doubts_model:
-            self.doubters.add(client)
+            self._doubters.add(client)
 
-    def _check(self, arrays: ArrayRecord) -> None:
-        """Only usable numbers went in: stop a strategy that makes unusable ones of them."""
-        for name, like in self.model.items():
-            if name not in arrays:
-                wrong = "is missing"
-            elif self.settings.grows_trees:
-                wrong = trees_fault(arrays[name])
-            else:
-                values = arrays[name].numpy()
-                shaped = values.shape == like.shape
-                wrong = numbers_fault(values, like) if shaped else "has another shape"
-            if wrong:
-                round, strategy = flower_round(self.exchange.round), self.settings.strategy
-                raise FedcorError(
-                    f"round {round}: the model that {type(strategy).__name__} made is unusable: "
-                    f"{name} {wrong}"
-                )
+    @property
+    def too_long(self) -> Mapping[int, FloatArray]:
+        """Client -> the lengths of its update, of those refused for them in this round."""
+        return self._filter.refused_lengths
 
+    @property
+    def refused_clients(self) -> Collection[int]:
+        """Clients whose update was of unusable numbers."""
+        return self._doubters
 
-@dataclass(frozen=True)
-class PutAway:
-    """A model that was replaced by the last good one, and all that belongs to it."""
+    def _delivered(self, selection: IntArray) -> tuple[IntArray, FloatArray]:
+        """Clients of `selection` whose results can be averaged together, and their weights."""
+        wanted = sorted(set(selection.tolist()))
+        results = {client: self.results[client] for client in wanted if client in self.results}
+        for client, why in refused_replies(results, self._settings.named_metrics).items():
+            self._exchange.refuse(client, "malformed", why, task="train")
+            del self.results[client], results[client]
+        self._exchange.log_left_out(results, self._settings.loss_keys, "train")
+        self._exchange.accept(results)
+        self._counted = [k for k in np.sort(selection).tolist() if k in results]
+        return self._weighted(selection)
 
-    start: RoundStart
-    arrays: ArrayRecord
-    model: CurrentModel
-    failed: frozenset[int]  # who had tried it in vain
-    forgiven: tuple[tuple[int, Task], ...]  # faults that were taken to be the model's
-    too_long: Mapping[int, FloatArray]  # lengths that it may have caused
+    def _weighted(self, selection: IntArray) -> tuple[IntArray, FloatArray]:
+        delivered = selection[np.isin(selection, list(self.results))]
+        participants, times = np.unique(delivered, return_counts=True)
+        return participants.astype(np.int64), mean_weights(times, None)
 
+    def aggregate(
+        self,
+        participants: IntArray,  # noqa: ARG002
+        weights: FloatArray,  # noqa: ARG002
+    ) -> tuple[ArrayRecord, Made]:
+        """What the strategy makes of the results; in a trial, it forgets that it was asked."""
+        strategy = self._settings.strategy
+        with ExitStack() as stack:
+            if not self._closing:
+                stack.enter_context(trial(strategy))
+            arrays, metrics = self._aggregate()
+            memory = None if self._closing else snapshot(strategy)
+        return self.model if arrays is None else arrays, Made(arrays, metrics, memory, self.config)
 
-@dataclass
-class Doubt:
-    """Decide whether to roll back, retry with other clients, or reset the norm history.
+    def _aggregate(self) -> tuple[ArrayRecord | None, Any]:
+        """What the strategy makes of the results, in the order of the clients.
 
-    Two broken clients that are chosen together find every model unusable, and a selector that
-    prefers clients which never delivered chooses them together again and again. So, within a round:
-
-    1. Other clients are asked, who were not asked yet. The model is cleared where two of them
-       deliver (one, if one is chosen), and more of them than are refused.
-    2. Where they do not clear it, or nobody is left to ask, the last good model is put back. The
-       clients that doubted train from it first.
-    3. Where they refuse the good model as well, they were at fault: the model comes back, and so
-       does the strategy's memory. No client has a model put away twice in a round.
-    4. Where that happens to everyone who is asked, because their updates are far longer than usual,
-       the norm history is wrong: these norms replace it. It takes two clients, and more than half
-       of those asked.
-
-    Attributes:
-        doubters: Who found the model unusable that the round starts from now.
-        witnesses: Who found the one unusable that was put away: they train first from the good one.
-        refuted: Who found the good model unusable as well.
-        too_long: Client -> lengths of its update, of those that were refused for them.
-        put_away: The model in whose place the last good one is.
-        asked_others: Whether the last attempt was of others, since those before them doubted.
-    """
-
-    doubters: set[int] = field(default_factory=set)
-    witnesses: frozenset[int] = frozenset()
-    refuted: set[int] = field(default_factory=set)
-    too_long: dict[int, FloatArray] = field(default_factory=dict)
-    put_away: PutAway | None = None
-    asked_others: bool = False
-    _needed: int = 0  # others that have to deliver; 0 where this attempt is not theirs
-    _replaced: bool = False  # whether the past was replaced in this round
-
-    def weigh(self, condition: Condition, signs: Signs) -> Condition:
-        """The condition of the model, after an attempt of others also what they make of it."""
-        needed, self._needed = self._needed, 0
-        self.asked_others = needed > 0
-        well, ill = len(set(signs.delivered)), len(set(signs.refused))
-        if condition is Condition.BAD or not needed:
-            return condition
-        return condition if well >= needed and well > ill else Condition.BAD
-
-    def ask_others(self, chosen: Collection[int]) -> None:
-        """The next attempt is of clients that were not asked yet, since all `chosen` doubt."""
-        self._needed = min(_ENOUGH, len(set(chosen)))
-
-    def put_back(self, away: PutAway) -> None:
-        """The last good model takes the place of the model."""
-        self.put_away, self.witnesses = away, frozenset(self.doubters)
-        self.doubters, self.too_long = set(), {}
-
-    def take_back(self) -> PutAway:
-        """The model that was put away comes back: the doubt was the clients' fault."""
-        away = self.put_away
-        assert away is not None, "put_back() comes first"
-        self.refuted |= {*self.witnesses, *self.doubters}
-        self.put_away, self.witnesses = None, frozenset()
-        self.doubters, self.too_long = set(), {**away.too_long, **self.too_long}
-        return away
-
-    def witnesses_first(self, clients: IntArray) -> IntArray:
-        """Those of `clients` who say whether the good model is better; all, if none of them can."""
-        first = clients[np.isin(clients, sorted(self.witnesses))]
-        return first if len(first) else clients
-
-    def outvoted(self, past: State, round: int) -> State:
-        """The past with the lengths that were refused: they count from now on."""
-        return remember(past, self._lengths(), round, list(self.too_long))
-
-    def replaced(self, asked: int, round: int) -> State | None:
-        """A past of the refused lengths alone; None where too few of those `asked` speak for it.
-
-        It is done once in a round, when there is nobody else to ask.
+        A client that was drawn twice counts twice. With one order, sums are equal in every run.
         """
-        many = len(self.too_long)
-        if self._replaced or many < _ENOUGH or 2 * many <= asked:
-            return None
-        self._replaced = True
-        return self.outvoted(no_norms(PARTS), round)
+        results = [self.results[client] for client in self._counted]
+        messages, clients = [], {}
+        for client, result, content in zip(
+            self._counted, results, common_contents(results), strict=True
+        ):
+            # A copy, since a strategy may change the messages that it is given.
+            message = copy.copy(result.message)
+            message.content = RecordDict({key: one.copy() for key, one in content.items()})
+            messages.append(message)
+            clients[message.metadata.src_node_id] = client
+        round, strategy = flower_round(self.round), self._settings.strategy
+        whole = {client: self.results[client].metrics for client in self._counted}
+        company = Company(clients, self._members(whole), whole)
+        failed = f"round {round}: {type(strategy).__name__} failed in aggregate_train"
+        with introduced(strategy, company), blame(failed):
+            arrays, metrics = strategy.aggregate_train(round, messages)
+        if arrays is not None:
+            check_model(self._settings, self.round, arrays, self.arrays)
+        return arrays, metrics
 
-    def usual_now(self, limits: NormLimits, past: State) -> list[int]:
-        """Whose update was refused for its length, and would not be with this past."""
-        refused = judge(limits, past, self._lengths()).refused
-        return [client for client, wrong in zip(self.too_long, refused, strict=True) if not wrong]
+    def _members(self, delivered: Collection[int]) -> Population:
+        """Who is in the federation: those who may be chosen, and who was, if that has changed."""
+        roster, rules = self._roster, self._settings.selection.rules
+        population, may = roster.population(), eligible_clients(rules, roster)
+        if may is None:
+            return population
+        eligible = [client in delivered or may(client) for client in range(len(roster))]
+        return members(population, np.array(eligible, dtype=bool))
 
-    def _lengths(self) -> FloatArray:
-        return np.array(list(self.too_long.values())).reshape(-1, PARTS)
+    def same_model(self, first: ArrayRecord, second: ArrayRecord) -> bool:
+        """Whether two models are equal."""
+        return first is second or (
+            list(first) == list(second)
+            and all(first[name].data == second[name].data for name in first)
+        )
+
+    def start_over(self, model: ArrayRecord) -> State:  # noqa: ARG002
+        """The strategy is as it was before the first round."""
+        assert self._settings.fresh is not None
+        restore(self._settings.strategy, self._settings.fresh)
+        return {}
+
+    def past_norms(self, *, wrong: bool, alone: bool) -> State:
+        """The lengths of updates for the next round."""
+        # Of the clients that tried, most say that the usual lengths are wrong.
+        most = len(self.too_long) >= max(FEWEST, len(self.results) + 1)
+        wrong = wrong or (self._adopts and most)
+        return self._filter.past(self.round, wrong=wrong, alone=alone)
+
+    def retry(self, delivered: Delivered, *, last: bool = False) -> FlowerState:
+        """What another attempt at this round starts from."""
+        state = super().retry(delivered, last=last)
+        assert isinstance(state, FlowerState)
+        held = self._held(self._state.version)
+        return dataclasses.replace(state, holders=held, answered=self._answered)
+
+    def close(self, delivered: Delivered, step: Step, selector: State) -> FlowerState:
+        """End the round: what the next one starts from."""
+        self._closing, self._adopts = True, step is Step.ADOPT
+        state = super().close(delivered, step, selector)
+        assert isinstance(state, FlowerState)
+        if state.model is self.model:
+            return dataclasses.replace(state, known=self._known)
+        version = version_of(state.model)
+        return dataclasses.replace(state, version=version, holders=self._held(version))
+
+    def _adopted(self, delivered: Delivered) -> Candidate[ArrayRecord]:
+        """The candidate of the delivered updates; its strategy's memory is adopted with it."""
+        candidate = super()._adopted(delivered)
+        made: Made = candidate.after
+        self.made, self.config = made, made.config
+        if made.memory is not None:
+            adopt(self._settings.strategy, made, flower_round(self.round))
+        if made.arrays is None:
+            message = "round %d: %s made no model of the replies: the model stays as it is"
+            name = type(self._settings.strategy).__name__
+            LOG.warning(message, flower_round(self.round), name)
+        return dataclasses.replace(candidate, after={})
+
+    def _held(self, version: str) -> types.BoolArray:
+        """(N,) who holds `version`."""
+        return np.isin(np.arange(len(self.weights)), list(self._holders.of(version)))

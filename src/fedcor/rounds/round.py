@@ -128,6 +128,7 @@ class Round(ABC, Generic[Model]):
     Attributes:
         before: The state that the round started from.
         unusable: Clients whose loss of w^t was asked for, and was no usable number.
+        reachable: How many clients can be reached, those included who were tried in vain before.
         adopted_version: After `close`, the number of the candidate that became the model; `CURRENT`
             where the model stays, None where no client was ever sent the new one.
     """
@@ -148,6 +149,7 @@ class Round(ABC, Generic[Model]):
         self._number = state.round if number is None else number
         self._known, self._asked = state.known.copy(), np.zeros(len(weights), dtype=bool)
         self.unusable: set[int] = set()
+        self.reachable = len(available)
         self.adopted_version: int | None = None
         # By the participants and their weights.
         self._candidates: dict[tuple[bytes, bytes], Candidate[Model]] = {}
@@ -229,8 +231,8 @@ class Round(ABC, Generic[Model]):
         chosen = self._checked(chosen)
         participants, weights = self.train(chosen)
         usable = np.flatnonzero(~np.isnan(self._known)).tolist()
-        reachable, refused = len(self.available), self.refused_clients
-        signs = Signs(participants.tolist(), refused, usable, self.unusable, reachable)
+        delivered, refused = participants.tolist(), self.refused_clients
+        signs = Signs(delivered, refused, usable, self.unusable, self.reachable)
         condition, health = examine(self.before.health, signs)
         return Delivered(chosen, participants, weights, condition, health)
 
@@ -252,8 +254,11 @@ class Round(ABC, Generic[Model]):
         adopted = self._last_good() if returns else self._adopted(delivered)
         good = self.model if delivered.condition is Condition.GOOD else self.before.good
         self.adopted_version = adopted.version
+        # Where updates of the last good model are usable and losses are not, these say nothing.
+        deaf = step is Step.ADOPT and delivered.condition is Condition.BAD
         return replace(
             self.retry(delivered),
+            health=Health() if deaf else delivered.health,
             round=self.round + 1,
             model=adopted.model,
             known=adopted.losses,
@@ -270,8 +275,11 @@ class Round(ABC, Generic[Model]):
         """
         bad = delivered.condition is Condition.BAD
         wrong = bad and not self.can_return and not len(delivered.participants)
-        norms = self.past_norms(wrong=wrong, alone=last)
-        return replace(self.before, known=self._known, norms=norms, health=delivered.health)
+        norms, health = self.past_norms(wrong=wrong, alone=last), delivered.health
+        if bad:  # those who find the model bad still do
+            doubters = {*self.before.health.doubters, *self.refused_clients, *self.unusable}
+            health = replace(health, doubters=frozenset(doubters))
+        return replace(self.before, known=self._known, norms=norms, health=health)
 
     def _adopted(self, delivered: Delivered) -> Candidate[Model]:
         """The model of the next round, of the updates that were delivered."""

@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -152,12 +152,21 @@ class RunWriter:
 
     def save(self, arrays: Mapping[str, Array]) -> None:
         """Write a checkpoint, after the lines that lead to it are safely on the disk."""
+        self.saving(arrays)()
+
+    def saving(self, arrays: Mapping[str, Array]) -> Callable[[], None]:
+        """What writes a checkpoint of the lines that there are now; another thread may call it."""
         assert self._file is not None, "begin() comes first"
-        os.fsync(self._file.fileno())
-        _refuse_links(self.folder)
-        header, rounds = json_line(self.header), self._digest.hexdigest()
-        save_checkpoint(self.folder, arrays, header, keep=self._newest_is_good, rounds=rounds)
-        self._newest_is_good = True
+        file, header, rounds = self._file, json_line(self.header), self._digest.hexdigest()
+
+        def save() -> None:
+            os.fsync(file.fileno())
+            _refuse_links(self.folder)
+            keep = self._newest_is_good
+            save_checkpoint(self.folder, arrays, header, keep=keep, rounds=rounds)
+            self._newest_is_good = True
+
+        return save
 
     def close(self) -> None:
         """Close the record."""
