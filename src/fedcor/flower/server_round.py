@@ -61,7 +61,7 @@ from fedcor.rounds.defence.guarded_federation import after_round, guard_federati
 from fedcor.rounds.model_arrays import layout_of
 from fedcor.rounds.record_line import RoundRecord
 from fedcor.rounds.round import Delivered, Step, next_step
-from fedcor.rounds.selection import Decision, decide, observe, phase_of, told_losses
+from fedcor.rounds.selection import Decision, decide, observe, phase_of, told_losses, without_losses
 
 # In the log of a choice: names up to so many characters, and so many of them.
 _SHORT_NAME, _MOST_NAMES = 40, 10
@@ -277,12 +277,10 @@ class ServerRound:
         aggregating = optimiser_strategy_in(settings.strategy)
         evaluated = MetricRecord() if scores is None else scores
         why, details = dict(decision.why), dict(decision.details)
-        if settings.selection.record_losses:
-            _ = self.outcome.losses  # they came anyway, so they are read for the record
-            details |= told_losses(self.outcome)
-        else:
-            why = {key: reason for key, reason in why.items() if "loss" not in key}
-            details = {key: v for key, v in details.items() if key not in ("known", "losses")}
+        _ = self.outcome.losses  # they came anyway, so they are read for the record
+        details |= told_losses(self.outcome)
+        if not settings.selection.record_losses:
+            why, details = without_losses(why, details)
         record = RoundRecord(
             round=exchange.round,
             selected=self.outcome.selected.tolist(),

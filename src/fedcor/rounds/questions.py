@@ -29,12 +29,13 @@ from fedcor.core.types import (
     optimiser_traits,
 )
 from fedcor.rounds.aggregation import init_optimiser, read_only, take_step
+from fedcor.rounds.defence.update_norms import PARTS
 from fedcor.rounds.ledger import CURRENT, Ledger
 from fedcor.rounds.loss_screening import screen_losses
 from fedcor.rounds.model_arrays import Arrays, Layout, numbers_fault, shape_fault
 from fedcor.rounds.round import Delivered, Round, mean_weights
 from fedcor.rounds.state import RoundState
-from fedcor.rounds.update_filter import NOT_FINITE, UpdateFilter
+from fedcor.rounds.update_filter import NOT_FINITE, ArrayChanges, UpdateFilter
 
 MALFORMED = "malformed"
 Kind = Literal["losses", "train", "aggregate", "test"]
@@ -319,28 +320,28 @@ class AskedRound(Round[Arrays]):
         alive[asked[replied]] = True
         self.ledger.send(CURRENT, asked, alive)
         self.ledger.training(int(replied.sum()))
-        updates: dict[int, Array] = {}
-        lengths, start = [], self._layout.flatten(self.model)
+        sound: dict[int, Trained] = {}
         for client, sent in sorted(answer.trained.items()):
             why, fault = self._fault(sent)
             if fault:
                 self.filter.refuse(why, [client])
                 self._refuse(client, fault)
-                continue
-            updates[client] = self._layout.flatten(sent.arrays) - start
-            lengths.append(self._lengths(updates[client], sent.arrays))
-        accepted = self.filter.judge(list(updates), np.array(lengths).reshape(-1, 2))
-        for client, update in updates.items():
+            else:
+                sound[client] = sent
+        changes, start = ArrayChanges(self.model, self._layout), self._layout.flatten(self.model)
+        lengths = [changes.lengths(sent.arrays) for sent in sound.values()]
+        accepted = self.filter.judge(list(sound), np.array(lengths).reshape(-1, PARTS))
+        for client, sent in sound.items():
             if client not in accepted:
                 ratio = self.filter.too_long.get(client)
                 far = "not finite" if ratio is None else f"{ratio:.3g} times as long as usual"
                 self._refuse(client, f"its update is {far}")
                 continue
-            sent, (weights, plain) = answer.trained[client], accepted[client].tolist()
-            self._updates[client] = (
-                update if weights == 1.0 else (weights * update).astype(update.dtype)
-            )
-            self._trained[client] = sent if plain == 1.0 else self._scaled(sent, plain)
+            if client in self.filter.clipped:
+                factors = accepted[client].tolist()
+                sent = replace(sent, arrays=changes.scaled(sent.arrays, factors))
+            self._trained[client] = sent
+            self._updates[client] = self._layout.flatten(sent.arrays) - start
         late = replied.sum() >= enough  # then nobody waits for the others, and nobody blames them
         self._count(answer, asked[:0] if late else asked, set(accepted))
 
@@ -355,25 +356,6 @@ class AskedRound(Round[Arrays]):
             if fault := numbers_fault(arrays[name], like):
                 return NOT_FINITE, f"{name} {fault}"
         return "", ""
-
-    def _lengths(self, update: Array, arrays: Arrays) -> list[float]:
-        """(PARTS) Lengths of the parameters' and of the other float arrays' change."""
-        weights = {name for name, _, _ in self._layout.parts}
-        squares = 0.0
-        for name, like in self.model.items():
-            if name not in weights and like.dtype.kind == "f":
-                with np.errstate(invalid="ignore"):  # of infinite numbers that stay as they are
-                    change = np.subtract(arrays[name], like, dtype=np.float64).ravel()
-                squares += float(np.sum(np.square(change[np.isfinite(change)])))
-        return [float(np.linalg.norm(update.astype(np.float64))), float(np.sqrt(squares))]
-
-    def _scaled(self, sent: Trained, factor: float) -> Trained:
-        """What a client sent, with the change of its other float arrays scaled down."""
-        weights, arrays = {name for name, _, _ in self._layout.parts}, dict(sent.arrays)
-        for name, like in self.model.items():
-            if name not in weights and like.dtype.kind == "f" and np.isfinite(like).all():
-                arrays[name] = (like + factor * (arrays[name] - like)).astype(like.dtype)
-        return replace(sent, arrays=arrays)
 
     def _refuse(self, client: int, fault: str) -> None:
         self.refused += 1
@@ -390,7 +372,7 @@ class AskedRound(Round[Arrays]):
                 self._fail(client, "no reply", replied=False)
 
     def _fail(self, client: int, why: str, *, replied: bool) -> None:
-        self.faults[client] = self.faults.get(client, False) or replied
+        self.faults[client] = replied and self.faults.get(client, True)
         self.reasons[client] = why
 
     def _rows(self, clients: IntArray) -> Array:

@@ -219,6 +219,15 @@ def told_losses(outcome: Outcome) -> dict[str, list[float | int | None]]:
     return {"told": _short_numbers(losses)} if np.isfinite(losses).any() else {}
 
 
+def without_losses(
+    why: Mapping[str, list[float | None]], details: Mapping[str, list[float | int | None]]
+) -> tuple[dict[str, list[float | None]], dict[str, list[float | int | None]]]:
+    """Reasons and details of a round without the losses of single clients."""
+    reasons = {name: values for name, values in why.items() if "loss" not in name}
+    hidden = ("known", "losses", "told")
+    return reasons, {name: values for name, values in details.items() if name not in hidden}
+
+
 def join_clients(selector: Selector, state: State, population: Population) -> State | None:
     """The state for a population that has grown; None for a selector without `join`."""
     join = getattr(selector, "join", None)

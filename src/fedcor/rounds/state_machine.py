@@ -30,7 +30,15 @@ from fedcor.rounds.questions import Answer, AskedRound, Pending, RoundTerms, Wan
 from fedcor.rounds.record_line import RoundRecord
 from fedcor.rounds.round import Delivered, Step, next_step
 from fedcor.rounds.rules.declaration import with_clients
-from fedcor.rounds.selection import Decision, decide, init_state, join_clients, observe, told_losses
+from fedcor.rounds.selection import (
+    Decision,
+    decide,
+    init_state,
+    join_clients,
+    observe,
+    told_losses,
+    without_losses,
+)
 from fedcor.rounds.state import RoundState
 from fedcor.rounds.update_filter import UpdateFilter
 
@@ -131,7 +139,7 @@ class _Effort:
         self.bytes_down += round.ledger.bytes_down
         self.bytes_up += round.ledger.bytes_up
         for client, replied in round.faults.items():
-            self.faults[client] = self.faults.get(client, False) or replied
+            self.faults[client] = replied and self.faults.get(client, True)
         self.usable |= round.usable
         self.reasons |= round.reasons
         self.clipped |= set(round.filter.clipped)
@@ -356,6 +364,9 @@ class RoundMachine:
         tried = sorted(round.tried - {*outcome.selected.tolist()})
         if tried:  # they trained for a trial, and were not chosen
             details["tried"] = list(tried)
+        why = dict(decision.why)
+        if not settings.record_losses:
+            why, details = without_losses(why, details)
         record = RoundRecord(
             round=round.round,
             selected=outcome.selected.tolist(),
@@ -371,12 +382,12 @@ class RoundMachine:
             bytes_down=effort.bytes_down,
             bytes_up=effort.bytes_up,
             seconds=np.round(time.perf_counter() - effort.started, 6).item(),
-            why=decision.why,
+            why=why,
             memory_bytes=state_bytes(state.optimiser),
             quarantined=attempt.left_alone,
             missing=_missing(delivered, participants, effort),
             unreachable=attempt.unreachable,
-            details=details if settings.record_losses else _without_losses(details),
+            details=details,
         )
         after = replace(
             state,
@@ -419,12 +430,6 @@ def _missing(delivered: Delivered, participants: IntArray, effort: _Effort) -> d
         reason = "late" if replied is None else "refused" if replied else "dropped"
         missing.setdefault(reason, []).append(client)
     return dict(sorted(missing.items()))
-
-
-def _without_losses(
-    details: Mapping[str, list[float | int | None]],
-) -> dict[str, list[float | int | None]]:
-    return {name: v for name, v in details.items() if name not in ("known", "losses", "told")}
 
 
 def _scored(record: RoundRecord, scores: Scores) -> RoundRecord:
