@@ -185,7 +185,9 @@ def test_short_form_and_ask_and_tell_choose_the_same_under_faults(name, seed, fa
             long.tell(ask, losses=came)
         else:
             losses = {k: about["loss"] for k, (_, about) in came.items()}
-            long.tell(ask, models={k: model for k, (model, _) in came.items()}, losses=losses)
+            models = {k: model for k, (model, _) in came.items()}
+            failed = {k: "train returned None" for k in ask.clients if k not in came}
+            long.tell(ask, models=models, losses=losses, failures=failed)
     assert timeless(long) == timeless(short)
 
 
@@ -261,11 +263,11 @@ def _with_first(value, ask):
 
 def test_telling_twice_or_the_wrong_one_says_which_is_open():
     rounds, other = make(), make()
-    with pytest.raises(FedcorError, match=r"no question is open: call ask\(\)"):
+    with pytest.raises(FedcorError, match=r"No question is open: call ask\(\)"):
         rounds.tell(other.ask(), models={})
     ask = rounds.ask()
     rounds.tell(ask, models={k: pull(ask.model, k) for k in ask.clients})
-    with pytest.raises(FedcorError, match="no question is open"):
+    with pytest.raises(FedcorError, match="question 0 is not open: it was told before"):
         rounds.tell(ask, models={})
     rounds.ask()
     with pytest.raises(FedcorError, match=r"question 0 is not open.*question 1 \(train, round 1\)"):
@@ -527,6 +529,45 @@ def test_one_module_for_all_clients_and_the_users_own_arrays_are_not_shared():
     rounds = make("full", initial, train=train)
     initial["weight"] += 100.0
     assert float(rounds.run(until=1)["weight"]) == pytest.approx(np.mean(range(N)))
+
+
+def test_models_that_are_the_same_memory_are_refused():
+    net = torch.nn.Linear(1, 1)
+    rounds = make("full", net.state_dict())
+    ask = rounds.ask()
+    with pytest.raises(FedcorError, match="clients 0 and 1 are the same memory"):
+        rounds.tell(ask, models={k: net.state_dict() for k in ask.clients})
+    same = np.zeros(3)
+    rounds = make("full")
+    with pytest.raises(FedcorError, match="same memory"):
+        rounds.tell(rounds.ask(), models=dict.fromkeys(range(N), same))
+
+
+def test_weights_in_the_mean_are_equal_unless_you_say_so():
+    sizes = [10, 10, 10, 70]
+    for optimiser in ("fedavg", "own"):
+        for weighted, expected in ((None, 1.5), (True, 2.4)):
+            rounds = make("full", np.zeros(1), sizes=sizes, optimiser=optimiser, weighted=weighted)
+            ask = rounds.ask()
+            sent = {k: np.array([float(k)]) for k in ask.clients}
+            rounds.tell(ask, models=sent)
+            if optimiser == "own":
+                ask = rounds.ask()
+                rounds.tell(ask, model=sum(w * sent[k] for k, w in ask.weights.items()))
+            assert rounds.model[0] == pytest.approx(expected)
+    with pytest.raises(ConfigError, match="weighted"):
+        make("random", optimiser="multi_krum", weighted=True)
+    with pytest.raises(ConfigError, match="optimiser"):
+        make("random", optimizer="fedavg")
+
+
+def test_who_failed_and_why_is_logged_and_told_apart(caplog):
+    rounds = make("full")
+    ask = rounds.ask()
+    models = {k: pull(ask.model, k) for k in ask.clients if k > 2}
+    rounds.tell(ask, models={**models, 2: np.zeros(9)}, failures={1: "CUDA out of memory"})
+    assert rounds.record[0].missing == {"dropped": [0], "failed": [1], "refused": [2]}
+    assert "1: CUDA out of memory" in caplog.text
 
 
 def test_updates_of_another_shape_and_numbers_that_do_not_fit_are_refused():

@@ -146,7 +146,7 @@ class ModelForm:
 
     def read(self, given: Any) -> dict[str, Array]:
         """Copies of the named arrays of such a model. Raises FedcorError for another one."""
-        values = _named(given)
+        values = named_arrays(given)
         if set(values) != set(self.keys):
             raise FedcorError(
                 f"a model must have the arrays {_listed(self.keys)}, not {_listed(values)}"
@@ -167,7 +167,7 @@ def form_of(model: Any) -> ModelForm:
     Raises:
         FedcorError: It is none that can be read.
     """
-    named = _named(model)
+    named = named_arrays(model)
     for name, value in named.items():
         if as_array(value).dtype.kind not in "fiub":
             raise FedcorError(f"the model's array {name!r} does not hold numbers")
@@ -195,7 +195,8 @@ def as_array(value: Any) -> Array:
         raise FedcorError(f"{kind} cannot be read as a NumPy array: use float32") from error
 
 
-def _named(model: Any) -> dict[str, Any]:
+def named_arrays(model: Any) -> dict[str, Any]:
+    """The arrays of a user's model, or what is in their place, by name."""
     if isinstance(model, Mapping):
         return {str(name): value for name, value in model.items()}
     if isinstance(model, list | tuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -26,7 +25,6 @@ from fedcor.core.types import (
     Outcome,
     Population,
     State,
-    optimiser_traits,
 )
 from fedcor.rounds.aggregation import init_optimiser, read_only, take_step
 from fedcor.rounds.defence.update_norms import PARTS
@@ -118,17 +116,14 @@ class RoundTerms:
         layout: Which arrays of the model an optimiser works on.
         optimiser: Puts the updates together; None where the answer to a question does.
         seed: Of the random streams.
+        weighted: Whether a client's weight in the mean is proportional to its data.
     """
 
     population: Population
     layout: Layout
     optimiser: Optimiser | None
     seed: int
-
-    @cached_property
-    def weighted(self) -> bool:
-        """Whether a client's weight in the mean is proportional to its data."""
-        return self.optimiser is not None and optimiser_traits(self.optimiser).weighted
+    weighted: bool
 
 
 class AskedRound(Round[Arrays]):

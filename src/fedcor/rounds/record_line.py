@@ -111,8 +111,8 @@ class RoundRecord:
         refused_updates: Why -> the clients whose update was refused.
         capped: Clients that were not believed how many samples they have, on Flower.
         rolled_back: 1 where the model went bad, and the last good one was put back.
-        missing: Why chosen clients did not take part: `dropped`, `late` or `refused` -> clients,
-            sorted. A line has it only if there are any.
+        missing: Why chosen clients did not take part: `dropped`, `failed`, `late` or `refused` ->
+            clients, sorted. A line has it only if there are any.
         unreachable: How many of the clients that may be chosen could not be reached. A line has it
             only if there are any.
         duration: Simulated seconds that the round took; None without a simulated clock. A line has

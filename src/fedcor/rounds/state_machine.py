@@ -19,7 +19,15 @@ import numpy as np
 from fedcor.core.config import LARGEST_SEED, check_at_least, check_between
 from fedcor.core.errors import ConfigError, FedcorError
 from fedcor.core.text import counted, listed
-from fedcor.core.types import IntArray, Optimiser, Population, Selector, State, selector_traits
+from fedcor.core.types import (
+    IntArray,
+    Optimiser,
+    Population,
+    Selector,
+    State,
+    optimiser_traits,
+    selector_traits,
+)
 from fedcor.rounds.aggregation import init_optimiser, join_optimiser, state_bytes
 from fedcor.rounds.backoff import count_faults, grow, no_faults, offered_clients
 from fedcor.rounds.defence.guarded_federation import after_round, guard_federation, guard_outcome
@@ -76,6 +84,8 @@ class MachineSettings:
         over_selection: How many times as many clients are asked to train as are waited for.
         defence: What is done against faulty and malicious clients: `fedcor.Defence`, or a table of
             its settings.
+        weighted: Where whoever answers puts the updates together, whether models count in
+            proportion to their clients' data.
         record_losses: Whether the losses of single clients are in the record.
         tests: Whether each round ends with the question how good its model is.
     """
@@ -86,6 +96,7 @@ class MachineSettings:
     attempts: int = 5
     over_selection: float = 1.0
     defence: Defence = field(default_factory=Defence)
+    weighted: bool = False
     record_losses: bool = True
     tests: bool = False
 
@@ -94,7 +105,7 @@ class MachineSettings:
         check_at_least("attempts", self.attempts, 1)
         check_between("over_selection", self.over_selection, 1.0, 100.0)
         object.__setattr__(self, "defence", as_defence(self.defence))
-        for key in ("record_losses", "tests"):
+        for key in ("weighted", "record_losses", "tests"):
             if not isinstance(getattr(self, key), bool):
                 raise ConfigError(key, getattr(self, key), "must be True or False")
 
@@ -329,7 +340,11 @@ class RoundMachine:
         settings = self.settings
         offered = offered_clients(state.backoff, state.round, available)
         others = offered[~np.isin(offered, list(self._effort.tried))]
-        terms = RoundTerms(self.population, self._layout, settings.optimiser, settings.seed)
+        optimiser = settings.optimiser
+        weighted = settings.weighted
+        if optimiser is not None:
+            weighted = optimiser_traits(optimiser).weighted
+        terms = RoundTerms(self.population, self._layout, optimiser, settings.seed, weighted)
         round = AskedRound(
             terms,
             state,
@@ -350,6 +365,7 @@ class RoundMachine:
         round, settings, effort = attempt.round, self.settings, self._effort
         assert effort is not None
         state = round.close(delivered, step, decision.state)
+        self._log_faults({**effort.reasons, **round.reasons})
         # What was trained from a bad model is no use.
         participants = delivered.participants[: 0 if step is Step.ROLL_BACK else None]
         outcome = round.outcome(delivered, participants)
@@ -402,6 +418,12 @@ class RoundMachine:
             return None
         return self._finish(record, after)
 
+    def _log_faults(self, reasons: Mapping[int, str]) -> None:
+        """Log who failed in the round, and why."""
+        if reasons:
+            texts = [f"{self._name(client)}: {why}" for client, why in sorted(reasons.items())]
+            LOG.warning("round %d: clients failed: %s", self.state.round, listed(texts))
+
     def _finish(self, record: RoundRecord, state: RoundState[Arrays]) -> RoundRecord:
         self.state, self._effort, self._gave_up = state, None, 0
         return record
@@ -425,9 +447,14 @@ class RoundMachine:
 def _missing(delivered: Delivered, participants: IntArray, effort: _Effort) -> dict[str, list[int]]:
     """Why chosen clients did not take part: reason -> sorted clients."""
     missing: dict[str, list[int]] = {}
+    refused = {client for clients in effort.refused_updates.values() for client in clients}
     for client in np.setdiff1d(delivered.chosen, participants).tolist():
-        replied = effort.faults.get(client)
-        reason = "late" if replied is None else "refused" if replied else "dropped"
+        if client in refused:
+            reason = "refused"
+        elif client in effort.faults:
+            reason = "failed" if effort.faults[client] else "dropped"
+        else:
+            reason = "late"
         missing.setdefault(reason, []).append(client)
     return dict(sorted(missing.items()))
 

@@ -11,7 +11,14 @@ import numpy as np
 
 from fedcor.core.errors import FedcorError
 from fedcor.core.text import listed
-from fedcor.rounds.model_arrays import Arrays, ModelForm, numbers_fault, shape_fault
+from fedcor.rounds.model_arrays import (
+    Arrays,
+    ModelForm,
+    as_array,
+    named_arrays,
+    numbers_fault,
+    shape_fault,
+)
 from fedcor.rounds.questions import Answer, Kind, Trained, Wanted
 from fedcor.rounds.state_machine import Scores
 
@@ -39,8 +46,8 @@ class Question:
         trial: Whether the answer is for a model that is only tried. If its clients are chosen
             afterwards, nobody trains again.
         enough: How many of `clients` suffice.
-        weights: Client -> its weight in the mean; empty but for "aggregate". All are equal, but a
-            client that the selector drew twice counts twice.
+        weights: Client -> its weight in the mean; empty but for "aggregate". They are equal, or in
+            proportion to data with `weighted=True`; a client that was drawn twice counts twice.
     """
 
     number: int
@@ -66,7 +73,7 @@ def check_answer(question: Question, given: Mapping[str, Any]) -> None:
     if wrong:
         raise FedcorError(
             f"question {question.number} is of kind {question.kind!r}: tell "
-            f"{', '.join(allowed)}, not {', '.join(wrong)}"
+            f"{', '.join(allowed)}, not {', '.join(wrong)}; look at question.kind in your loop"
         )
     if "models" in given and "updates" in given:
         raise FedcorError("tell models or updates, not both")
@@ -79,6 +86,7 @@ def check_answer(question: Question, given: Mapping[str, Any]) -> None:
         if key in _BY_CLIENT:
             _check_clients(key, values, question)
     sent = {*given.get("models", ()), *given.get("updates", ())}
+    _check_memory(given.get("models", {}))
     both = [repr(client) for client in given.get("failures", ()) if client in sent]
     if both:
         raise FedcorError(f"clients that failed have also sent a model: {listed(both)}")
@@ -145,10 +153,9 @@ def _arrays(question: Question, sent: Any, *, changes: bool) -> tuple[Arrays, st
 
 def check_model(arrays: Arrays, like: Arrays) -> None:
     """Raise FedcorError where these are not the arrays of a usable model."""
-    if arrays.keys() != like.keys():
-        raise FedcorError(
-            f"the model's arrays are {listed(list(arrays))}, not {listed(list(like))}"
-        )
+    differing = sorted(like.keys() ^ arrays.keys())
+    if differing:
+        raise FedcorError(f"the model has other arrays: they differ in {listed(differing)}")
     for name, values in arrays.items():
         fault = shape_fault(values, like[name]) or numbers_fault(values, like[name])
         if fault:
@@ -165,6 +172,30 @@ def _check_clients(key: str, given: Any, question: Question) -> None:
             f"{key} has clients that were not asked ({listed(others)}); asked were "
             f"{listed([repr(client) for client in question.clients])}"
         )
+
+
+def _check_memory(models: Mapping[Any, Any]) -> None:
+    """Raise FedcorError where the models of two clients are the same memory."""
+    owners: dict[int, Any] = {}
+    for client, model in models.items():
+        try:
+            arrays = [as_array(value) for value in named_arrays(model).values()]
+        except FedcorError:  # what cannot be read is refused later, as the client's fault
+            continue
+        places = [one.__array_interface__["data"][0] for one in arrays if one.size]
+        if places and owners.setdefault(places[0], client) != client:
+            raise FedcorError(
+                f"the models of clients {owners[places[0]]!r} and {client!r} are the same memory: "
+                "give each a copy of its own, such as {name: value.clone() for name, value in ...}"
+            )
+
+
+def as_scores(given: Any) -> dict[str, Any]:
+    """What `test` returned, as keywords of `tell`."""
+    if not isinstance(given, Mapping):
+        return {"accuracy": given}
+    scores = {key: given[key] for key in ("accuracy", "loss") if key in given}
+    return {**scores, "metrics": {key: v for key, v in given.items() if key not in scores}}
 
 
 def as_number(key: str, given: Any) -> float:

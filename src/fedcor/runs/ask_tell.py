@@ -7,6 +7,7 @@ of clients, models in their own form, the run's folder with record and checkpoin
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -31,7 +32,7 @@ from fedcor.rounds.model_arrays import Arrays, form_of
 from fedcor.rounds.record_line import RoundRecord, run_header
 from fedcor.rounds.state import RoundState, arrays_below, unpack_state
 from fedcor.rounds.state_machine import RoundMachine
-from fedcor.runs.answers import Question, check_answer, check_model, read_answer
+from fedcor.runs.answers import Question, as_scores, check_answer, check_model, read_answer
 from fedcor.runs.loop_settings import (
     LoopSettings,
     as_clients,
@@ -73,6 +74,9 @@ class Rounds:
         clients_per_round: C, for a selector that is given by its name.
         optimiser: Puts the updates together: an object or a name. None: the one that the selector
             goes with. "own": you do, with questions of kind "aggregate".
+        weighted: Whether models count in proportion to `sizes`. None: as the optimiser says; they
+            count equally in FedAvg and FedRecall, and where you average. Say True if your own
+            average is weighted: the selector plans for it.
         rounds: How many rounds the run has. After the last, the folder is released. None: as many
             as you ask for; call `close` then, or use `with`.
         train: For `run`: `train(model, client)` returns the client's model after local training, or
@@ -102,6 +106,7 @@ class Rounds:
         sizes: Sequence[int] | Mapping[Any, int] | Array,
         clients_per_round: int | None = None,
         optimiser: Optimiser | str | None = None,
+        weighted: bool | None = None,
         rounds: int | None = None,
         train: Callable[[Any, Any], Any] | None = None,
         evaluate: Callable[[Any, Any], float | None] | None = None,
@@ -109,11 +114,12 @@ class Rounds:
         folder: str | Path | None = None,
         **settings: Any,
     ) -> None:
+        known = [*inspect.signature(Rounds).parameters, *LoopSettings.__dataclass_fields__]
+        check_keys(settings, sorted({*known} - {"settings"}))
         chosen = as_selector(selector, clients_per_round)
-        aggregating = loop_optimiser(optimiser, chosen)
-        if test is not None:
-            settings = {"tests": True, **settings}
-        self.settings = LoopSettings(selector=chosen, optimiser=aggregating, **settings)
+        settings["optimiser"] = loop_optimiser(optimiser, chosen, weighted=weighted)
+        settings |= {"selector": chosen, "weighted": bool(weighted)}
+        self.settings = LoopSettings(**settings | ({} if test is None else {"tests": True}))
         if rounds is not None:
             check_at_least("rounds", rounds, 1)
         self._planned = rounds
@@ -249,6 +255,8 @@ class Rounds:
     ) -> Any:
         """Run rounds with your functions `train`, `evaluate` and `test`; returns the model.
 
+        An exception in one of them ends the loop; a client that failed returns None.
+
         Args:
             until: The round before which to stop; None for all.
             available: The clients that can be reached, or a function that gives them before each
@@ -273,8 +281,7 @@ class Rounds:
         self._machine.join(_population(together.values()))
         self._clients, self._absent = together, self._absent - sizes.keys()
         self._unsaved = True
-        if self._writer is not None:
-            write_client_names(self._writer.folder, self._texts)
+        self._write_names()
 
     def close(self) -> None:
         """Write the checkpoint if it is not, and release the folder."""
@@ -304,14 +311,16 @@ class Rounds:
             # Copied at once: a user may use the same module for all clients.
             sent = {client: self._copied(train(question.model, client)) for client in clients}
             came = {client: pair for client, pair in sent.items() if pair[0] is not None}
+            failures = dict.fromkeys(sent.keys() - came.keys(), "train returned None")
             more: dict[str, Any] = {
                 name: {client: about[key] for client, (_, about) in came.items() if key in about}
                 for name, key in _ABOUT.items()
             }
-            self.tell(question, models={k: model for k, (model, _) in came.items()}, **more)
+            models = {client: model for client, (model, _) in came.items()}
+            self.tell(question, models=models, failures=failures, **more)
         elif kind == "test":
             scores = _needed("test", self._test, "tests = True")(question.model)
-            self.tell(question, **_as_scores(scores))
+            self.tell(question, **as_scores(scores))
         else:
             raise FedcorError('run() does not average: use ask and tell with optimiser="own"')
 
@@ -337,13 +346,14 @@ class Rounds:
 
     def _check_open(self, question: Question) -> None:
         """Raise FedcorError for any question but the open one."""
-        if self._open is None:
-            raise FedcorError("no question is open: call ask() first")
-        if question is not self._open:
+        if self._open is None or question is not self._open:
             told, about = getattr(question, "number", question), self._open
+            is_open = "No question is open: call ask()"
+            if about is not None:
+                is_open = f"Open is question {about.number} ({about.kind}, round {about.round})"
             raise FedcorError(
-                f"question {told} is not open: it was told before, or is of another Rounds. Open "
-                f"is question {about.number} ({about.kind}, round {about.round})"
+                f"question {told} is not open: it was told before, or is of another Rounds. "
+                f"{is_open}"
             )
 
     def _ids(self, available: Iterable[Any] | None) -> IntArray:
@@ -377,11 +387,16 @@ class Rounds:
             if writer.checkpoint is not None:
                 self._resume(writer, writer.checkpoint)
             writer.begin()
-            write_client_names(folder, self._texts)
             self._writer = writer
+            self._write_names()
         self._session = self._stack.enter_context(following(callbacks))
         self._stack.callback(self._end)
         self._session.start(_started(self._writer, header))
+
+    def _write_names(self) -> None:
+        """Write what clients are called, unless they are called by their numbers."""
+        if self._writer is not None and self._texts != list(map(str, range(len(self._texts)))):
+            write_client_names(self._writer.folder, self._texts)
 
     def _resume(self, writer: RunWriter, arrays: Mapping[str, Array]) -> None:
         """Go on from a checkpoint. New clients of this start join those that it has."""
@@ -467,14 +482,6 @@ class Rounds:
 
 def _population(sizes: Collection[int]) -> Population:
     return Population(np.array(list(sizes), dtype=np.int64))
-
-
-def _as_scores(given: Any) -> dict[str, Any]:
-    """What `test` returned, as keywords of `tell`."""
-    if not isinstance(given, Mapping):
-        return {"accuracy": given}
-    scores = {key: given[key] for key in ("accuracy", "loss") if key in given}
-    return {**scores, "metrics": {key: v for key, v in given.items() if key not in scores}}
 
 
 def _needed(name: str, function: Callable[..., Any] | None, why: str) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,8 +71,17 @@ def as_selector(given: Selector | str | None, clients_per_round: int | None) -> 
     return given
 
 
-def loop_optimiser(given: Optimiser | str | None, selector: Selector) -> Optimiser | None:
-    """The optimiser; None where the user puts the updates together."""
+def loop_optimiser(
+    given: Optimiser | str | None, selector: Selector, *, weighted: bool | None = None
+) -> Optimiser | None:
+    """The optimiser; None where the user puts the updates together.
+
+    Args:
+        given: By the user.
+        selector: It goes with an optimiser, which is taken if none is given.
+        weighted: Whether models count in proportion to their clients' data; None: as the optimiser
+            says.
+    """
     if given == OWN:
         return None
     given = selector_traits(selector).optimiser if given is None else given
@@ -79,7 +89,13 @@ def loop_optimiser(given: Optimiser | str | None, selector: Selector) -> Optimis
     if callable(getattr(optimiser, "corrections", None)) or optimiser_traits(optimiser).proximal:
         allowed = "changes the local steps of clients, which your own training would have to do"
         raise ConfigError("optimiser", given, allowed, "choose one that works on the server alone")
-    return optimiser
+    if weighted is None or weighted == optimiser_traits(optimiser).weighted:
+        return optimiser
+    try:
+        changed: Optimiser = dataclasses.replace(optimiser, weighted=weighted)  # type: ignore[type-var]
+    except TypeError:
+        raise ConfigError("weighted", weighted, "cannot be set for this optimiser") from None
+    return changed
 
 
 def describe_optimiser(optimiser: Optimiser | None) -> dict[str, Any]:
