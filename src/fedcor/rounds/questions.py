@@ -310,7 +310,7 @@ class AskedRound(Round[Arrays]):
     def _take(self, answer: Answer, asked: IntArray, enough: int) -> None:
         """Judge what clients sent after training, and keep what is accepted."""
         self._asked_to_train.update(asked.tolist())
-        replied = np.isin(asked, list(answer.trained))
+        replied = np.array([client in answer.trained for client in asked.tolist()], dtype=bool)
         alive = np.zeros(len(self.weights), dtype=bool)
         alive[asked[replied]] = True
         self.ledger.send(CURRENT, asked, alive)

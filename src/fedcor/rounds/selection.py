@@ -157,8 +157,10 @@ def check_clients(clients: IntArray, available: IntArray, round: int) -> IntArra
             f"round {round}: the selector returned {clients!r}, which is not a list of client ids"
         )
     clients = clients.astype(np.int64)
-    unavailable = np.unique(clients[~np.isin(clients, available)])
-    if len(unavailable):
+    places = np.searchsorted(available, clients)  # `available` is sorted
+    found = np.append(available, -1)[places] == clients
+    if not found.all():
+        unavailable = np.unique(clients[~found])
         raise FedcorError(
             f"round {round}: the selector chose clients that are not available: {unavailable}"
         )

@@ -119,6 +119,7 @@ class _Attempt:
     reachable: IntArray  # everyone who may be chosen, tried before or not
     left_alone: list[int]  # clients that can be reached and may not be chosen, after faults
     unreachable: int  # clients that cannot be reached
+    asked: bool = False  # whether the selector was asked before
     decision: Decision | None = None
     delivered: Delivered | None = None
 
@@ -288,7 +289,9 @@ class RoundMachine:
         assert self._effort is not None
         round, settings = attempt.round, self.settings
         if attempt.decision is None:
-            round.restart()
+            if attempt.asked:
+                round.restart()
+            attempt.asked = True
             selector, before = self._asked_selector, self.state
             shown = guard_federation(settings.defence, before.turns, selector, round)
             attempt.decision = decide(selector, before.selector, shown)
@@ -339,7 +342,8 @@ class RoundMachine:
         assert self._effort is not None
         settings = self.settings
         offered = offered_clients(state.backoff, state.round, available)
-        others = offered[~np.isin(offered, list(self._effort.tried))]
+        tried = self._effort.tried
+        others = offered[[client not in tried for client in offered.tolist()]] if tried else offered
         optimiser = settings.optimiser
         weighted = settings.weighted
         if optimiser is not None:
@@ -355,7 +359,7 @@ class RoundMachine:
             learning_rate=self._rate,
             enough=None if settings.over_selection == 1.0 else self._waited_for,
         )
-        alone = np.setdiff1d(available, offered).tolist()
+        alone = sorted({*available.tolist()} - {*offered.tolist()})
         return _Attempt(round, number, offered, alone, self.population.count - len(available))
 
     def _close(
@@ -448,7 +452,7 @@ def _missing(delivered: Delivered, participants: IntArray, effort: _Effort) -> d
     """Why chosen clients did not take part: reason -> sorted clients."""
     missing: dict[str, list[int]] = {}
     refused = {client for clients in effort.refused_updates.values() for client in clients}
-    for client in np.setdiff1d(delivered.chosen, participants).tolist():
+    for client in sorted({*delivered.chosen.tolist()} - {*participants.tolist()}):
         if client in refused:
             reason = "refused"
         elif client in effort.faults:
