@@ -104,7 +104,7 @@ def test_numbers_that_cannot_be_used_do_not_end_the_job(tmp_path, steps):
 
     _, rounds = run(tmp_path, reply, optimiser="fednova", sites="abcd", clients_per_round=4)
     assert rounds[0]["participated"] == [0, 3]
-    assert rounds[0]["missing"] == {"refused": [1, 2]}
+    assert rounds[0]["missing"] == {"failed": [1, 2]}
 
 
 def test_losses_are_asked_for_with_the_key_of_the_job(tmp_path):
