@@ -1,7 +1,7 @@
 """Any Flower strategy with client selection: it aggregates as before, a selector says who trains.
 
 Flower's own loop runs (`Strategy.start`). This module adapts its verbs to a round
-(`server_round.py`, `evaluation.py`) and its record (`run_record.py`).
+(`server_round.py`) and its record (`run_record.py`).
 """
 
 from __future__ import annotations
